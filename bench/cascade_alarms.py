@@ -12,15 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 from millrace.cascade.sample import Floats, Integers
-from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
+from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.observers import CascadeAttempt, RequestFinished
 from millrace.judging.files import CONFIDENCE_FILE, read_judge
 
 from bench.judged.answers import MODELS, recorded
 from bench.judged.record import ROOT
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
-from services.coordinator.cascade_planning import NS, take_outcome, why_plan
-from services.coordinator.cascade_state import CascadeState
+from services.coordinator.cascade_planning import NS, CascadeState, take_outcome, why_plan
 
 DAY_S = 86_400.0
 PERIOD_S = 60.0
@@ -91,12 +90,7 @@ def _state() -> CascadeState:
     tiers = [CoordinatedTier(model=model) for model in MODELS]
     config = CoordinatedCascade(name="auto", tiers=tiers, quality=80.0, sample="recorded", period_s=PERIOD_S)
     state = CascadeState(config)
-    planned = [
-        CascadeTier(
-            model=model, threshold=70.0, replicas=[ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=1)]
-        )
-        for model in MODELS
-    ]
+    planned = [CascadeTier(model=model, threshold=70.0, instances=1) for model in MODELS]
     state.plan = CascadePlan(cascade="auto", epoch=1, tiers=planned, judge="confidence", quality=80.0)
     state.planned_empty = []
     return state

@@ -1,29 +1,26 @@
 """Traffic that changes between easy and hard (Cascadia, fig. 11): a plan made again against static ones.
 
 8B and 70B on 16 H100s; segments of 8, 16 and 10 minutes, from hard to easy as in the paper and the other way. Each
-minute the last two are tested for drift; a plan that no longer fits changes thresholds at once, and replicas where that
-pays: one after the other is retired, and a new one takes requests after drain and cold start. Aim: at least 1.3 times
-over the static plan.
+minute the last two are tested for drift; where the plan no longer fits, thresholds change. Aim: at least 1.3 times over
+the static plan.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
-from millrace.cascade.replanning import MoveCost, moved_replicas, replan
 from millrace.cascade.replicas import NS
-from millrace.cascade.routing import Thresholds
 from millrace.cascade.sample import JudgedSample
-from millrace.cascade.timeline import FOREVER_NS, Outcomes, PlacedReplica, Timeline, placed, run_timeline
+from millrace.cascade.thresholds import choose_thresholds
 
 from bench.cascade_models import h100_pair, has_data
 from bench.cascade_slo import JUDGE_S, Setting, planner_of, rate_of
 from bench.cascade_traces import NOTE, PAIR, trace, wildbench
+from papers.cascadia.timeline import Outcomes, Timeline, run_timeline
 
 #: By order: (trace, minutes) of each segment, the paper's lengths.
 ORDERS = {
@@ -32,11 +29,8 @@ ORDERS = {
 }
 CHECK_S, WINDOW_S, BIN_S = 60.0, 120.0, 6.0
 QUALITY = 0.94
-#: GPUs of a retired replica are free after its requests; the 70B model then loads.
-COST = MoveCost(drain_s=30.0, cold_start_s=90.0, horizon_s=600.0)
-FREE = "planned, free moves"
-#: Judged requests of the last window that are planned on, at most: they ran on both models (shadow runs).
-SHADOWED = 400
+#: Judged requests of the last window that are planned on, at most.
+JUDGED = 400
 
 
 class Traffic(NamedTuple):
@@ -57,7 +51,6 @@ class Controlled(NamedTuple):
 
     timeline: Timeline
     thresholds: int
-    moves: int
     alarms: int
 
 
@@ -72,7 +65,7 @@ def main() -> int:
         return 0
     setting = Setting("8B and 70B on 16 H100", 16, h100_pair(), PAIR)
     print(f"{setting.name}; {NOTE.format(', '.join(PAIR))}")
-    print(f"drain {COST.drain_s:g} s, cold start {COST.cold_start_s:g} s; quality {QUALITY:.0%} of the 70B's")
+    print(f"quality {QUALITY:.0%} of the 70B's")
     print("by segment: p95, and quality less what was asked for; the rate is the same in all")
     for order in options.orders:
         print(f"\n{order}\n{'seed':>4}  {'policy':<23}{'p95 s':>6}{'by segment':>18}{'quality':>18}  changes")
@@ -98,28 +91,9 @@ def _seed(setting: Setting, order: str, seed: int) -> dict[str, float]:
     found = {"replanned": _judge(seed, "replanned", traffic, replanned)}
     for name, design in statics.items():
         if design is not None:
-            found[name] = _judge(seed, name, traffic, Controlled(_static(design), 0, 0, 0))
-    free = _judge(seed, FREE, traffic, Controlled(_free(setting, traffic, order, seed), 0, 0, 0))
+            found[name] = _judge(seed, name, traffic, Controlled(_static(design), 0, 0))
     others = {name: p95 for name, p95 in found.items() if name != "replanned"}
-    ratios = {f"{name} over the replanned one": p95 / found["replanned"] for name, p95 in others.items()}
-    return ratios | {f"static, first segment over {FREE}": found["static, first segment"] / free}
-
-
-def _free(setting: Setting, traffic: Traffic, order: str, seed: int) -> Timeline:
-    """The best plan of each segment, in force from its first moment: what no replanner can beat but by chance."""
-    tiers: list[list[PlacedReplica]] = [[] for _ in PAIR]
-    thresholds: list[tuple[int, Thresholds]] = []
-    begin_s = 0.0
-    for number, (_, minutes) in enumerate(ORDERS[order], 1):
-        end_s = begin_s + minutes * 60.0
-        design = _planner(setting, traffic, begin_s, end_s, seed).plan()
-        assert design is not None, "each segment can be served"
-        until_ns = FOREVER_NS if number == len(ORDERS[order]) else int(end_s * NS)
-        for tier, each in zip(tiers, design.deployments, strict=True):
-            tier += placed(each, from_ns=int(begin_s * NS), until_ns=until_ns)
-        thresholds.append((int(begin_s * NS), design.routed.thresholds))
-        begin_s = end_s
-    return _timeline(tiers, thresholds)
+    return {f"{name} over the replanned one": p95 / found["replanned"] for name, p95 in others.items()}
 
 
 def _traffic(rate: float, order: str, seed: int) -> Traffic:
@@ -150,8 +124,8 @@ def _planner(setting: Setting, traffic: Traffic, begin_s: float, end_s: float, s
     """Plans for what arrived in an interval, from a share of it that was judged on both models."""
     rows = _within(traffic, begin_s, end_s)
     rate = len(rows) / (end_s - begin_s)
-    if len(rows) > SHADOWED:
-        rows = np.sort(np.random.default_rng([seed, int(begin_s)]).choice(rows, SHADOWED, replace=False))
+    if len(rows) > JUDGED:
+        rows = np.sort(np.random.default_rng([seed, int(begin_s)]).choice(rows, JUDGED, replace=False))
     sample = traffic.sample.rows(rows)
     return planner_of(setting, sample, rate, QUALITY * float(sample.quality[:, -1].mean()), seed)
 
@@ -171,35 +145,26 @@ def _window(traffic: Traffic, begin_s: float, end_s: float) -> TrafficWindow:
 def _controlled(setting: Setting, traffic: Traffic, start: CascadeDesign, seed: int) -> Controlled:
     """Checks each minute, as a coordinator does; it sees arrivals, lengths and scores, and no latency."""
     plan, thresholds = start, [(0, start.routed.thresholds)]
-    tiers = [placed(each) for each in start.deployments]
     planned = _window(traffic, 0.0, WINDOW_S)
-    changes = moves = alarms = 0
-    settings, busy_until_s = DriftSettings(interval_s=CHECK_S), 0.0
+    alarms = 0
+    settings = DriftSettings(interval_s=CHECK_S)
     for now_s in np.arange(2 * WINDOW_S, traffic.minutes * 60.0, CHECK_S).tolist():
         current = _window(traffic, now_s - WINDOW_S, now_s)
-        if now_s < busy_until_s or not detect_drift(planned, current, settings):
+        if not detect_drift(planned, current, settings):
             continue
         alarms += 1
         planner = _planner(setting, traffic, now_s - WINDOW_S, now_s, seed)
-        found = replan(planner, plan.deployments, COST, in_force=plan.routed.thresholds)
-        planned, now_ns = current, int(now_s * NS)
-        if found.at_once is not None and not found.kept:
-            thresholds.append((now_ns, found.at_once.routed.thresholds))
-            plan, changes = found.at_once, changes + 1
-        if found.move is not None:
-            tiers, done_ns = moved_replicas(tiers, found.move.deployments, at_ns=now_ns, cost=COST)
-            thresholds.append((done_ns, found.move.routed.thresholds))
-            plan, moves = found.move, moves + 1
-            busy_until_s = done_ns / NS + WINDOW_S
-    return Controlled(_timeline(tiers, thresholds), changes, moves, alarms)
+        found = choose_thresholds(planner, plan.deployments, in_force=plan.routed.thresholds)
+        planned = current
+        if found.design is not None and not found.kept:
+            thresholds.append((int(now_s * NS), found.design.routed.thresholds))
+            plan = found.design
+    timeline = Timeline(tiers=start.deployments, thresholds=thresholds, judge_s=(JUDGE_S,))
+    return Controlled(timeline, len(thresholds) - 1, alarms)
 
 
 def _static(design: CascadeDesign) -> Timeline:
-    return _timeline([placed(each) for each in design.deployments], [(0, design.routed.thresholds)])
-
-
-def _timeline(tiers: Sequence[Sequence[PlacedReplica]], thresholds: Sequence[tuple[int, Thresholds]]) -> Timeline:
-    return Timeline(tiers=tiers, thresholds=thresholds, judge_s=(JUDGE_S,))
+    return Timeline(tiers=design.deployments, thresholds=[(0, design.routed.thresholds)], judge_s=(JUDGE_S,))
 
 
 def _judge(seed: int, name: str, traffic: Traffic, controlled: Controlled) -> float:
@@ -209,10 +174,7 @@ def _judge(seed: int, name: str, traffic: Traffic, controlled: Controlled) -> fl
     segments = range(int(traffic.segment.max()) + 1)
     by_segment = " ".join(f"{np.percentile(outcomes.latency_s[traffic.segment == each], 95):.1f}" for each in segments)
     less = " ".join(f"{_less(traffic, outcomes, each):+.1f}" for each in segments)
-    told = f"{controlled.thresholds} of thresholds, {controlled.moves} of replicas, {controlled.alarms} alarms"
-    late = _late_s(controlled.timeline, outcomes)
-    if controlled.moves:
-        told += f"; longest drain {late:.0f} s"
+    told = f"{controlled.thresholds} of thresholds, {controlled.alarms} alarms"
     print(f"{seed:>4}  {name:<23}{p95:>6.1f}{by_segment:>18}{less:>18}  {told}", flush=True)
     return p95
 
@@ -221,14 +183,3 @@ def _less(traffic: Traffic, outcomes: Outcomes, segment: int) -> float:
     """Quality of a segment less what was asked for."""
     mask = traffic.segment == segment
     return float(outcomes.quality[mask].mean() - QUALITY * traffic.sample.quality[mask, -1].mean())
-
-
-def _late_s(timeline: Timeline, outcomes: Outcomes) -> float:
-    """Longest that a retired replica was busy after it was retired: to compare with the drain that is charged."""
-    late = [
-        (busy - replica.until_ns) / NS
-        for tier, until in zip(timeline.tiers, outcomes.busy_until_ns, strict=True)
-        for replica, busy in zip(tier, until, strict=True)
-        if replica.until_ns < FOREVER_NS
-    ]
-    return max(late, default=0.0)

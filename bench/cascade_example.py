@@ -5,7 +5,7 @@ Aim: 21.0, 11.4 and 12.2, and strategy 2 chosen. The paper gives L and Q of each
 
 from __future__ import annotations
 
-from millrace.cascade.objective import latency_quality_score
+from papers.cascadia.objective import latency_quality_score
 
 #: Name, p95 latency (s), quality, the paper's J.
 STRATEGIES = (("θ1", 11.0, 0.88, 21.0), ("θ2", 11.4, 0.91, 11.4), ("θ3", 12.2, 0.93, 12.2))

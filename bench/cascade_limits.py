@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from millrace.cascade.baselines import stand_alone
 from millrace.cascade.capacity import HALVINGS, TierCapacity, TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.planner import LATENCY_S_MAX, CascadePlanner
@@ -24,6 +23,7 @@ from millrace.cascade.routing import Routed, subset_routings
 from bench.cascade_models import h100_pair, h200_three, has_data
 from bench.cascade_slo import QUALITIES, THRESHOLDS, Setting, planner_of, rate_of
 from bench.cascade_traces import NOTE, PAIR, THREE, TRACES, halves, trace
+from papers.cascadia.baselines import stand_alone
 
 #: Requests with which every design is simulated, and designs that are simulated with all.
 SCREENED_REQUESTS, KEPT = 300, 60

@@ -11,7 +11,6 @@ import argparse
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from millrace.cascade.baselines import uniform_allocation, uniform_parallelism
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
 from millrace.cascade.replicas import NS, ReplicaShape, serve
 from millrace.enginemodel.forecast.question import ReplicaRequest
@@ -22,6 +21,7 @@ from bench.cascade_slo import Setting, planner_of, rate_of
 from bench.cascade_traces import NOTE, PAIR, TRACES, halves, trace
 from bench.published.shapes import LLAMA_3_8B, LLAMA_3_70B, Shape
 from bench.published.tables import H100
+from papers.cascadia.baselines import uniform_allocation, uniform_parallelism
 
 #: (DP, TP, PP) and requests/s that the paper measured.
 TABLE_1 = {

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from millrace.cascade.planner import CascadeDesign, CascadePlanner, plan_as_published
+from millrace.cascade.planner import CascadeDesign, CascadePlanner
 
 from bench.cascade_models import h200_three, has_data
 from bench.cascade_slo import Setting, planner_of, rate_of
 from bench.cascade_traces import NOTE, THREE, wildbench
+from papers.cascadia.published_loop import plan_as_published
 
 GPUS = 32
 QUALITIES = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65)

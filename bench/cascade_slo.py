@@ -18,22 +18,23 @@ from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
-from millrace.cascade.baselines import (
-    ACCEPT_ALL,
-    rate_only,
-    stand_alone,
-    uniform_allocation,
-    uniform_parallelism,
-)
 from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
-from millrace.cascade.planner import CascadeDesign, CascadePlanner, CascadeProblem, plan_as_published
+from millrace.cascade.planner import CascadeDesign, CascadePlanner, CascadeProblem
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape
 from millrace.cascade.routing import REJECT_ALL, Routed, route
 from millrace.cascade.sample import Floats, Integers, JudgedSample
 
 from bench.cascade_models import h100_pair, h200_three, has_data
 from bench.cascade_traces import NOTE, PAIR, THREE, TRACES, ease, halves, halves_of, trace, trace_rows
+from papers.cascadia.baselines import (
+    ACCEPT_ALL,
+    rate_only,
+    stand_alone,
+    uniform_allocation,
+    uniform_parallelism,
+)
+from papers.cascadia.published_loop import plan_as_published
 
 #: Rate at which systems are compared, as a share of the most that the largest model alone serves.
 LOAD = 0.7

@@ -11,13 +11,14 @@ import itertools
 import statistics
 import time
 
-from millrace.cascade.allocation import bisect_allocation, milp_allocation
-from millrace.cascade.planner import CascadePlanner, CascadeProblem, plan_as_published
+from millrace.cascade.planner import CascadePlanner, CascadeProblem
 from millrace.cascade.replicas import ReplicaModel
 from millrace.cascade.routing import route, routings
 
 from bench.cascade_models import MODELS, has_data, replica_shapes
 from bench.cascade_traces import wildbench
+from papers.cascadia.allocation import bisect_allocation, milp_allocation
+from papers.cascadia.published_loop import plan_as_published
 
 #: Requests/s for each GPU: about half of what the planned allocations can serve.
 RATE_PER_GPU = 0.15

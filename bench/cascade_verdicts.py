@@ -1,4 +1,4 @@
-"""Verdicts of the judging model that ships, asked by ingress as child calls on real vLLM.
+"""Verdicts of the judging model that ships, asked through the cluster's own API on real vLLM.
 
 The first model of the cascade answers held-out prompts by its own name, which tells whether it is right; the cascade
 gets the same prompts, and its first attempt's score is the judge's. Both are greedy, so that the answers are equal.

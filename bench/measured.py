@@ -77,9 +77,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cascade_alarms": ("services/coordinator/cascade_planning.py", _LIBS + "cascade/drift.py"),
         "cascade_fidelity": (*_CASCADE, *_SIMULATOR),
         "cascade_live": (*_CASCADE, *_JUDGE),
-        "cascade_faults": (*_CASCADE, *_JUDGE, "services/coordinator"),
         "cascade_overhead": (*_CASCADE, "services/ingress/calls"),
-        "cascade_shadow": (*_CASCADE, *_JUDGE),
         "cascade_verdicts": (*_JUDGE, "services/ingress/cascade"),
         # simulation
         "sim_speed": _SIMULATOR,

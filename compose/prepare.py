@@ -74,6 +74,9 @@ KEPT_FOR_COMPOSE = ("passwords.json", "workers.yaml", ".env", "provisioner.json"
 
 METRICS_PORT = 9100
 
+#: Where containers reach the API.
+API = "http://ingress:8000"
+
 
 def main(words: list[str] | None = None) -> int:
     """Writes every file; says what to do next."""
@@ -279,7 +282,7 @@ def _service(
 
 
 def _ingress(spec: ClusterSpec) -> dict[str, Any]:
-    http = {"host": "0.0.0.0", "port": 8000, "url": "http://ingress:8000"}
+    http = {"host": "0.0.0.0", "port": 8000, "url": API}
     if spec.api.keys:
         http["keys_file"] = "/run/secrets/keys.toml"
     fields = ingress_fields(spec, lambda model: mounted(spec, model))
@@ -300,8 +303,7 @@ def _coordinator(spec: ClusterSpec) -> dict[str, Any]:
 
 
 def _judge(spec: ClusterSpec) -> dict[str, Any]:
-    """Without confidence judges: ingress has computed that score already."""
-    fields = judge_fields(spec, {}, calibration=llm_calibration(spec))
+    fields = judge_fields(spec, f"{API}/v1", calibration=llm_calibration(spec))
     return merged(fields, spec.settings.judge)
 
 

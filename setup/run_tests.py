@@ -52,9 +52,9 @@ FAST = (
 #: Files of those that ``--fast`` leaves to the whole run: plans of cascades, and native forecasts beside plain ones, a
 #: quarter of the processor time of tests/unit.
 SLOW = (
-    "tests/unit/test_cascade_baselines.py",
+    "papers/cascadia/tests/test_baselines.py",
     "tests/unit/test_cascade_planner.py",
-    "tests/unit/test_cascade_timeline.py",
+    "tests/unit/test_cascade_thresholds.py",
     "tests/unit/test_forecast_native.py",
 )
 

@@ -86,15 +86,11 @@ def _broker(config: str, incarnation: int) -> Actor:
 
 
 def _judge(config: str, incarnation: int) -> Actor:
-    """Files of judges must still be where they were."""
-    from services.judge.build import JudgeDeps, build
+    from services.judge.build import build
     from services.judge.config import JudgeConfig
-    from services.judge.files import read_curve, read_judges
 
     known = msgspec.json.decode(config, type=JudgeConfig)
-    judges, _unreadable = read_judges(known.judges)
-    deps = JudgeDeps(**vars(_deps(known.name, incarnation)), judges=judges, curve=read_curve(known.llm))
-    return build(known, deps)
+    return build(known, _deps(known.name, incarnation))
 
 
 def _predictor(config: str, incarnation: int) -> Actor:

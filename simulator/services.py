@@ -19,7 +19,6 @@ from millrace.contracts.message import Body
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import StepTimeModel
-from millrace.judging.confidence import ConfidenceModel
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.process import Handlers, SimProcess
 
@@ -33,9 +32,6 @@ from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
 from services.ingress.build import IngressDeps
 from services.ingress.build import build as build_ingress
 from services.ingress.tokens.detokenizer import TextModel
-from services.judge.actor import ACCEPTS as JUDGE_ACCEPTS
-from services.judge.build import JudgeDeps
-from services.judge.build import build as build_judge
 from services.migrator.actor import ACCEPTS as MIGRATOR_ACCEPTS
 from services.migrator.build import build as build_migrator
 from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
@@ -106,11 +102,6 @@ def tagger() -> SimService:
 def migrator() -> SimService:
     """Configured by a MigratorConfig."""
     return SimService(MIGRATOR_ACCEPTS, build_migrator)
-
-
-def judge(judges: Mapping[str, ConfidenceModel]) -> SimService:
-    """Configuration: JudgeConfig; ``judges`` by served model. Kinds that ask over HTTP need handlers of the caller."""
-    return SimService(JUDGE_ACCEPTS, lambda config, deps: build_judge(config, JudgeDeps(**vars(deps), judges=judges)))
 
 
 def broker(step_times: Mapping[str, StepTimeModel]) -> SimService:

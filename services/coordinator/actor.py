@@ -17,7 +17,7 @@ PutKey(lease), PutKey(plan), next timer; orders to provisioners, LadderReported 
 | LoadReported, LoadsReported, ServicePresence(migrator) | moves under way | |
 | SetRole, SetInstances | an operator's order | OrderAccepted, OrderRefused; orders to provisioners |
 | Replied, RequestFailed | an order is accepted, or has failed | the next provisioner is asked |
-| KeyUnreadable | | DeleteKey, so that it is written anew |
+| KeyUnreadable | | it is written anew |
 | KeyPut / KeyNotPut | write done, or lost to another writer | |
 | BusReconnected | revisions unconfirmed until the watches say BucketReady | |
 | StopRequested | | DeleteKey(lease) where held, ServicePresence(LEAVING), Stop |
@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.actor.effects import DeleteKey, Effect, Log, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe, WatchKeys
 from millrace.contracts.broker import LoadReported, LoadsReported
 from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import SetInstances, SetRole
@@ -48,19 +48,19 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Message
-from millrace.contracts.observers import DecisionMade, RequestFinished, ShadowFinished
+from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
-from millrace.contracts.subjects import Subjects, subject_token
+from millrace.contracts.subjects import Subjects
 from millrace.membership import Heartbeat, Membership, MemberState
 
 from services.coordinator.config import CoordinatorConfig, RolePolicyConfig, StagesConfig
-from services.coordinator.leases import may_write_lease, put_lease, replace_unreadable
+from services.coordinator.leased_plans import LeasedPlans
 from services.coordinator.load_controls import LoadControls, answer
-from services.coordinator.planning import Planning, no_prefill_instance, put_plan, rewritten
+from services.coordinator.planning import Planning, no_prefill_instance, rewritten, written
 from services.coordinator.provisioning import Provisioning
 from services.coordinator.roles import Roles
-from services.coordinator.state import KeyState, ModelState, RegisteredInstance
+from services.coordinator.state import RegisteredInstance
 
 #: How often liveness and leases are looked at, and presence is published.
 TICK_NS = 1_000_000_000
@@ -73,7 +73,6 @@ ACCEPTS = (
     ServicePresence,
     DecisionMade,
     RequestFinished,
-    ShadowFinished,
     LoadReported,
     LoadsReported,
     SetInstances,
@@ -109,8 +108,11 @@ class CoordinatorActor:
         self._members = Membership(
             silence_ns=self._membership.plan_silence_ns, members_max=self._membership.members_max
         )
-        self._models: dict[str, ModelState] = {}
-        self._ready: set[str] = set()
+        self.leased = LeasedPlans(
+            Plan, plans="plan", leases="lease", names_max=MODELS_MAX, name=name, incarnation=incarnation
+        )
+        self._ready = False
+        self._only_decode: dict[str, list[str]] = {}
         self._bound_reached = False
         self.provisioning = Provisioning(
             config.provisioning, name=name, incarnation=incarnation, subjects=self._subjects
@@ -127,8 +129,7 @@ class CoordinatorActor:
         """Watches the buckets, listens to instances and begins to tick."""
         return [
             WatchKeys(bucket="instance"),
-            WatchKeys(bucket="plan"),
-            WatchKeys(bucket="lease"),
+            *self.leased.start(),
             Subscribe(subject=self._subjects.summaries()),
             Subscribe(subject=self._subjects.presences(Role.WORKER)),
             *self.controls.start(),
@@ -147,20 +148,19 @@ class CoordinatorActor:
                 return self._on_order(body, message.reply_to, now_ns)
             case KeyChanged(bucket="instance") as body:
                 return self._on_instance(body, now_ns)
-            case KeyChanged(bucket="plan") as body:
-                return self._on_plan(body)
-            case KeyChanged(bucket="lease") as body:
-                return self._on_lease(body, now_ns)
+            case KeyChanged() as body:
+                return self._on_key(body, now_ns)
             case ServicePresence() as body:
                 return self._on_presence(body, now_ns)
             case TimerFired():
                 return self._on_tick(now_ns)
             case KeyUnreadable() as body:
-                return replace_unreadable(body)
+                return self.leased.on_unreadable(body) if body.bucket in self.leased.buckets else []
             case KeyPut() as body:
-                return self._on_key_put(body)
+                self.leased.on_put(body)
+                return []
             case KeyNotPut() as body:
-                return self._on_key_not_put(body)
+                return self.leased.on_not_put(body)
             case BucketReady() as body:
                 return self._on_bucket_ready(body, now_ns)
             case Replied() as body:
@@ -188,7 +188,7 @@ class CoordinatorActor:
         if change.member is None:  # no room for it, or another instance's key
             return self._say_bound_reached() if len(self._members) >= self._membership.members_max else []
         if not change.rerecorded and served == change.member.serving:
-            return self._leases(now_ns)  # a renewal, as nearly all are; who fell silent, the tick sees
+            return self._lead(now_ns)  # a renewal, as nearly all are; who fell silent, the tick sees
         return self._lead(now_ns) + self._plan(record.model, now_ns)
 
     def _on_summary(self, body: InstanceSummary, now_ns: int) -> list[Effect]:
@@ -222,21 +222,10 @@ class CoordinatorActor:
 
     # lease and plan
 
-    def _on_lease(self, body: KeyChanged, now_ns: int) -> list[Effect]:
-        state = self._model_of_key(body.key, body.value.model if isinstance(body.value, Lease) else None)
-        if state is None:
-            return []
-        state.lease = body.value if isinstance(body.value, Lease) else None
-        state.lease_key.confirm(body)
-        return self._lead(now_ns) + self._plan_all(now_ns)
-
-    def _on_plan(self, body: KeyChanged) -> list[Effect]:
-        state = self._model_of_key(body.key, body.value.model if isinstance(body.value, Plan) else None)
-        if state is not None:
-            # Nobody deletes a plan: a store that lost it gets it again, with its roles, orders and epoch.
-            state.plan = body.value if isinstance(body.value, Plan) else state.plan
-            state.plan_key.confirm(body)
-        return []
+    def _on_key(self, body: KeyChanged, now_ns: int) -> list[Effect]:
+        name = body.value.model if isinstance(body.value, Lease | Plan) else ""
+        effects = self.leased.on_key(body, name)
+        return effects if body.bucket == "plan" else [*effects, *self._lead(now_ns), *self._plan_all(now_ns)]
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = [
@@ -245,88 +234,44 @@ class CoordinatorActor:
         ]
         return effects + self._lead(now_ns) + self._decide(now_ns) + self._plan_all(now_ns)
 
-    def _on_key_put(self, body: KeyPut) -> list[Effect]:
-        held = self._held(body.correlation)
-        if held is not None:
-            held.revision = max(held.revision, body.revision)
-            held.writing = False
-        return []
-
-    def _on_key_not_put(self, body: KeyNotPut) -> list[Effect]:
-        held = self._held(body.correlation)
-        if held is not None:
-            held.writing = False  # the watch tells the winner's value and revision; the next tick tries again
-        fields = {"key": body.correlation, "reason": str(body.reason)}
-        return [Log(level="info", event="key_not_written", fields=fields)]
-
     def _on_bucket_ready(self, body: BucketReady, now_ns: int) -> list[Effect]:
-        self._ready.add(body.bucket)
-        for state in self._models.values():
-            held = {"plan": state.plan_key, "lease": state.lease_key}.get(body.bucket)
-            if held is not None and held.stale:  # the store came back without this key
-                held.revision, held.stale = 0, False
-                if body.bucket == "lease":
-                    state.lease = None
+        self._ready = self._ready or body.bucket == "instance"
+        self.leased.on_ready(body)
         return self._lead(now_ns) + self._plan_all(now_ns)
 
     def _on_reconnected(self, now_ns: int) -> list[Effect]:
-        self._ready.clear()
-        for state in self._models.values():
-            for held in (state.plan_key, state.lease_key):
-                held.stale, held.writing = True, False
+        self._ready = False
+        self.leased.on_reconnected()
         self._members.restart_timers(now_ns)  # nobody could be heard
         return []
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
-        held = [
-            DeleteKey(bucket="lease", key=subject_token(model), correlation=f"release/{model}")
-            for model, state in sorted(self._models.items())
-            if self._leads(state, now_ns)
-        ]
-        return [*held, self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
+        return [*self.leased.stop(now_ns), self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
 
     # decisions
 
     def _lead(self, now_ns: int) -> list[Effect]:
         """Takes leases that are free and renews the ones held, for every model that has instances."""
-        if not {"instance", "lease", "plan"} <= self._ready:
+        if not self._ready:
             return []
         for _, record in self._members.registered():
-            if record.model not in self._models and len(self._models) < MODELS_MAX:
-                self._models[record.model] = ModelState()
-        return self._leases(now_ns)
-
-    def _leases(self, now_ns: int) -> list[Effect]:
-        if not {"instance", "lease", "plan"} <= self._ready:
-            return []
-        effects: list[Effect] = []
-        me: dict[str, Any] = {"name": self.name, "incarnation": self._incarnation, "now_ns": now_ns}
-        for model, state in sorted(self._models.items()):
-            if not state.lease_key.writing and may_write_lease(state.lease, **me):
-                state.lease_key.writing = True
-                effects.append(put_lease(model, state, **me))
-        return effects
-
-    def _leads(self, state: ModelState, now_ns: int) -> bool:
-        lease = state.lease
-        if lease is None or lease.until_ns <= now_ns:
-            return False
-        return lease.holder == self.name and lease.incarnation == self._incarnation
+            self.leased.ensure(record.model)
+        return self.leased.lead(now_ns)
 
     def _plan_all(self, now_ns: int) -> list[Effect]:
-        return [effect for model in sorted(self._models) for effect in self._plan(model, now_ns)]
+        return [effect for known in self.leased for effect in self._plan(known.name, now_ns)]
 
     def _plan(self, model: str, now_ns: int) -> list[Effect]:
-        state = self._models.get(model)
-        if state is None or state.plan_key.writing or not self._leads(state, now_ns):
+        known = self.leased.find(model)
+        if known is None or not self._ready or not self.leased.may_plan(known, now_ns):
             return []
-        plan = self.controls.next_plan(model, state.plan, self.serving(model, now_ns), now_ns)
-        if plan is None and state.plan is not None and not state.plan_key.revision:
-            plan = rewritten(state.plan, self.name)
+        plan = self.controls.next_plan(model, known.plan, self.serving(model, now_ns), now_ns)
+        if plan is None and known.plan is not None and known.lost:
+            plan = rewritten(known.plan, self.name)
         if plan is None:
             return []
-        state.plan_key.writing = True
-        return [*put_plan(plan, revision=state.plan_key.revision), *no_prefill_instance(model, state, plan.stages)]
+        warned, self._only_decode[model] = no_prefill_instance(plan, self._only_decode.get(model, []))
+        return [self.leased.put(known, plan), written(plan), *warned]
 
     def serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
         """Those that the plan names."""
@@ -335,39 +280,24 @@ class CoordinatorActor:
     def _decide(self, now_ns: int) -> list[Effect]:
         """Asks the policies about every model that is led."""
         effects: list[Effect] = []
-        for model, state in sorted(self._models.items()):
-            if not self._leads(state, now_ns):
-                self.controls.forget(model)
+        for known in self.leased:
+            if not self.leased.leads(known, now_ns):
+                self.controls.forget(known.name)
                 continue
-            effects += self.controls.decide(model, state.plan, self._registered(model, now_ns), now_ns)
+            effects += self.controls.decide(known.name, known.plan, self._registered(known.name, now_ns), now_ns)
         self.controls.roles.windows.keep({record.instance for _, record in self._members.registered()})
         return effects
 
     def _on_order(self, body: SetRole | SetInstances, reply_to: str, now_ns: int) -> list[Effect]:
         """An operator's order; whoever does not lead the model leaves it to who does."""
-        state = self._models.get(body.model)
-        if state is None or not self._leads(state, now_ns):
+        known = self.leased.find(body.model)
+        if known is None or not self.leased.leads(known, now_ns):
             return []
         if isinstance(body, SetRole):
-            return answer(reply_to, self.controls.on_order(body, state.plan, now_ns))
-        return self.controls.on_scale(body, state.plan, self._registered(body.model, now_ns), reply_to, now_ns)
+            return answer(reply_to, self.controls.on_order(body, known.plan, now_ns))
+        return self.controls.on_scale(body, known.plan, self._registered(body.model, now_ns), reply_to, now_ns)
 
     # small things
-
-    def _model_of_key(self, key: str, model: str | None) -> ModelState | None:
-        """State for a bucket key; a deleted key has no value to tell its model, so its token is looked up."""
-        if model is None:
-            model = next((name for name in self._models if subject_token(name) == key), None)
-        if model is None or (model not in self._models and len(self._models) >= MODELS_MAX):
-            return None
-        return self._models.setdefault(model, ModelState())
-
-    def _held(self, correlation: str) -> KeyState | None:
-        kind, _, model = correlation.partition("/")
-        state = self._models.get(model)
-        if state is None:
-            return None
-        return {"plan": state.plan_key, "lease": state.lease_key}.get(kind)
 
     def _say_bound_reached(self) -> list[Effect]:
         if self._bound_reached:
@@ -380,13 +310,13 @@ class CoordinatorActor:
     def snapshot(self) -> dict[str, Any]:
         """Instances, and who leads what with which plan."""
         models = {
-            model: {
-                "holder": state.lease.holder if state.lease else "",
-                "epoch": state.plan.epoch if state.plan else 0,
-                "cuts": state.plan.cuts if state.plan else [],
-                "instances": [name for stage in state.plan.stages for name in stage.instances] if state.plan else [],
+            each.name: {
+                "holder": each.lease.holder if each.lease else "",
+                "epoch": each.plan.epoch if each.plan else 0,
+                "cuts": each.plan.cuts if each.plan else [],
+                "instances": [name for stage in each.plan.stages for name in stage.instances] if each.plan else [],
             }
-            for model, state in sorted(self._models.items())
+            for each in self.leased
         }
         known = {"name": self.name, "instances": sorted(member.token for member in self._members), "models": models}
         return known | self.controls.snapshot()
@@ -394,5 +324,5 @@ class CoordinatorActor:
     def check_invariants(self) -> None:
         """Raises AssertionError where a bound does not hold. Plans check themselves."""
         self._members.check_invariants()
-        assert len(self._models) <= MODELS_MAX
+        assert len(self.leased) <= MODELS_MAX
         self.controls.check()

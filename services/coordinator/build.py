@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
-from millrace.contracts.subjects import Subjects
+from millrace.actor.group import ActorGroup
 from millrace.enginemodel.step_time_models import StepTimeModel
 
 from services.coordinator.actor import CoordinatorActor
@@ -46,10 +46,7 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
         deps.registry.register(CoordinatorCollector(actor.provisioning.figures))
     if not config.cascades:
         return actor
-    # These bring scipy: a second of start-up that a cluster without cascades does not need.
-    from services.coordinator.cascade_actor import CascadingCoordinator
-    from services.coordinator.cascades import Cascades
+    # It brings scipy: a second of start-up that a cluster without cascades does not need.
+    from services.coordinator.cascades import CascadesActor
 
-    subjects = Subjects(config.bus.cluster)
-    cascades = Cascades(config.cascades, subjects=subjects, name=config.name, incarnation=deps.incarnation)
-    return CascadingCoordinator(actor, cascades, cluster=config.bus.cluster)
+    return ActorGroup(actor, CascadesActor(config, incarnation=deps.incarnation))

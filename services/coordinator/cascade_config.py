@@ -16,18 +16,14 @@ class CoordinatedTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         threshold: In force until a plan says otherwise, 0 to 100.
         judge: File of its confidence judge; planning from a sample needs one of every tier but the last.
         tensor_parallel: GPUs of an instance.
-        device: Kind of device; empty for any.
         instances: At the start; 0 for a tier that begins empty.
-        instances_max: Instances that can run, spare ones included; 0 for unknown.
     """
 
     model: str
     threshold: float = 70.0
     judge: str = ""
     tensor_parallel: int = 1
-    device: str = ""
     instances: int = 1
-    instances_max: int = 0
 
 
 class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,46 +33,27 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         name: Clients ask for it as ``model``.
         tiers: In rising order of cost.
         judge: Kind of judge.
-        judge_tier: Model of this cluster that judges, for the kind ``llm``; None where none does.
         quality: Mean quality that plans keep, 0 to 100; None for the configured thresholds, or for ``latency_s``.
         latency_s: p95 that plans keep; None where ``quality`` is given.
         sample: File of recorded answers of all tiers, with the truth.
         period_s: How often it is looked at whether the plan still fits.
         pause_s: Least time between two plans.
         window_s: Outcomes that ended longer ago say nothing.
-        judge_s: What judging an answer takes.
-        drain_s, cold_start_s, horizon_s: Cost of moving instances to another model, and the time over which a plan is
-            expected to hold.
-        moves: Whether instances may change their model. Needs provisioners that know how many devices there are.
-        hosts: Provisioners, in the order in which they are asked.
-        move_limit_s: A move that is not done after so long goes back.
-        plan_limit_s: A planner that takes longer is killed.
     """
 
     name: str
     tiers: list[CoordinatedTier]
     judge: str = "confidence"
-    judge_tier: CoordinatedTier | None = None
     quality: float | None = None
     latency_s: float | None = None
     sample: str = ""
     period_s: float = 60.0
     pause_s: float = 120.0
     window_s: float = 600.0
-    judge_s: float = 0.001
-    drain_s: float = 30.0
-    cold_start_s: float = 30.0
-    horizon_s: float = 600.0
-    moves: bool = False
-    hosts: list[str] = msgspec.field(default_factory=lambda: ["local"])
-    move_limit_s: float = 900.0
-    plan_limit_s: float = 120.0
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field that is wrong."""
         models = [tier.model for tier in self.tiers]
-        if self.judge_tier is not None and self.judge_tier.model == self.name:
-            raise ValueError(f"judge_tier of {self.name}: it has the cascade's name")
         if not models or self.name in models or len(set(models)) < len(models):
             raise ValueError(f"tiers of {self.name}: one at least, each model once, and none of the cascade's name")
         for tier in self.tiers:
@@ -86,12 +63,6 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             raise ValueError("quality and latency_s exclude each other")
         if self.plans and not self.sample:
             raise ValueError("a target needs sample")
-
-    @property
-    def members(self) -> list[CoordinatedTier]:
-        """Tiers, and last the judge's model where it is no tier itself, as ``CascadePlan.members``."""
-        judge = self.judge_tier
-        return self.tiers if judge is None or judge.model in {t.model for t in self.tiers} else [*self.tiers, judge]
 
     @property
     def plans(self) -> bool:

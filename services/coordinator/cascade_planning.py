@@ -1,28 +1,27 @@
-"""Decision to plan a cascade anew, and use of the result. Pure.
+"""Decision to plan a cascade anew, the planner's job, and use of its result. Pure.
 
 The first plan is made as soon as some requests have finished. From then on traffic is compared, once a period, with the
 first traffic under the thresholds in force. A planner starts only where rate, lengths or scores have changed. It
-changes thresholds only where others are better by the same simulation. Instances of other models, where they are worth
-their drain and cold start, become the plan's move if the cluster has a pool of devices; else the plan's reason says so.
+changes thresholds only where others are better by the same simulation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
-from millrace.cascade.jobs import PlannedTier, PlanningJob, PlanningResult, asked_judge, planned_move
-from millrace.cascade.sample import Floats
-from millrace.contracts.cascade import CascadeMove, CascadePlan
-from millrace.contracts.observers import RequestFinished, ShadowFinished
+from millrace.cascade.jobs import PlannedTier, PlanningJob, PlanningResult
+from millrace.contracts.cascade import CascadePlan
+from millrace.contracts.observers import RequestFinished
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.registered import scheduler_parameters
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
-from services.coordinator.cascade_state import SAMPLES_MAX, CascadeState, CascadeTraffic, Serving, TrafficSpan
 
 #: Finished requests before the first plan: a rate from fewer is off by a quarter.
 REQUESTS_MIN = 50
@@ -43,6 +42,73 @@ BIN_NS = 5_000_000_000
 NS = 1_000_000_000
 
 
+#: Finished requests kept of one cascade. At 27 a second the usual window of 10 minutes is whole; some 2 MB.
+SAMPLES_MAX = 16_384
+
+
+class CascadeTraffic(msgspec.Struct, frozen=True):
+    """A finished request of a cascade.
+
+    Attributes:
+        output_tokens: Of the first attempt.
+        score: Of the first attempt's answer; None where it has none.
+        by_budget: Whether it got an answer that only the escalation budget accepted.
+    """
+
+    arrival_ns: int
+    ended_ns: int
+    prompt_tokens: int
+    output_tokens: int
+    score: float | None
+    by_budget: bool = False
+
+
+class TrafficSpan(msgspec.Struct, frozen=True):
+    """All requests that arrived from ``start_ns`` on and before ``until_ns``."""
+
+    requests: list[CascadeTraffic]
+    start_ns: int
+    until_ns: int
+
+
+#: Serving instances of each model.
+Serving = Mapping[str, Sequence[InstanceRecord]]
+
+
+@dataclass
+class CascadeState:
+    """Traffic and plannings of one cascade.
+
+    Attributes:
+        plan: In force.
+        records: The newest record of an instance by model: what a tier is when nobody serves it any more.
+        finished: Requests, oldest first.
+        baseline: The first ones under the thresholds in force: what later traffic is compared with; None until there
+            are enough. Early rejection cuts answers by threshold, so traffic under other thresholds looks different
+            without being so.
+        since_ns: When the thresholds in force were seen first.
+        why: Why the planner at work was started; empty where none is.
+        looked_ns: When it was last looked at whether the plan fits.
+        planned_ns: When the last planner was started; 0 for never.
+        planned_empty: Models without an instance at the last planning; None before the first.
+        budget_epoch: Plan for which a planner was started because the escalation budget lowered its thresholds.
+        failures: Planners in a row that failed.
+    """
+
+    config: CoordinatedCascade
+    plan: CascadePlan | None = None
+    finished: deque[CascadeTraffic] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    records: dict[str, InstanceRecord] = field(default_factory=dict)
+    baseline: TrafficSpan | None = None
+    since_ns: int = 0
+    why: str = ""
+    looked_ns: int = 0
+    planned_ns: int = 0
+    planned_empty: list[str] | None = None
+    budget_epoch: int = -1
+    failures: int = 0
+
+
 def take_outcome(state: CascadeState, body: RequestFinished) -> None:
     """Notes a finished request of a cascade."""
     first = body.attempts[0] if body.attempts else None
@@ -58,18 +124,12 @@ def take_outcome(state: CascadeState, body: RequestFinished) -> None:
     )
 
 
-def take_shadow(state: CascadeState, body: ShadowFinished) -> None:
-    """Notes a shadow run. One of other tiers is left out."""
-    if [answer.model for answer in body.answers] == [tier.model for tier in state.config.tiers]:
-        state.shadows.append((body.arrival_ns, [answer.score for answer in body.answers[:-1]]))
-
-
 def why_plan(state: CascadeState, now_ns: int) -> str:
     """Reason to start a planner now; empty for none. Looks once a period."""
     config = state.config
     rest_ns = config.pause_s * NS * 2 ** min(state.failures, 5)
     rested = not state.planned_ns or now_ns - state.planned_ns >= rest_ns
-    if not config.plans or state.plan is None or state.plan.move is not None or state.why or not rested:
+    if not config.plans or state.plan is None or state.why or not rested:
         return ""
     if state.plan.quality is None:
         return "the first requests have finished" if len(_recent(state, now_ns)) >= REQUESTS_MIN else ""
@@ -93,7 +153,7 @@ def _over_budget(state: CascadeState, now_ns: int) -> str:
 def _changed_tiers(state: CascadeState) -> str:
     """Tiers that have come or gone since the last planning; empty for none."""
     assert state.plan is not None
-    empty = [tier.model for tier in state.plan.members if not tier.replicas]
+    empty = [tier.model for tier in state.plan.tiers if not tier.instances]
     if state.planned_empty is None or sorted(empty) == sorted(state.planned_empty):
         return ""
     return (
@@ -108,10 +168,8 @@ def _drift(state: CascadeState, now_ns: int) -> str:
         long = current.until_ns - current.start_ns >= BASELINE_NS or len(state.finished) == SAMPLES_MAX
         state.baseline = current if long and len(current.requests) >= BASELINE_MIN else None
         return ""
-    before = _shadow_scores(state, state.baseline.start_ns, state.baseline.until_ns)
-    after = _shadow_scores(state, state.baseline.until_ns, now_ns)
     settings = DriftSettings(interval_s=state.config.period_s)
-    found = detect_drift(_window(state.baseline, before), _window(current, after), settings)
+    found = detect_drift(_window(state.baseline), _window(current), settings)
     return "; ".join(each.text() for each in found)
 
 
@@ -127,24 +185,13 @@ def job_of(state: CascadeState, serving: Serving, now_ns: int) -> PlanningJob | 
     span_s = max(1.0, (traffic.until_ns - first_ns) / NS)
     return PlanningJob(
         tiers=known,
-        judge=_planned_judge(state, serving),
         sample=config.sample,
         rate=len(traffic.requests) / span_s,
         quality=config.quality,
         latency_s=config.latency_s,
         thresholds=[] if plan.quality is None else [tier.threshold for tier in plan.tiers[:-1]],
         planned_p95_s=plan.p95_ns / NS,
-        judge_s=config.judge_s,
-        drain_s=config.drain_s,
-        cold_start_s=config.cold_start_s,
-        horizon_s=config.horizon_s,
     )
-
-
-def _planned_judge(state: CascadeState, serving: Serving) -> PlannedTier | None:
-    """The judge's model, where it is no tier and some instance of it said what it is: without one confidence judges."""
-    own = state.config.members[len(state.config.tiers) :]
-    return planned_tier(own[0], serving.get(own[0].model, ()), state.records.get(own[0].model)) if own else None
 
 
 def planned_tier(
@@ -172,18 +219,12 @@ def planned_tier(
     )
 
 
-def planned(
-    config: CoordinatedCascade, plan: CascadePlan, result: PlanningResult, *, coordinator: str, why: str, now_ns: int
-) -> CascadePlan | None:
+def planned(plan: CascadePlan, result: PlanningResult, *, coordinator: str, why: str) -> CascadePlan | None:
     """The next plan; None where the one in force stays."""
-    chosen, move = result.chosen, move_of(config, plan, result, now_ns)
-    if chosen is None or (result.keep and move is None):
+    chosen = result.chosen
+    if chosen is None or result.keep or len(chosen.thresholds) + 1 != len(plan.tiers):
         return None
     thresholds = [*chosen.thresholds, 0.0]
-    if len(thresholds) != len(plan.tiers):
-        return None
-    if result.keep:
-        thresholds = [tier.threshold for tier in plan.tiers]
     tiers = [
         msgspec.structs.replace(tier, threshold=threshold, share=share)
         for tier, threshold, share in zip(plan.tiers, thresholds, chosen.shares, strict=True)
@@ -192,36 +233,13 @@ def planned(
         plan,
         epoch=plan.epoch + 1,
         tiers=tiers,
-        judge_tier=asked_judge(plan, chosen),
         quality=chosen.quality,
         quality_low=max(0.0, chosen.quality_low),
         p95_ns=round(chosen.p95_s * NS) if math.isfinite(chosen.p95_s) else 0,
         meets=result.meets,
-        move=move,
         coordinator=coordinator,
-        reason=f"{why}: {result.reason}{_move_text(config, result, begins=move is not None)}",
+        reason=f"{why}: {result.reason}",
     )
-
-
-def move_of(config: CoordinatedCascade, plan: CascadePlan, result: PlanningResult, now_ns: int) -> CascadeMove | None:
-    """Move that a result asks for; None where it asks for none, or none is possible here."""
-    wanted = result.move
-    before = [sum(each.count for each in tier.replicas) for tier in plan.members]
-    if wanted is None or not config.moves or plan.move is not None or sum(before[: len(plan.tiers)]) < 2:
-        return None
-    if len(wanted.instances) != len(config.members):
-        return None
-    bounds = zip(config.members, wanted.instances, strict=True)
-    if any(tier.instances_max and count > tier.instances_max for tier, count in bounds):
-        return None
-    return planned_move(wanted, before, until_ns=now_ns + round(config.move_limit_s * NS), meets=True)
-
-
-def _move_text(config: CoordinatedCascade, result: PlanningResult, *, begins: bool) -> str:
-    if result.move is None:
-        return ""
-    counts = [f"{count} of {tier.model}" for tier, count in zip(config.members, result.move.instances, strict=False)]
-    return f"; {'moving' if begins else 'worth a move'}: {', '.join(counts)}"
 
 
 def _recent(state: CascadeState, now_ns: int) -> list[CascadeTraffic]:
@@ -243,14 +261,7 @@ def _known(state: CascadeState, since_ns: int, now_ns: int) -> TrafficSpan:
     return TrafficSpan([one for one in begun if one.arrival_ns < until_ns], start_ns, until_ns)
 
 
-def _shadow_scores(state: CascadeState, start_ns: int, end_ns: int) -> list[Floats]:
-    """Scores of the second and later tiers by shadow runs of requests that arrived within a span."""
-    within = [scores for arrival_ns, scores in state.shadows if start_ns <= arrival_ns <= end_ns]
-    tiers = range(1, len(state.config.tiers) - 1)
-    return [np.array([row[tier] for row in within if row[tier] is not None], dtype=np.float64) for tier in tiers]
-
-
-def _window(span: TrafficSpan, later_tiers: Sequence[Floats] = ()) -> TrafficWindow:
+def _window(span: TrafficSpan) -> TrafficWindow:
     """Requests of a span; a last bin that is not full is left out."""
     bins = max(0, (span.until_ns - span.start_ns) // BIN_NS)
     edges = span.start_ns + BIN_NS * np.arange(bins + 1)
@@ -260,5 +271,5 @@ def _window(span: TrafficSpan, later_tiers: Sequence[Floats] = ()) -> TrafficWin
         counts=np.histogram(arrivals, bins=edges)[0].tolist() if bins else [],
         prompt_tokens=np.array([one.prompt_tokens for one in span.requests], dtype=np.int64),
         output_tokens=np.array([one.output_tokens for one in span.requests], dtype=np.int64),
-        scores=[np.array(scores, dtype=np.float64), *later_tiers],
+        scores=[np.array(scores, dtype=np.float64)],
     )

@@ -13,11 +13,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, Log, PutKey
+from millrace.actor.effects import Effect, Log
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary
-from millrace.contracts.subjects import subject_token
 from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.stages import PlanningView, StageDecision, StageShape, assign, stages_of
@@ -27,7 +26,6 @@ from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.statistics import LengthStatistics
 
 from services.coordinator.config import StagesConfig, stage_policy
-from services.coordinator.state import ModelState
 
 #: Stages in which instances served are remembered for so many instances of a model; beyond, returning ones go where
 #: most are missing.
@@ -335,21 +333,24 @@ def rewritten(plan: Plan, coordinator: str) -> Plan:
     return msgspec.structs.replace(plan, **told)
 
 
-def put_plan(plan: Plan, *, revision: int) -> list[Effect]:
-    """Writes a plan over the revision that was seen."""
+def written(plan: Plan) -> Effect:
+    """Log line of a plan that is written."""
     count = sum(len(stage.instances) for stage in plan.stages)
     fields = {"model": plan.model, "epoch": plan.epoch, "instances": count, "cuts": plan.cuts, "reason": plan.reason}
-    key = subject_token(plan.model)
-    put = PutKey(bucket="plan", key=key, value=plan, correlation=f"plan/{plan.model}", expected_revision=revision)
-    return [put, Log(level="info", event="plan_written", fields=fields)]
+    return Log(level="info", event="plan_written", fields=fields)
 
 
-def no_prefill_instance(model: str, state: ModelState, stages: Iterable[Stage]) -> list[Effect]:
-    """Warns when all instances of a stage only decode, which have to prefill as well then; once until that is over."""
-    before, state.only_decode = state.only_decode, [stage.name for stage in stages if _only_decode(stage)]
-    if not state.only_decode or state.only_decode == before:
-        return []
-    return [Log(level="warning", event="no_prefill_instance", fields={"model": model, "stages": state.only_decode})]
+def no_prefill_instance(plan: Plan, before: list[str]) -> tuple[list[Effect], list[str]]:
+    """Warns when all instances of a stage only decode, which have to prefill as well then; once until that is over.
+
+    Args:
+        plan: That is written.
+        before: Stages of which that was said.
+    """
+    stages = [stage.name for stage in plan.stages if _only_decode(stage)]
+    if not stages or stages == before:
+        return [], stages
+    return [Log(level="warning", event="no_prefill_instance", fields={"model": plan.model, "stages": stages})], stages
 
 
 def _only_decode(stage: Stage) -> bool:

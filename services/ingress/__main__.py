@@ -37,14 +37,12 @@ from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.build import IngressDeps, build
-from services.ingress.calls.messages import TokenizeQuestion
 from services.ingress.cascade.learnt_entry import LearntEntry
 from services.ingress.config import CascadeConfig, HttpConfig, IngressConfig, ModelConfig
 from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import LOOK_S, OpenCalls, Tracer
-from services.ingress.http.questions import QuestionTokenizer
 from services.ingress.tokens.detokenizer import TextModel
 
 #: How often the key file is looked at, seconds.
@@ -84,7 +82,6 @@ class IngressProcess:
         served = {n: self._served(n, t) for n, t in tokenizers.items()}
         self._models = ModelRegistry(served, self._serving, self._cascades)
         self._metrics = HttpMetrics(telemetry.registry)
-        self._questions = QuestionTokenizer(deliver=self._deliver, models=self._models, on_bug=self._report_bug)
         self._calls = OpenCalls(
             deliver=self._deliver,
             models=self._models,
@@ -148,7 +145,7 @@ class IngressProcess:
         self._handle = runtime.add(
             self._actor,
             accepts=ACCEPTS,
-            handlers={**self._calls.handlers(), TokenizeQuestion: self._questions.tokenize},
+            handlers=self._calls.handlers(),
             record=self._config.record,
             origin=self._origin(),
             terms=HostingTerms(role=Role.INGRESS if self._companions else None),

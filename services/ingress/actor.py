@@ -4,7 +4,6 @@
     TokensGenerated      logs grow, text comes out, choices end        DeliverDeltas, CompleteCall; ResendTokens
     CallSubmitted        admitted or refused                           TagRequest | PredictLatency |
                                                                          SubmitSequence | RefuseCall
-    QuestionTokenized    the judge's model is asked as a child call    SubmitSequence
     CallAbandoned        the call is gone                              CancelSequence, RequestFinished
     Gathered             predictions known, as far as they arrived     SubmitSequence
     Replied,             tag known; sequence accepted, refused or      SubmitSequence, AcceptCall, RefuseCall
@@ -75,10 +74,8 @@ from services.ingress.calls.completion import (
 )
 from services.ingress.calls.deadlines import end_late_calls
 from services.ingress.calls.finding import answer_find
-from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, QuestionTokenized, RefusalKind
-from services.ingress.cascade.questions import take_question
+from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.cascade.reactions import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
-from services.ingress.cascade.shadow import look_at_shadows
 from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
 from services.ingress.failover.hangs import leave_hung_engines
@@ -207,8 +204,6 @@ class IngressActor:
                 take_failure(self._state, body)
             case Gathered():
                 take_gathered(self._state, body)
-            case QuestionTokenized():
-                take_question(self._state, body)
             case CallAbandoned():
                 abandon_call(self._state, body)
             case ServicePresence():
@@ -335,7 +330,6 @@ class IngressActor:
             leave_hung_engines(state)
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state)
-        look_at_shadows(state)
         state.metrics.sequences_waiting = len(state.waiting)
 
     def _on_reconnected(self) -> None:

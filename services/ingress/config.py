@@ -88,8 +88,6 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         name: Not the name of a model.
         tiers: In rising order of cost; empty where only published plans count.
         judge: Kind of judge: ``confidence`` is computed here, others are asked on ``judge.<name>``.
-        judge_model: Of the kind ``llm`` the configured model that is asked about answers, as a child call of each;
-            empty where the judge asks a model elsewhere.
         judge_timeout_s: Time for a judge to answer; then confidence decides.
         judge_pause_s: After three failures in a row the judge is not asked for so long.
         without_score: What becomes of an answer that cannot be scored: ``escalate`` (costs more) or ``accept`` (may be
@@ -106,15 +104,11 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             thresholds are lowered until the share holds. 1 for no limit.
         escalation_window_s: See there.
         tier_wait_s: How long an attempt waits for an instance of its model while another tier could answer.
-        shadow_share: Share of answered calls that run on all tiers, for planners (``cascade/shadow.py``); 0 for none.
-        shadow_wait_s: A shadow run is given up after so long without an idle instance of its next tier.
-        shadow_timeout_s: Time limit of each of its attempts.
     """
 
     name: str
     tiers: list[TierConfig] = []
-    judge: Literal["confidence", "llm", "verifier", "external"] = "confidence"
-    judge_model: str = ""
+    judge: str = "confidence"
     judge_timeout_s: float = 2.0
     judge_pause_s: float = 5.0
     without_score: Literal["escalate", "accept"] = "escalate"
@@ -127,9 +121,6 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     escalation_share_max: float = 1.0
     escalation_window_s: float = 60.0
     tier_wait_s: float = 2.0
-    shadow_share: float = 0.0
-    shadow_wait_s: float = 10.0
-    shadow_timeout_s: float = 60.0
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,6 @@ from millrace.contracts.status import InstanceSummary
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.lifecycle import CascadePhase
 from services.ingress.cascade.open_cascade import OpenCascade
-from services.ingress.cascade.shadow import SHADOWS_MAX
 from services.ingress.lifecycle import SequencePhase
 from services.ingress.pending import PendingForecast, PendingProof, PendingResend, PendingSubmit
 from services.ingress.sequence import OpenSequence
@@ -29,7 +28,6 @@ def snapshot(state: IngressState) -> dict[str, Any]:
         "calls_open": state.admission.calls_open,
         "calls": {request: _call(call) for request, call in state.calls.items()},
         "cascades": {request: _cascade(parent) for request, parent in state.parents.items()},
-        "shadows": len(state.shadows),
         "cascade_plans": {name: served.plan.epoch for name, served in state.cascades.served.items()},
         "sequences": {name: _sequence(sequence) for name, sequence in state.sequences.items()},
         "waiting": list(state.waiting),
@@ -104,11 +102,6 @@ def check_invariants(state: IngressState) -> None:
     own = [call for call in state.calls.values() if call.listener.is_client]
     assert len(own) + len(state.parents) == state.admission.calls_open
     assert not state.unsettled
-    assert not state.shadows_due
-    assert len(state.shadows) <= SHADOWS_MAX
-    for run in state.shadows.values():
-        assert run.parent.phase is CascadePhase.ENDED
-        assert run.open is None or run.open.request in state.calls
     for parent in state.parents.values():
         _check_parent(state, parent)
     for name, sequence in state.sequences.items():
@@ -175,9 +168,7 @@ def _check_parent(state: IngressState, parent: OpenCascade) -> None:
     open_attempts = [attempt for attempt in parent.attempts if attempt.request in state.calls]
     if parent.phase is CascadePhase.JUDGING:
         assert not open_attempts
-        question = parent.attempt.question
-        asked = question is not None and question.request in state.calls
-        assert asked != (parent.asking in state.pending), f"{parent.request}: one question is open while it is judged"
+        assert parent.asking in state.pending, f"{parent.request}: its judge is asked while it is judged"
     else:
         assert parent.phase is not CascadePhase.ENDED
         assert open_attempts == [parent.attempt]

@@ -71,10 +71,6 @@ class IngressMetrics(Collector):
         deliveries: Answers of cascades by (cascade, reason).
         judgements: Questions to judges by (cascade, result): ``answered``, ``unanswered``, ``unknown`` (no score),
             ``absurd`` (not within 0 to 100), ``unexpected``, ``paused``; each but the first leaves it to confidence.
-        shadows: Shadow runs by (cascade, result): ``finished``, or why they were given up: ``busy``, ``failed``,
-            ``stopped``, ``unable``, ``too_many``.
-        shadow_answers: Of finished ones, by (cascade, model, whether it is the last tier's answer).
-        shadow_scores: Sum of their scores, by (cascade, model).
         forecast_wait: From the question to predictors until the decision.
         errors, errors_signed: By ``e2e`` and ``ttft``: (predicted - actual) / actual, its size and itself.
     """
@@ -101,9 +97,6 @@ class IngressMetrics(Collector):
         self.escalations = LabelledCounter()
         self.deliveries = LabelledCounter()
         self.judgements = LabelledCounter()
-        self.shadows = LabelledCounter()
-        self.shadow_answers = LabelledCounter()
-        self.shadow_scores = LabelledCounter()
         self.forecast_wait = LatencyHistogram(_SHORT_S)
         self.errors = {"e2e": Histogram(_ERROR), "ttft": Histogram(_ERROR)}
         self.errors_signed = {"e2e": Histogram(_SIGNED_ERROR), "ttft": Histogram(_SIGNED_ERROR)}
@@ -174,14 +167,6 @@ class IngressMetrics(Collector):
             ("escalations", "Answers of cascades not delivered, by reason.", ["cascade", "reason"], self.escalations),
             ("deliveries", "Answers of cascades delivered, by reason.", ["cascade", "reason"], self.deliveries),
             ("judgements", "Questions to judges of cascades.", ["cascade", "result"], self.judgements),
-            ("shadows", "Shadow runs of cascades.", ["cascade", "result"], self.shadows),
-            (
-                "shadow_answers",
-                "Answers of shadow runs, by whether they are the last tier's.",
-                ["cascade", "model", "agrees"],
-                self.shadow_answers,
-            ),
-            ("shadow_scores", "Sum of the scores of these answers.", ["cascade", "model"], self.shadow_scores),
             (
                 "policy_faults",
                 "Exceptions and impossible decisions of dispatch policies.",

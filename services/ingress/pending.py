@@ -66,13 +66,4 @@ class PendingJudge(msgspec.Struct, frozen=True):
     started_ns: int
 
 
-class PendingJudgeQuestion(msgspec.Struct, frozen=True):
-    """A question to the judge's model that is being tokenised."""
-
-    cascade: OpenCascade
-    attempt: Attempt
-
-
-Pending = (
-    PendingJudge | PendingJudgeQuestion | PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof
-)
+Pending = PendingJudge | PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof

@@ -13,7 +13,7 @@ from services.ingress.calls.limits import AdmissionLimits
 from services.ingress.calls.listener import ClientListener
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.learnt_entry import LearntEntry
-from services.ingress.cascade.open_cascade import OpenCascade, ShadowRun
+from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.cascade.plans import CascadePlans
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import IngressConfig, policy_parameters
@@ -91,8 +91,6 @@ class IngressState:
         entries: Fitted choice of tiers by prompt, of cascades that have one.
         parents: Open calls of cascades; their attempts are in ``calls``.
         unsettled: Those whose attempts had events in the message being handled.
-        shadows: Shadow runs of calls that were answered, by the request of the call.
-        shadows_due: Those whose attempt ended in the message being handled.
     """
 
     def __init__(
@@ -126,8 +124,6 @@ class IngressState:
         self.entries: dict[str, LearntEntry] = {}
         self.parents: dict[str, OpenCascade] = {}
         self.unsettled: dict[str, OpenCascade] = {}
-        self.shadows: dict[str, ShadowRun] = {}
-        self.shadows_due: list[ShadowRun] = []
         self.deadline_ns = 0
         self.sequences: dict[str, OpenSequence] = {}
         self.owned: dict[str, dict[str, OpenSequence]] = {}

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from millrace.actor.deps import ActorDeps
-from millrace.judging.calibration import IsotonicCurve
-from millrace.judging.confidence import ConfidenceModel
+from millrace.actor.errors import ConfigError
+from millrace.policies.judges import JUDGES
+from millrace.policies.registry import PolicyError
 
 from services.judge.actor import JudgeActor
 from services.judge.config import JudgeConfig
 from services.judge.metrics import JudgeMetrics
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgeDeps(ActorDeps):
-    """With what lies in files.
+def build(config: JudgeConfig, deps: ActorDeps) -> JudgeActor:
+    """The actor of a configuration.
 
-    Attributes:
-        judges: Confidence judges by served model.
-        curve: Calibration of the LLM judge; None for none.
+    Raises:
+        ConfigError: no such judge, or parameters that it does not have.
     """
-
-    judges: Mapping[str, ConfidenceModel] = field(default_factory=dict)
-    curve: IsotonicCurve | None = None
-
-
-def build(config: JudgeConfig, deps: JudgeDeps) -> JudgeActor:
-    """The actor of a configuration."""
-    return JudgeActor(
-        config,
-        incarnation=deps.incarnation,
-        judges=deps.judges,
-        curve=deps.curve,
-        metrics=JudgeMetrics(deps.registry),
-    )
+    try:
+        policy, parameters = JUDGES.choose(config.judge, config.parameters, key="judge")
+    except PolicyError as error:
+        raise ConfigError(str(error)) from None
+    metrics = JudgeMetrics(deps.registry)
+    return JudgeActor(config, incarnation=deps.incarnation, policy=policy, parameters=parameters, metrics=metrics)

@@ -1,33 +1,11 @@
-"""Configuration of the judge. Durations are seconds here and nanoseconds in the code."""
+"""Configuration of the judge."""
 
 from __future__ import annotations
 
+from typing import Annotated, Any
+
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
-from millrace.judging.calibration import IsotonicCurve
-
-
-class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model behind an OpenAI-compatible API that judges.
-
-    Attributes:
-        url: Base URL, such as ``http://127.0.0.1:8000/v1``; empty where that kind is not served.
-        model: Name of the judging model there.
-        key_file: File that holds the API key; empty for none.
-        timeout_s: For one question; the asker has a deadline of its own.
-        curve_file: For ``llm``: JSON of an isotonic curve (``scores``, ``probabilities``) from P("yes") to P(right);
-            empty for ``curve``.
-        curve: The same curve itself; None for none.
-        curves: Curves of single answering models, by served name; they come before ``curve`` and ``curve_file``.
-    """
-
-    url: str = ""
-    model: str = ""
-    key_file: str = ""
-    timeout_s: float = 2.0
-    curve_file: str = ""
-    curve: IsotonicCurve | None = None
-    curves: dict[str, IsotonicCurve] = {}
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,15 +13,22 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     Attributes:
         name: Unique name on the bus.
-        judges: Files of confidence judges, by served model.
-        external: For the kind ``external``.
-        llm: For the kind ``llm``: a model of this cluster, through its own API.
+        judge: A name of ``JUDGES``, a file or an entry point.
+        parameters: The judge's parameters.
+        url: Base URL of the API through which the model is asked, such as ``http://127.0.0.1:8000/v1``: the cluster's
+            own or another one.
+        model: Name of the judging model there.
+        key_file: File that holds the API key; empty for none.
+        timeout_s: For one question, seconds; the asker has a deadline of its own.
     """
 
     name: str = "judge-0"
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     record: str = ""
-    judges: dict[str, str] = {}
-    external: RemoteConfig = RemoteConfig()
-    llm: RemoteConfig = RemoteConfig()
+    judge: str = "llm"
+    parameters: dict[str, Any] = {}
+    url: Annotated[str, msgspec.Meta(pattern="^https?://")] = "http://127.0.0.1:8000/v1"
+    model: str = ""
+    key_file: str = ""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0

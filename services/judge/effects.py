@@ -10,12 +10,10 @@ class AskModel(Effect, frozen=True, kw_only=True):
     """Posts chat completions: ModelAnswered or AskingFailed with the same correlation follows, exactly one of them.
 
     Attributes:
-        kind: ``external`` or ``llm``: whose URL and key.
         bodies: JSON of each choice's question; all are asked at once.
     """
 
     correlation: int
-    kind: str
     bodies: list[bytes]
 
 

@@ -17,14 +17,13 @@ class JudgeMetrics(Collector):
     """All of one judge.
 
     Attributes:
-        judged: By (kind, result): ``scored``, ``vetoed``, ``unscored``, ``refused``, ``timeout``, ``status``,
-            ``unreachable``.
+        judged: By result: ``scored``, ``unscored``, ``refused``, ``timeout``, ``status``, ``unreachable``.
         seconds: From the question to its answer.
         waiting: Questions that wait for a model.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.judged: Counter[tuple[str, str]] = Counter()
+        self.judged: Counter[str] = Counter()
         self.seconds = LatencyHistogram(_BOUNDS_S)
         self.waiting = 0
         if registry is not None:
@@ -36,11 +35,9 @@ class JudgeMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Families for one scrape."""
-        judged = CounterMetricFamily(
-            "millrace_judge_answers", "Answers judged, by kind and result.", labels=["kind", "result"]
-        )
-        for labels, count in self.judged.items():
-            judged.add_metric(list(labels), count)
+        judged = CounterMetricFamily("millrace_judge_answers", "Answers judged, by result.", labels=["result"])
+        for result, count in self.judged.items():
+            judged.add_metric([result], count)
         yield judged
         seconds = HistogramMetricFamily("millrace_judge_seconds", "From the question to its answer.")
         seconds.add_metric([], self.seconds.buckets(), self.seconds.sum_s())

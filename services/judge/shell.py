@@ -16,7 +16,7 @@ from millrace.actor.effects import Effect
 from millrace.actor.errors import ConfigError
 from millrace.actor.runtime_nats import ActorHandle
 
-from services.judge.config import JudgeConfig, RemoteConfig
+from services.judge.config import JudgeConfig
 from services.judge.effects import AskingFailed, AskModel, ModelAnswered
 
 #: Requests under way at once; others wait, within their deadline.
@@ -42,12 +42,13 @@ class JudgeShell:
     """The shell of one judge process.
 
     Raises:
-        ConfigError: a key file cannot be read, or a URL is none of HTTP.
+        ConfigError: the key file cannot be read.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
-        self._remotes: dict[str, RemoteConfig] = {"external": config.external, "llm": config.llm}
-        self._headers = {kind: _headers(kind, remote) for kind, remote in self._remotes.items()}
+        self._url = f"{config.url.rstrip('/')}/chat/completions"
+        self._timeout_s = config.timeout_s
+        self._headers = _headers(config)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="judge-http")
         self._tasks: set[asyncio.Task[None]] = set()
         self._handle: ActorHandle | None = None
@@ -73,16 +74,14 @@ class JudgeShell:
 
     async def _ask(self, effect: AskModel) -> None:
         assert self._handle is not None
-        remote, headers = self._remotes[effect.kind], self._headers[effect.kind]
-        url = f"{remote.url.rstrip('/')}/chat/completions"
-        deadline = time.monotonic() + remote.timeout_s
-        loop = asyncio.get_running_loop()
-        asked = [loop.run_in_executor(self._pool, post, url, body, headers, deadline) for body in effect.bodies]
+        deadline = time.monotonic() + self._timeout_s
+        run = asyncio.get_running_loop().run_in_executor
+        asked = [run(self._pool, post, self._url, body, self._headers, deadline) for body in effect.bodies]
         try:
-            async with asyncio.timeout(remote.timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 payloads = await asyncio.gather(*asked)
         except TimeoutError:
-            detail = f"no answer within {remote.timeout_s:g} s"
+            detail = f"no answer within {self._timeout_s:g} s"
             self._handle.deliver(AskingFailed(correlation=effect.correlation, why="timeout", detail=detail))
         except PostFailed as error:
             self._handle.deliver(AskingFailed(correlation=effect.correlation, why=error.why, detail=str(error)))
@@ -93,15 +92,13 @@ class JudgeShell:
                 future.cancel()
 
 
-def _headers(kind: str, remote: RemoteConfig) -> dict[str, str]:
-    if remote.url and not remote.url.startswith(("http://", "https://")):
-        raise ConfigError(f"{kind}.url {remote.url!r}: begins with neither http:// nor https://")
+def _headers(config: JudgeConfig) -> dict[str, str]:
     headers = {"content-type": "application/json", "user-agent": "millrace-judge"}
-    if remote.key_file:
+    if config.key_file:
         try:
-            headers["authorization"] = f"Bearer {Path(remote.key_file).read_text().strip()}"
+            headers["authorization"] = f"Bearer {Path(config.key_file).read_text().strip()}"
         except OSError as error:
-            raise ConfigError(f"{kind}.key_file {remote.key_file}: {error.strerror}") from None
+            raise ConfigError(f"key_file {config.key_file}: {error.strerror}") from None
     return headers
 
 

@@ -238,8 +238,8 @@ class Layout:
         cascade = self.spec.cascade
         if cascade is None or not cascade.judge_processes:
             return []
-        calibration = llm_calibration(self.spec)
-        fields = judge_fields(self.spec, self._judge_files(), calibration=calibration)
+        api, calibration = self.spec.api, llm_calibration(self.spec)
+        fields = judge_fields(self.spec, f"http://{_reachable(api.host)}:{api.port}/v1", calibration=calibration)
         told = merged(fields, self.spec.settings.judge)
         return self._services("judge", cascade.judge_processes, told, stop_order=3)
 

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from services.ingress.calls.messages import (
-    AcceptCall,
-    CompleteCall,
-    QuestionTokenized,
-    TokenizeQuestion,
-)
+from services.ingress.calls.messages import AcceptCall, CompleteCall
 from simulator.soak.clients import Clients
-
-if TYPE_CHECKING:
-    from millrace.sim.process import Handlers, SimProcess
-
-
-#: Of a question to the judging model.
-QUESTION_TOKENS = 40
 
 
 class CascadeClients(Clients):
     """Clients that know what each model would say."""
-
-    def handlers(self, process: SimProcess) -> Handlers:
-        def tokenize(effect: TokenizeQuestion) -> None:
-            prompts = [_question_ids(text) for text in effect.texts]
-            told = [] if effect.correlation.endswith("7") else prompts  # now and then a question cannot be asked
-            process.deliver(QuestionTokenized(correlation=effect.correlation, model=effect.model, prompts=told))
-
-        return {**super().handlers(process), TokenizeQuestion: tokenize}
 
     def _on_accept(self, effect: AcceptCall) -> None:
         super()._on_accept(effect)
@@ -56,8 +34,3 @@ class CascadeClients(Clients):
         delivered = [attempt for attempt in report.attempts if attempt.outcome == "delivered"]
         assert len(delivered) == 1, f"{effect.request}: {report}"
         assert (delivered[0].model, delivered[0].usage) == (report.model, effect.usage), f"{effect.request}: {report}"
-
-
-def _question_ids(text: str) -> list[int]:
-    """Tokens of the simulator's vocabulary of bytes, the question's last ones."""
-    return list(text.encode()[-QUESTION_TOKENS:])

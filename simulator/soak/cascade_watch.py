@@ -1,16 +1,13 @@
-"""Checkers of cascades: tiers rise, accepted answers scored high enough, and the books balance over attempts; engines
-that are swapped never take more devices than there are.
-"""
+"""Checker of cascades: tiers rise, accepted answers scored high enough, and the books balance over attempts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Protocol
 
-from millrace.actor.effects import Effect, Log, Publish
+from millrace.actor.effects import Effect, Publish
 from millrace.contracts.message import Message
-from millrace.contracts.observers import CascadeAttempt, RequestFinished, ShadowFinished
+from millrace.contracts.observers import CascadeAttempt, RequestFinished
 from millrace.sim.checkers import Checker
 from millrace.sim.process import SimProcess
 
@@ -24,26 +21,18 @@ class CascadeWatch(Checker):
     Attributes:
         reasons: Of delivered answers, counted.
         attempts: By outcome, counted.
-        shadows: Requests that every tier answered.
         again: Tiers that were rejected early and then ran to their end.
-        questions: To the judging model, by the outcome of their calls.
     """
 
-    def __init__(self, *, judging: str = "") -> None:
-        """``judging``: the judging model; empty for none."""
-        self.questions: Counter[str] = Counter()
-        self._judging = judging
+    def __init__(self) -> None:
         self.reasons: Counter[str] = Counter()
         self.attempts: Counter[str] = Counter()
         self.again = 0
-        self.shadows = 0
         self._children: dict[str, RequestFinished] = {}
         self._parents: dict[str, RequestFinished] = {}
 
     def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Publish) and isinstance(effect.body, ShadowFinished):
-                self._look_at_shadow(effect.body)
             if not isinstance(effect, Publish) or not isinstance(effect.body, RequestFinished):
                 continue
             body = effect.body
@@ -52,13 +41,6 @@ class CascadeWatch(Checker):
             known[body.request] = body
             if body.attempts:
                 self._look(body)
-
-    def _look_at_shadow(self, body: ShadowFinished) -> None:
-        """Only what was answered is shadowed, and the last tier agrees with itself."""
-        assert self._parents[body.request].outcome == "completed", f"{body.request} was shadowed, but not answered"
-        assert body.answers[-1].agrees, f"{body}"
-        assert len({answer.model for answer in body.answers}) == len(body.answers), f"{body}"
-        self.shadows += 1
 
     def _look(self, body: RequestFinished) -> None:
         early: set[str] = set()
@@ -110,21 +92,10 @@ class CascadeWatch(Checker):
                 continue
             assert child.parent == body.request
             assert child.model == attempt.model
-            self._check_question(body, attempt)
             assert sum(child.output_tokens) == attempt.output_tokens, f"{child} and {attempt}"
             whole = attempt.outcome in ("delivered", "rejected")
             # A complete answer is cancelled, too, where its client leaves while it is judged.
             assert attempt.outcome == "cancelled" or (child.outcome == "completed") == whole, f"{child} and {attempt}"
-
-    def _check_question(self, body: RequestFinished, attempt: CascadeAttempt) -> None:
-        """The question to the judging model is on its parent's books; it has an outcome where an engine took it."""
-        asked = self._children.get(attempt.question) if attempt.question else None
-        if asked is None:
-            return
-        assert (asked.parent, asked.model, asked.key) == (body.request, self._judging, body.key), f"{asked}"
-        told = (attempt.question_prompt_tokens, attempt.question_output_tokens)
-        assert told == (asked.prompt_tokens, sum(asked.output_tokens)), f"{asked} and {attempt}"
-        self.questions[asked.outcome] += 1
 
     def check_against(self, exchanges: Mapping[str, ClientExchange]) -> None:
         """In the end: no attempt without its call, and what completed was told to have completed."""
@@ -135,31 +106,3 @@ class CascadeWatch(Checker):
         for request, parent in self._parents.items():
             if parent.attempts and exchanges[request].outcome == "completed":
                 assert parent.outcome == "completed", f"{request}: {parent.outcome}"
-
-
-class DeviceUse(Protocol):
-    """A cluster whose workers share the devices of one host."""
-
-    def devices_taken(self) -> int:
-        """Workers that hold a device."""
-        ...
-
-
-class MoveWatch(Checker):
-    """Looks at the devices after every message.
-
-    Attributes:
-        ended: Moves by how they ended.
-    """
-
-    def __init__(self, pool: DeviceUse, devices: int) -> None:
-        self.ended: Counter[str] = Counter()
-        self._pool = pool
-        self._devices = devices
-
-    def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
-        taken = self._pool.devices_taken()
-        assert taken <= self._devices, f"{taken} workers on {self._devices} devices"
-        for effect in effects:
-            if isinstance(effect, Log) and effect.event in ("cascade_moved", "cascade_move_given_up"):
-                self.ended[effect.event] += 1

@@ -61,7 +61,7 @@ class ErraticJudge:
     def _answer(self, asked: JudgeAnswer, reply_to: str, now_ns: int) -> list[Effect]:
         rng = self._rng
         score = rng.choice((rng.uniform(0.0, 100.0),) * 6 + (None, math.nan, 250.0))
-        body: Body = AnswerJudged(request=asked.request, score=score, kind=asked.kind)
+        body: Body = AnswerJudged(request=asked.request, score=score, kind="llm")
         if rng.random() < 0.05:
             body = ErrorReply(reason="broken", detail="")
         fate = rng.random()

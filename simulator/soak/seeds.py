@@ -17,7 +17,7 @@ import msgspec
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.sim.failure import SimulationFailed
 
-from simulator.soak.cascading import CascadeSoakRun, JudgedSoakRun
+from simulator.soak.cascading import CascadeSoakRun
 from simulator.soak.migration_load import migration_for
 from simulator.soak.roles import RolesSoakRun, roles_shape
 from simulator.soak.run import SoakReport, SoakRun
@@ -35,11 +35,6 @@ def shape_for(policy: str, migration: MigrationShape | None = None) -> SoakShape
     """The cluster of a soak with this dispatch policy."""
     asks = DISPATCH_POLICIES.load(policy).ask is not None
     return SoakShape(policy=policy, predictors=PREDICTORS if asks else 0, migration=migration)
-
-
-#: Soaks of cascades.
-BY_CONFIDENCE, JUDGED = "confidence", "judged"
-CASCADES = {BY_CONFIDENCE: CascadeSoakRun, JUDGED: JudgedSoakRun}
 
 
 class TradingChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,12 +64,12 @@ def run_seed(
     migrations: bool = False,
     trading: bool = False,
     choice: TradingChoice = DRAWN,
-    cascades: str = "",
+    cascades: bool = False,
 ) -> SoakReport | str:
-    """The report of a seed, or why it failed. ``choice``: of ``trading``, and of flips; ``cascades``: of CASCADES."""
+    """The report of a seed, or why it failed. ``choice``: of ``trading``, and of flips."""
     try:
         if cascades:
-            return CASCADES[cascades](seed).run()
+            return CascadeSoakRun(seed).run()
         if choice.flips:
             shape = roles_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
             return RolesSoakRun(seed, shape=shape).run()
@@ -94,12 +89,12 @@ def replay_command(
     migrations: bool = False,
     trading: bool = False,
     choice: TradingChoice = DRAWN,
-    cascades: str = "",
+    cascades: bool = False,
 ) -> str:
     """The command that runs a seed again as ``run_seed`` runs it with the same arguments."""
     words = [f"python -m simulator.soak --first {seed} --seeds 1 --verbose --policy {policy}"]
     words += ["--migrations"] * migrations + ["--trading"] * trading
-    words += ["--cascades"] * bool(cascades) + ["--judging-model"] * (cascades == JUDGED)
+    words += ["--cascades"] * cascades
     words += [f"--trading-policy {choice.policy}"] * bool(choice.policy)
     return " ".join([*words, *["--wrong-estimates"] * choice.wrong_estimates])
 
@@ -107,9 +102,8 @@ def replay_command(
 def _run(work: tuple[int, argparse.Namespace]) -> tuple[int, SoakReport | str]:
     seed, options = work
     choice = TradingChoice(policy=options.trading_policy, wrong_estimates=options.wrong_estimates, flips=options.roles)
-    cascades = (JUDGED if options.judging_model else BY_CONFIDENCE) if options.cascades else ""
     kinds = {"migrations": options.migrations, "trading": options.trading}
-    return seed, run_seed(seed, options.policy, choice=choice, cascades=cascades, **kinds)
+    return seed, run_seed(seed, options.policy, choice=choice, cascades=options.cascades, **kinds)
 
 
 def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, SoakReport | str]]:
@@ -146,7 +140,6 @@ def add_arguments(parser: argparse.ArgumentParser, *, seeds: int = 500) -> None:
     )
     add("--wrong-estimates", action="store_true", help="let engines report wrong remaining lengths, or none")
     add("--cascades", action="store_true", help="run a cascade whose plan changes all the time")
-    add("--judging-model", action="store_true", help="with --cascades: a model of the cluster judges, too")
     add("--roles", action="store_true", help="flip roles, start and stop instances, let brokers trade")
     add("--verbose", action="store_true", help="print what each seed did")
 

@@ -40,7 +40,8 @@ CLUSTER += f"""
 name = "{CASCADE}"
 tiers = ["small", "middle", "large"]
 thresholds = [70, 70]
-judge = "verifier"
+judge = "llm"
+parameters = {{ model = "large" }}
 """
 
 
@@ -69,7 +70,7 @@ async def _until_every_tier_is_planned(rig: UpRig) -> CascadePlan:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         plan = await plan_in_force(rig, CASCADE)
-        if all(tier.replicas for tier in plan.tiers):
+        if all(tier.instances for tier in plan.tiers):
             return plan
         assert time.monotonic() < deadline, plan
         await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A model of the cluster judges a cascade's answers: it is planned, asked, killed and moved like a tier."""
+"""A model of the cluster judges a cascade's answers: the judge asks it through the API, also when it is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from testbed.up_cluster import UpRig, prompt_text
 from tests.live.cascading import ask, barrage, client_of
 from tests.live.faults import kill
 from tests.live.ingress_rig import write_model_folder
-from tests.live.test_cascade_moves import CascadePlanStore
 
 TIERS = ("small", "large")
 JUDGE = "verdict"
@@ -25,9 +24,6 @@ PROMPTS = [prompt_text(number) for number in range(8)]
 LENGTH = {"max_tokens": 8}
 
 CLUSTER = """
-[devices]
-cpu = 3
-
 [cascade]
 name = "auto"
 tiers = ["small", "large"]
@@ -45,9 +41,8 @@ path = "{name}"
 name = "{name}"
 engine = "modelled"
 count = 1
-spares = {spares}
 """
-    for name, spares in (("small", 1), ("large", 0), (JUDGE, 0))
+    for name in (*TIERS, JUDGE)
 )
 
 
@@ -79,17 +74,13 @@ def _judgements(metrics: str) -> dict[str, float]:
     return {line.split('result="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
-async def test_verdicts_decide_and_are_on_the_bill(rig: UpRig) -> None:
+async def test_verdicts_decide(rig: UpRig) -> None:
     async with client_of(rig) as api:
         answers = [
             await ask(api, CASCADE, prompt, stream=index % 2 == 1, **LENGTH) for index, prompt in enumerate(PROMPTS)
         ]
     for answer in answers:
         answer.check(TIERS)
-        (asked,) = answer.usage["cascade"]["judgements"]
-        assert asked["model"] == JUDGE
-        assert asked["completion_tokens"] == 1
-        assert asked["prompt_tokens"] > len("Request: Answer:")
     scores = {answer.cascade["attempts"][0]["score"] for answer in answers}
     assert len(scores) > 1, "every verdict is the same"
     assert Counter(answer.cascade["reason"] for answer in answers)["score"] > 0
@@ -98,16 +89,13 @@ async def test_verdicts_decide_and_are_on_the_bill(rig: UpRig) -> None:
     assert counts["answered"] >= len(PROMPTS) / 2, counts
 
 
-async def test_status_plan_and_explain_show_the_judging_model(rig: UpRig) -> None:
-    assert f"{JUDGE} (judge)" in rig.cli("status")
+async def test_explain_names_the_judge(rig: UpRig) -> None:
     async with client_of(rig) as client:
         raw = await client.chat.completions.with_raw_response.create(
             model=CASCADE, messages=[{"role": "user", "content": PROMPTS[1]}], max_tokens=8
         )
     await asyncio.sleep(1.0)  # spans are written behind
-    request = raw.parse().id
-    assert JUDGE in rig.cli("explain", request)
-    assert "~j1" in rig.cli("trace", request)
+    assert "llm" in rig.cli("explain", raw.parse().id)
 
 
 async def test_a_judging_model_that_dies_costs_no_request(rig: UpRig) -> None:
@@ -115,22 +103,4 @@ async def test_a_judging_model_that_dies_costs_no_request(rig: UpRig) -> None:
     answers = await barrage(rig, CASCADE, PROMPTS, count=60, rate=10.0, faults=faults, **LENGTH)
     for answer in answers:
         answer.check(TIERS)
-    judged = [answer for answer in answers if "judgements" in answer.usage["cascade"]]
-    assert len(judged) >= 10
     await rig.well(3)
-
-
-async def test_its_device_goes_to_a_tier_and_comes_back(rig: UpRig) -> None:
-    plans = await CascadePlanStore.of(rig)
-    try:
-        await plans.settled(rig, 1, 1, 1)
-        await plans.move(2, 1, 0)
-        await plans.settled(rig, 2, 1, 0)
-        async with client_of(rig) as client:
-            answer = await ask(client, CASCADE, PROMPTS[0], stream=False, **LENGTH)
-        answer.check(TIERS)
-        assert "judgements" not in answer.usage["cascade"]
-        await plans.move(1, 1, 1)
-        await plans.settled(rig, 1, 1, 1)
-    finally:
-        await plans.close()

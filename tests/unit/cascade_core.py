@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from millrace.actor.effects import Effect, Publish
-from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
+from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.observers import RequestFinished
@@ -36,13 +36,12 @@ from tests.unit.ingress_core import (
 
 CASCADE = "casc"
 MODELS = ("small", "middle", "large")
-ONE = [ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=1)]
 
 
 def cascade_plan(*thresholds: float, epoch: int = 1, judge: str = "confidence", **fields: Any) -> CascadePlan:
     """Tiers ``small``, ``middle``, ... with these thresholds."""
     tiers = [
-        CascadeTier(model=model, threshold=threshold, replicas=ONE)
+        CascadeTier(model=model, threshold=threshold, instances=1)
         for model, threshold in zip(MODELS, thresholds, strict=False)
     ]
     return CascadePlan(**({"cascade": CASCADE, "epoch": epoch, "tiers": tiers, "judge": judge} | fields))
@@ -59,7 +58,7 @@ class CascadeBench(Bench):
         self.now_ns = START
         self.metrics = IngressMetrics()
         judges = judges or {}
-        served = (*self.names, *([config.judge_model] if config.judge_model else []))
+        served = self.names
         self.actor = IngressActor(
             config=self.config,
             incarnation=7,

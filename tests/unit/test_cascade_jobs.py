@@ -120,45 +120,13 @@ def test_thresholds_in_force_that_still_fit_are_kept(folder: Path) -> None:
     assert "planned 0.2 s" in plan_job(crowded, STEP_TIMES).reason
 
 
-def test_a_move_is_said_where_it_is_worth_it(folder: Path) -> None:
-    result = plan_job(_job(folder, small=5, large=1, rate=30.0, quality=88.0, cold_start_s=1.0), STEP_TIMES)
-    assert result.move is not None
-    assert sum(result.move.instances) <= 6
-    assert result.move.instances[1] > 1
-
-
-def _judge(instances: int, step_time: str = "cpu-500k") -> PlannedTier:
-    return PlannedTier(model="verdict", step_time=step_time, parameters=PARAMETERS, instances=instances)
-
-
-def test_a_judge_that_is_a_model_is_planned_like_a_tier(folder: Path) -> None:
-    plain = plan_job(_job(folder), STEP_TIMES)
-    judged = plan_job(_job(folder, judge=_judge(1)), STEP_TIMES, front=True)
-    assert plain.chosen is not None
-    assert judged.chosen is not None
-    assert judged.chosen.instances == [1, 1, 1]
-    assert (plain.chosen.questions, plain.chosen.verdict_s) == (0.0, 0.0)
-    assert judged.chosen.questions == 1.0
-    assert judged.chosen.verdict_s > 0
-    assert judged.chosen.p95_s > plain.chosen.p95_s, "a verdict takes time"
-    assert all(sum(point.instances) <= 3 for point in judged.front)
-
-
-def test_a_judge_without_instances_costs_nothing_now(folder: Path) -> None:
-    none = plan_job(_job(folder, judge=_judge(0)), STEP_TIMES)
-    assert none.chosen is not None
-    assert none.chosen.verdict_s == 0.0
-
-
-def test_a_judge_that_cannot_keep_up_gets_instances_or_is_left_out(folder: Path) -> None:
-    crowded = _job(folder, small=3, rate=80.0, quality=60.0, judge=_judge(1, "cpu-8m"), cold_start_s=1.0, drain_s=1.0)
-    result = plan_job(crowded, STEP_TIMES, front=True)
-    assert result.chosen is not None
-    assert result.chosen.verdict_s > 10
-    assert any(point.instances[2] > 1 and point.questions > 0 for point in result.front)
-    assert result.move is not None
-    assert result.move.verdict_s < 1
-    assert not any(point.instances[2] for point in result.front if point.questions == 0)
+def test_the_best_division_of_as_many_instances_is_told(folder: Path) -> None:
+    job = _job(folder, small=5, large=1, rate=30.0, quality=88.0)
+    assert plan_job(job, STEP_TIMES).best is None, "only where it is asked for"
+    best = plan_job(job, STEP_TIMES, front=True).best
+    assert best is not None
+    assert sum(best.instances) <= 6
+    assert best.instances[1] > 1
 
 
 def test_the_front_rises_in_quality_and_latency(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import millrace.cascade.planner as planning
@@ -12,8 +11,7 @@ import pytest
 from millrace.cascade.candidates import shifts
 from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
-from millrace.cascade.judge_tier import JudgeTier
-from millrace.cascade.planner import CascadePlanner, CascadeProblem, plan_as_published
+from millrace.cascade.planner import CascadePlanner, CascadeProblem
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload, pipelined, serve
 from millrace.cascade.routing import REJECT_ALL, route, subset_routings
 from millrace.cascade.sample import JudgedSample
@@ -183,37 +181,6 @@ def test_gpus_move_between_tiers_that_are_reached_and_none_is_emptied() -> None:
     assert found == [(11, 0, 1), (7, 0, 5), (1, 0, 11), (5, 0, 7), (2, 0, 10), (4, 0, 8)]
 
 
-def test_a_judging_model_gets_gpus_of_its_own_and_its_time_is_paid() -> None:
-    sample = judged()
-    questions = sample.prompt_tokens[:, :-1] + sample.output_tokens[:, :-1] + 60
-    judge = JudgeTier(shapes=[engine(0.5)], tokens=questions)
-    planners = [CascadePlanner(problem(rate=3.0, judge=each)) for each in (None, judge)]
-    routed = route(sample, (70.0, 70.0))
-    free, paid = (planner.deploy(routed) for planner in planners)
-    assert free is not None
-    assert paid is not None
-    paid = planners[1].simulated(paid)
-    assert not free.judge.replicas
-    assert paid.judge.gpus >= 1
-    assert paid.judge.gpus + sum(paid.gpus) <= 12
-    assert paid.judge_latency_s > 0
-    again = planners[0].simulated(replace(paid, judge_latency_s=0.0))
-    assert again.p95_s < paid.p95_s
-    asked = judge.asked(routed)
-    assert not asked[:, routed.tiers[-1] :].any()
-    tiers = [tier for tier in routed.tiers if tier != routed.tiers[-1]]
-    capacity = planners[1].judge_tier(routed)
-    assert capacity.rate == pytest.approx(3.0 * sum(routed.shares[tier] for tier in tiers))
-
-
-def test_a_judging_model_that_fits_nowhere_is_no_plan() -> None:
-    sample = judged()
-    questions = np.full_like(sample.prompt_tokens[:, :-1], 5000)
-    planner = CascadePlanner(problem(judge=JudgeTier(shapes=[engine(0.5)], tokens=questions)))
-    assert planner.deploy(route(sample, (70.0, 70.0))) is None
-    assert planner.deploy(route(sample, (0.0, 0.0), tiers=(2,))) is not None
-
-
 def test_more_quality_never_costs_less_time() -> None:
     planner = CascadePlanner(problem())
     front = planner.front()
@@ -242,15 +209,6 @@ def test_a_latency_bound_gives_the_best_quality_within_it() -> None:
 def test_too_few_gpus_for_any_model_are_no_plan() -> None:
     only_large = [[engine(8.0, 4)]] * 3
     assert CascadePlanner(problem(gpus=3, shapes=only_large)).plan() is None
-
-
-def test_the_published_loop_ends_and_is_not_better_than_the_exact_plan_by_its_own_objective() -> None:
-    asked = problem(use_confidence=False)
-    planner = CascadePlanner(asked)
-    published = plan_as_published(planner)
-    assert published is not None
-    fitting = [design for design in planner.front() if design.routed.quality >= 80]
-    assert published.routed.quality < 80 or min(d.tier_latency_s for d in fitting) <= published.tier_latency_s * 1.0001
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from millrace.cascade.objective import latency_quality_score, quality_latency_score
 from millrace.cascade.routing import (
     REJECT_ALL,
     initial_thresholds,
@@ -83,30 +82,6 @@ def test_every_distinct_routing_is_told_once_and_thinned() -> None:
     assert len(sets) == len(found) <= 121
     assert (1.0, 0.0, 0.0) in [routed.shares for routed in found]
     assert (1.0, 1.0, 1.0) in [routed.shares for routed in found]
-
-
-def test_the_papers_example_of_the_objective() -> None:
-    def score(latency_s: float, quality: float) -> float:
-        return latency_quality_score(latency_s, quality, quality_min=0.90, utopia=0.95, nadir=0.75, weight=100)
-
-    assert score(11.0, 0.88) == pytest.approx(21.0)
-    assert score(11.4, 0.91) == pytest.approx(11.4)
-    assert score(12.2, 0.93) == pytest.approx(12.2)
-
-
-def test_a_largest_model_that_is_not_the_best_does_not_flip_the_objective() -> None:
-    for utopia in (0.75, 0.70):
-        worse = latency_quality_score(1.0, 0.5, quality_min=0.9, utopia=utopia, nadir=0.75, weight=10)
-        better = latency_quality_score(1.0, 0.8, quality_min=0.9, utopia=utopia, nadir=0.75, weight=10)
-        assert 1.0 < better < worse
-
-
-def test_the_latency_constrained_objective_prefers_quality_within_the_budget() -> None:
-    def score(latency_s: float, quality: float) -> float:
-        return quality_latency_score(latency_s, quality, latency_max_s=10, slowest_s=20, fastest_s=2, weight=100)
-
-    assert score(9, 80) < score(5, 70)
-    assert score(19, 99) == pytest.approx(-99 + 100 * 9 / 18)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from millrace.cascade.jobs import FrontPoint, PlanningResult
 from millrace.cli.__main__ import main
-from millrace.cli.cascade_table import cascade_lines, cascade_rows, cascade_table
+from millrace.cli.cascade_table import cascade_rows
 from millrace.cli.cluster_view import ClusterView
-from millrace.cli.planning import MISSED, OPERATOR, applied, move_to
+from millrace.cli.planning import MISSED, OPERATOR, applied
 from millrace.cli.status_table import cluster_tables
-from millrace.cluster import CascadeSpec, JudgeKind
-from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
+from millrace.cluster import CascadeSpec
+from millrace.contracts.cascade import CascadePlan, CascadeTier
 from rich.console import Console
 
 from services.coordinator.cascades import OPERATOR as KEPT_BY_COORDINATORS
@@ -97,71 +97,18 @@ def test_a_file_without_a_cascade_is_refused(folder: Path, capsys: pytest.Captur
 
 
 def test_a_plan_to_apply_keeps_the_instances_in_force_and_names_a_person_as_its_author() -> None:
-    held = [ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=3)]
-    tiers = [CascadeTier(model="small", threshold=70.0, replicas=held), CascadeTier(model="large")]
+    tiers = [CascadeTier(model="small", threshold=70.0, instances=3), CascadeTier(model="large")]
     before = CascadePlan(cascade="c", epoch=6, tiers=tiers, coordinator="coordinator-0")
     result = PlanningResult(chosen=CHOSEN, meets=True, reason="r")
     plan = applied(CascadeSpec(name="c", tiers=["small", "large"]), before, result)
     assert (plan.epoch, plan.coordinator, plan.quality) == (7, OPERATOR, 61.0)
     assert [(tier.threshold, tier.share) for tier in plan.tiers] == [(40.0, 1.0), (0.0, 0.3)]
-    assert plan.tiers[0].replicas == held
+    assert plan.tiers[0].instances == 3
     assert OPERATOR == KEPT_BY_COORDINATORS
 
 
-def test_a_plan_to_apply_moves_instances_that_are_not_where_the_design_has_them() -> None:
-    held = [ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=2)]
-    before = CascadePlan(
-        cascade="c", epoch=6, tiers=[CascadeTier(model="small", replicas=held), CascadeTier(model="large")]
-    )
-    result = PlanningResult(chosen=CHOSEN, meets=True, reason="r", move=CHOSEN)
-    move = move_to(result, before, now_ns=5)
-    assert move is not None
-    assert (move.instances, move.before, move.thresholds, move.shares) == ([1, 1], [2, 0], [40.0, 0.0], [1.0, 0.3])
-    assert move.until_ns > 5
-    plan = applied(CascadeSpec(name="c", tiers=["small", "large"]), before, result, move=move)
-    assert plan.move == move
-    there = msgspec.structs.replace(CHOSEN, instances=[2, 0])
-    assert move_to(msgspec.structs.replace(result, move=there), before, now_ns=5) is None
-    assert move_to(msgspec.structs.replace(result, move=None), before, now_ns=5) is None
-    (row,) = cascade_rows([plan])
-    assert row["moving_to"] == [1, 1]
-    assert "instances move to 1 of small, 1 of large" in cascade_lines([plan])[0].plain
-
-
-def test_a_judge_of_the_cluster_is_planned_and_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    judged = FILE + 'judge = "llm"\nparameters = { model = "verdict" }\n'
-    (folder / "cluster.toml").write_text(judged + '\n[[models]]\nname = "verdict"\npath = "judge"\n')
-    assert _plan("--quality", "70") == 0
-    text = capsys.readouterr().out
-    assert "3 instances, the last of them verdict's, which judges" in text
-    assert "questions to verdict: 1.00 per request" in text
-
-
-def test_a_plan_to_apply_keeps_the_judges_model_and_moves_its_instances() -> None:
-    one = [ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=1)]
-    tiers = [CascadeTier(model="small", replicas=one), CascadeTier(model="large", replicas=one)]
-    judge = CascadeTier(model="verdict", replicas=one)
-    before = CascadePlan(cascade="c", epoch=6, tiers=tiers, judge="llm", judge_tier=judge)
-    wanted = msgspec.structs.replace(CHOSEN, instances=[1, 0, 2], questions=0.5, verdict_s=0.25)
-    result = PlanningResult(chosen=wanted, meets=True, reason="r", move=wanted)
-    move = move_to(result, before, now_ns=5)
-    assert move is not None
-    assert (move.instances, move.before) == ([1, 0, 2], [1, 1, 1])
-    spec = CascadeSpec(name="c", tiers=["small", "large"], judge=JudgeKind.LLM, parameters={"model": "verdict"})
-    plan = applied(spec, before, result, move=move)
-    assert plan.judge_tier == msgspec.structs.replace(judge, share=0.5, p95_ns=250_000_000)
-    (row,) = cascade_rows([plan])
-    assert row["judge_model"] == {"model": "verdict", "instances": 1, "questions_per_request": 0.5}
-    assert "2 of verdict" in cascade_lines([plan])[0].plain
-    console = Console(width=120)
-    with console.capture() as captured:
-        console.print(cascade_table([plan]))
-    assert "verdict (judge)" in captured.get()
-
-
 def test_status_shows_tiers_thresholds_and_what_is_expected() -> None:
-    held = [ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=2)]
-    tiers = [CascadeTier(model="small", threshold=62.5, replicas=held), CascadeTier(model="large", share=0.25)]
+    tiers = [CascadeTier(model="small", threshold=62.5, instances=2), CascadeTier(model="large", share=0.25)]
     plan = CascadePlan(
         cascade="front", epoch=4, tiers=tiers, quality=58.5, quality_low=56.5, p95_ns=2_500_000_000, meets=False,
         reason="why",

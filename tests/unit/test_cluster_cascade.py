@@ -12,16 +12,16 @@ import pytest
 from millrace.actor.errors import ConfigError
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
-from millrace.cluster import ClusterSpec, JudgeKind, cluster_toml, instances_of, parse_cluster
+from millrace.cluster import ClusterSpec, cluster_toml, instances_of, parse_cluster
 from millrace.cluster.model_folders import judge_files, llm_calibration, with_model_folders
 from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.files import LlmCalibration, write_llm_judge
 from millrace.kvcopy.weights import weights_fingerprint
-from millrace.supervision.cascade_fields import SHADOW_SHARE, coordinator_cascades, ingress_cascades, judge_fields
+from millrace.policies.judges import JUDGES
+from millrace.supervision.cascade_fields import ingress_cascades, judge_fields
 
 from services.coordinator.config import CoordinatorConfig
 from services.judge.config import JudgeConfig
-from services.judge.files import read_curve
 from services.supervisor.config import LaunchOptions
 from services.supervisor.layout import Layout
 
@@ -34,6 +34,7 @@ path = "nano"
 name = "mini"
 path = "mini"
 """
+API = "http://127.0.0.1:8000/v1"
 EXTERNAL = 'judge = "external"\n[cascade.parameters]\nurl = "https://judge.example/v1"\nmodel = "grader"\n'
 
 
@@ -57,7 +58,7 @@ def _files(spec: ClusterSpec, folder: Path) -> dict[str, dict[str, Any]]:
 def test_a_cascade_is_its_tiers_and_thresholds_of_seventy() -> None:
     cascade = _spec().cascade
     assert cascade is not None
-    assert (cascade.name, cascade.tiers, cascade.judge) == ("cascade", ["nano", "mini"], JudgeKind.CONFIDENCE)
+    assert (cascade.name, cascade.tiers, cascade.judge) == ("cascade", ["nano", "mini"], "confidence")
     assert cascade.tier_thresholds == [70.0, 0.0]
     assert cascade.judge_processes == 0
 
@@ -88,12 +89,12 @@ def test_its_text_reads_as_the_same_cluster(table: str) -> None:
         ("quality = 50", None, "cascade.quality: a target needs cascade.sample"),
         ("latency_s = 2", None, "cascade.latency_s: a target needs cascade.sample"),
         ('quality = 50\nlatency_s = 2\nsample = "s"', None, "cascade.latency_s: not together"),
-        ('judge = "oracle"', None, "cascade.judge"),
-        ('judge = "external"', None, "cascade.parameters.url"),
+        ('judge = "oracle"', None, "cascade.judge: 'oracle' is none of external, llm"),
+        ('judge = "external"\nparameters = { url = "x", model = "m" }', None, "cascade.parameters.url"),
         ('judge = "llm"', None, "cascade.parameters.model"),
         ('judge = "llm"\nparameters = { model = "huge" }', None, "no such model 'huge'"),
         ("parameters = { url = 'x' }", None, "cascade.parameters: the judge confidence has none"),
-        (EXTERNAL + "timeout = 3", None, "cascade.parameters.timeout"),
+        (EXTERNAL + "timeout = 3", None, "cascade.parameters of external"),
         ("judges = 0", None, "cascade.judges: 0"),
         ("period_s = 0.0", None, "cascade.period_s"),
         ("treshold = 3", None, "cascade"),
@@ -156,39 +157,24 @@ def test_ingress_is_told_the_cascade_and_each_models_judge(tmp_path: Path) -> No
     assert all(Path(model["judge"]).is_file() for model in told["models"])
 
 
-def test_a_cascade_with_a_target_has_shadow_runs_unless_it_says_otherwise() -> None:
-    def share(table: str) -> float | None:
-        told: float | None = ingress_cascades(_spec(table))["cascades"][0].get("shadow_share")
-        return told
-
-    assert share("") is None
-    assert share('quality = 50\nsample = "s.jsonl"') == SHADOW_SHARE
-    assert share('latency_s = 2\nsample = "s.jsonl"\nsettings = { shadow_share = 0.0 }') == 0.0
-
-
 def test_judges_start_where_the_kind_needs_them(tmp_path: Path) -> None:
     files = _files(_spec("judges = 2\n" + EXTERNAL), tmp_path)
     configs = [msgspec.convert(files[f"judge-{index}"], JudgeConfig) for index in range(2)]
-    assert [config.external.model for config in configs] == ["grader", "grader"]
-    assert sorted(configs[0].judges) == ["mini", "nano"]
+    assert [(config.judge, config.model) for config in configs] == [("external", "grader")] * 2
 
 
-def test_ingress_asks_a_model_of_the_cluster_that_judges() -> None:
+def test_a_model_of_the_cluster_that_judges_is_asked_through_its_own_api(tmp_path: Path) -> None:
     spec = _spec('judge = "llm"\nparameters = { model = "mini", timeout_s = 1.0 }')
-    config = msgspec.convert(judge_fields(spec, {}), JudgeConfig)
-    assert (config.llm.url, config.llm.model, config.llm.timeout_s) == ("", "mini", 1.0)
-    (told,) = ingress_cascades(spec)["cascades"]
-    assert (told["judge"], told["judge_model"], told["judge_timeout_s"]) == ("llm", "mini", 1.0)
-    (planned,) = coordinator_cascades(spec, {})["cascades"]
-    assert planned["judge_tier"]["model"] == "mini"
+    config = msgspec.convert(_files(spec, tmp_path)["judge-0"], JudgeConfig)
+    told = (f"http://127.0.0.1:{spec.api.port}/v1", "mini", 1.0)
+    assert (config.url, config.model, config.timeout_s) == told
+    (cascade,) = ingress_cascades(spec)["cascades"]
+    assert (cascade["judge"], cascade["judge_timeout_s"]) == ("llm", 1.0)
 
 
-def test_an_llm_judge_elsewhere_is_asked_by_the_judge() -> None:
+def test_a_judging_model_elsewhere_is_asked_there() -> None:
     spec = _spec('judge = "llm"\nparameters = { model = "other", url = "http://elsewhere/v1" }')
-    config = msgspec.convert(judge_fields(spec, {}), JudgeConfig)
-    assert config.llm.url == "http://elsewhere/v1"
-    assert "judge_model" not in ingress_cascades(spec)["cascades"][0]
-    assert "judge_tier" not in coordinator_cascades(spec, {})["cascades"][0]
+    assert msgspec.convert(judge_fields(spec, API), JudgeConfig).url == "http://elsewhere/v1"
 
 
 def test_a_judging_model_that_is_no_tier_gets_an_engine_of_its_own() -> None:
@@ -230,9 +216,9 @@ def test_the_llm_judge_has_the_calibration_that_lies_in_its_models_folder(tmp_pa
     )
     write_llm_judge(folder, told)
     assert llm_calibration(spec) == told
-    config = msgspec.convert(judge_fields(spec, {}, calibration=told), JudgeConfig)
-    assert read_curve(config.llm) == curve
-    assert config.llm.curves == {"nano": own}
+    config = msgspec.convert(judge_fields(spec, API, calibration=told), JudgeConfig)
+    _, parameters = JUDGES.choose(config.judge, config.parameters)
+    assert (parameters.curve, parameters.curves) == (curve, {"nano": own})
     (folder / "model.safetensors").write_bytes(b"other weights")
     with pytest.raises(ConfigError, match=r"models\[1\].path: .*other weights"):
         llm_calibration(spec)

@@ -442,7 +442,7 @@ def test_a_cascade_is_rendered_with_its_judge(tmp_path: Path, capsys: pytest.Cap
     (scraped,) = json.loads((folder / "targets" / "judge.json").read_text())
     assert scraped == {"targets": ["judge:9100"], "labels": {"role": "judge"}}
     judge = load_config(JudgeConfig, folder / "judge.json")
-    assert (judge.llm.url, judge.llm.model) == ("", "big")  # a model of the cluster is asked by ingress
+    assert (judge.url, judge.model) == ("http://ingress:8000/v1", "big")
     (cascade,) = load_config(IngressConfig, folder / "ingress.json").cascades
     assert [(tier.model, tier.threshold) for tier in cascade.tiers] == [("small", 40.0), ("big", 0.0)]
     (planned,) = load_config(CoordinatorConfig, folder / "coordinator.json").cascades

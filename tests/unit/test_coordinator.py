@@ -19,7 +19,7 @@ from millrace.membership import MembershipConfig
 
 from services.coordinator.actor import TICK_NS
 from services.coordinator.config import CoordinatorConfig
-from services.coordinator.leases import LEASE_NS
+from services.coordinator.leased_plans import LEASE_NS
 from services.coordinator.roles import role_of
 from tests.unit.coordinator_bench import MODEL, Bench, S, summary
 

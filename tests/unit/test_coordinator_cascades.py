@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import DeleteKey, Effect, PutKey, Stop
-from millrace.contracts.cascade import CascadeMove, CascadePlan, CascadeTier
+from millrace.actor.group import ActorGroup
+from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
@@ -16,6 +17,7 @@ from millrace.contracts.local import (
     KeyFailure,
     KeyNotPut,
     KeyPut,
+    KeyUnreadable,
     StopRequested,
     TimerFired,
 )
@@ -25,10 +27,10 @@ from millrace.contracts.status import InstanceRecord
 
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.build import build
-from services.coordinator.cascade_actor import CascadingCoordinator
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
-from services.coordinator.cascades import LEASE_NS, OPERATOR
+from services.coordinator.cascades import OPERATOR
 from services.coordinator.config import CoordinatorConfig
+from services.coordinator.leased_plans import LEASE_NS
 from tests.unit.coordinator_bench import summary
 
 S = 1_000_000_000
@@ -43,7 +45,7 @@ class Story:
     def __init__(self, cascade: CoordinatedCascade = CASCADE, *, name: str = "coordinator-0") -> None:
         config = CoordinatorConfig(name=name, cascades=[cascade])
         actor = build(config, ActorDeps(incarnation=1, rng=actor_rng(name, 1)))
-        assert isinstance(actor, CascadingCoordinator)
+        assert isinstance(actor, ActorGroup)
         self.actor = actor
         self.now_ns = 100 * S
         self.revision = 0
@@ -86,7 +88,8 @@ class Story:
         for name, model in alive:
             self.register(name, model)
             self.send(msgspec.structs.replace(summary(name), model=model, at_ns=self.now_ns))
-        self.send(TimerFired(name="tick"))
+        for part in range(len(self.actor.parts)):
+            self.send(TimerFired(name=f"{part}|tick" if part else "tick"))
 
     @property
     def plan(self) -> CascadePlan | None:
@@ -96,7 +99,7 @@ class Story:
 
     def counts(self) -> list[int]:
         assert self.plan is not None
-        return [sum(each.count for each in tier.replicas) for tier in self.plan.tiers]
+        return [tier.instances for tier in self.plan.tiers]
 
 
 def _thresholds(plan: CascadePlan | None) -> list[float]:
@@ -121,56 +124,6 @@ def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> 
     assert "configured" in story.plan.reason
 
 
-JUDGED = CoordinatedCascade(name="c", tiers=TIERS, judge="llm", judge_tier=CoordinatedTier(model="verdict"))
-
-
-def _judge_of(story: Story) -> CascadeTier:
-    assert story.plan is not None
-    assert story.plan.judge_tier is not None
-    return story.plan.judge_tier
-
-
-def test_the_judges_model_is_in_the_plan_with_its_instances() -> None:
-    story = Story(JUDGED)
-    story.register("v0", "verdict")
-    assert story.plan is None, "a judge answers nobody"
-    story.register("w0", "nano")
-    assert (_judge_of(story).model, _judge_of(story).replicas[0].count) == ("verdict", 1)
-    assert story.counts() == [1, 0]
-    story.register("v1", "verdict")
-    assert _judge_of(story).replicas[0].count == 2
-    assert story.plan is not None
-    assert "verdict: 2 instances, had 1" in story.plan.reason
-
-
-def test_a_judges_model_that_dies_is_awaited() -> None:
-    story = Story(JUDGED)
-    story.tick(1.0, alive=(("w0", "nano"), ("v0", "verdict")))
-    story.send(KeyChanged(bucket="instance", key="v0", value=None, revision=9))
-    story.tick(1.0, alive=(("w0", "nano"),))
-    assert (_judge_of(story).replicas, _judge_of(story).awaited) == ([], True)
-
-
-def test_a_tier_that_judges_as_well_has_its_own_instances_there() -> None:
-    story = Story(CoordinatedCascade(name="c", tiers=TIERS, judge="llm", judge_tier=TIERS[1]))
-    story.tick(1.0, alive=(("w0", "nano"), ("w1", "mini")))
-    assert story.plan is not None
-    assert (_judge_of(story).model, len(story.plan.members)) == ("mini", 2)
-    assert _judge_of(story).replicas == story.plan.tiers[1].replicas
-
-
-def test_another_judging_model_in_the_configuration_gives_a_new_plan() -> None:
-    story = Story(JUDGED)
-    story.register("w0", "nano")
-    old, store = story.plan, story.keys
-    later = Story()
-    later.keys = store
-    later.told("cascade", "c", old)  # type: ignore[arg-type]
-    later.tick(1.0, alive=(("w0", "nano"),))
-    assert later.plan is not None
-    assert later.plan.judge_tier is None
-
-
 def test_a_tier_that_nobody_serves_yet_is_awaited() -> None:
     story = Story()
     story.register("w0", "nano")
@@ -179,25 +132,6 @@ def test_a_tier_that_nobody_serves_yet_is_awaited() -> None:
     story.register("w1", "mini")
     assert [tier.awaited for tier in story.plan.tiers] == [False, False]
     story.tick(5.0, alive=(("w1", "mini"),))
-    assert [tier.awaited for tier in story.plan.tiers] == [True, False]
-
-
-def test_a_tier_that_a_move_has_emptied_is_not_awaited() -> None:
-    story = Story(msgspec.structs.replace(CASCADE, moves=True))
-    story.register("w0", "nano")
-    story.register("w1", "mini")
-    assert story.plan is not None
-    move = CascadeMove(instances=[0, 1], until_ns=story.now_ns + 600 * S)
-    story.told("cascade", "c", msgspec.structs.replace(story.plan, epoch=story.plan.epoch + 1, move=move))
-    story.tick(5.0, alive=(("w1", "mini"),))
-    assert story.counts() == [0, 1]
-    assert [tier.awaited for tier in story.plan.tiers] == [False, False]
-    story.told("cascade", "c", msgspec.structs.replace(story.plan, epoch=story.plan.epoch + 1, move=None))
-    story.tick(1.0, alive=(("w1", "mini"),))
-    assert [tier.awaited for tier in story.plan.tiers] == [False, False]
-    move = CascadeMove(instances=[1, 1], until_ns=story.now_ns + 600 * S)
-    story.told("cascade", "c", msgspec.structs.replace(story.plan, epoch=story.plan.epoch + 1, move=move))
-    story.tick(1.0, alive=(("w1", "mini"),))
     assert [tier.awaited for tier in story.plan.tiers] == [True, False]
 
 
@@ -303,11 +237,26 @@ def test_what_is_no_plan_and_cascades_of_others_change_nothing() -> None:
     assert story.send(KeyChanged(bucket="cascade", key="d", value=other, revision=6)) == []
 
 
+def test_a_plan_that_cannot_be_read_is_written_anew_with_what_a_person_put() -> None:
+    story = Story()
+    story.register("w0", "nano")
+    tiers = [CascadeTier(model="nano", threshold=33.0), CascadeTier(model="mini")]
+    story.told("cascade", "c", CascadePlan(cascade="c", epoch=2, tiers=tiers, coordinator=OPERATOR))
+    story.revision += 1
+    story.keys["cascade", "c"] = (story.keys["cascade", "c"][0], story.revision)
+    story.send(KeyUnreadable(bucket="cascade", key="c", revision=story.revision))
+    story.tick(1.0, alive=(("w0", "nano"),))
+    assert _thresholds(story.plan) == [33.0, 0.0]
+    assert story.plan is not None
+    assert story.plan.epoch == 4
+    assert story.keys["cascade", "c"][1] == story.revision
+
+
 def test_the_lease_is_given_back_at_the_end() -> None:
     story = Story()
     story.tick()
     effects = story.send(StopRequested())
-    assert DeleteKey(bucket="cascade_lease", key="c", correlation="release/c") in effects
+    assert DeleteKey(bucket="cascade_lease", key="c", correlation="1|release/c") in effects
     assert isinstance(effects[-1], Stop)
 
 

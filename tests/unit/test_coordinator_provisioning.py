@@ -31,7 +31,7 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceS
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.config import CoordinatorConfig, ProvisioningConfig
 from services.coordinator.fleet import SAMPLES_MAX
-from services.coordinator.leases import LEASE_NS
+from services.coordinator.leased_plans import LEASE_NS
 from services.coordinator.provisioning import STOP_GRACE_NS
 
 S = 1_000_000_000

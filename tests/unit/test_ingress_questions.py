@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from services.ingress.http.questions import QuestionTokenizer
 
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX, ModelTokenizer
 from services.ingress.calls.messages import QuestionTokenized, TokenizeQuestion
-from services.ingress.http.questions import QuestionTokenizer
 from tests.live.ingress_rig import write_model_folder
 
 

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import json
-import math
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
+from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.errors import ConfigError
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.status import PresenceState, ServicePresence
-from millrace.judging.calibration import IsotonicCurve
 from prometheus_client import CollectorRegistry
 
 from services.judge.actor import CHOICES_MAX, WAITING_MAX, JudgeActor
-from services.judge.config import JudgeConfig, RemoteConfig
+from services.judge.build import build
+from services.judge.config import JudgeConfig
 from services.judge.effects import AskingFailed, AskModel, ModelAnswered
-from services.judge.metrics import JudgeMetrics
 
-REMOTE = RemoteConfig(url="http://127.0.0.1:1/v1", model="grader")
+CONFIG = JudgeConfig(judge="external", model="grader")
 
 
-def _actor(config: JudgeConfig | None = None) -> JudgeActor:
-    config = config or JudgeConfig(external=REMOTE, llm=REMOTE)
-    return JudgeActor(config, incarnation=7, judges={}, curve=None, metrics=JudgeMetrics())
+def _actor(registry: CollectorRegistry | None = None) -> JudgeActor:
+    return build(CONFIG, ActorDeps(incarnation=7, rng=Random(1), registry=registry))
 
 
 def _ask(judge: JudgeActor, *, now_ns: int = 0, reply_to: str = "_INBOX.x", **fields: Any) -> list[Effect]:
-    told = {"request": "r~1", "cascade": "c", "tier": 0, "model": "nano", "kind": "external", "answer": ["7"]}
+    told = {"request": "r~1", "cascade": "c", "model": "nano", "answer": ["7"]}
     effects = judge.handle(Message(JudgeAnswer(**(told | fields)), reply_to=reply_to), now_ns)
     judge.check_invariants()
     return effects
@@ -84,7 +85,7 @@ def test_one_grade_that_is_no_number_gives_no_score(text: str) -> None:
     ask = _asked(_ask(judge, answer=["7", "8"]))
     body = ModelAnswered(correlation=ask.correlation, payloads=[_grade("64"), _grade(text)])
     assert _said(judge.handle(Message(body), 1)).score is None
-    assert judge.metrics.judged["external", "unscored"] == 1
+    assert judge.metrics.judged["unscored"] == 1
 
 
 @pytest.mark.parametrize("why", ["timeout", "status", "unreachable"])
@@ -94,7 +95,7 @@ def test_a_model_that_does_not_answer_gives_no_score_and_is_counted(why: str) ->
     said = _said(judge.handle(Message(AskingFailed(correlation=ask.correlation, why=why, detail="d")), 1))
     assert said.score is None
     assert "d" in said.reason
-    assert judge.metrics.judged["external", why] == 1
+    assert judge.metrics.judged[why] == 1
 
 
 def test_an_answer_that_comes_twice_is_said_once() -> None:
@@ -106,35 +107,9 @@ def test_an_answer_that_comes_twice_is_said_once() -> None:
     assert judge.handle(Message(AskingFailed(correlation=ask.correlation, why="timeout", detail="")), 3) == []
 
 
-def test_an_opinion_that_comes_along_is_scored_at_once() -> None:
-    effects = _ask(_actor(JudgeConfig()), kind="llm", answer=["7"], opinions=[[("yes", -0.2), ("no", -1.8)]])
-    assert not [effect for effect in effects if isinstance(effect, AskModel)]
-    assert _said(effects).score == pytest.approx(83.2, abs=0.1)
-
-
-def test_each_models_answers_are_scored_by_their_own_curve() -> None:
-    own = IsotonicCurve((0.0, 1.0), (0.0, 0.5))
-    judge = _actor(JudgeConfig(llm=RemoteConfig(curves={"nano": own})))
-    for model, score in (("nano", 40.0), ("mini", 80.0)):
-        opinion = [("yes", math.log(0.8)), ("no", math.log(0.2))]
-        effects = _ask(judge, kind="llm", model=model, answer=["7"], opinions=[opinion])
-        assert _said(effects).score == pytest.approx(score)
-
-
-def test_a_veto_asks_nobody_and_scores_nothing() -> None:
-    said = _said(_ask(_actor(), structured="json_object", answer=["no"]))
-    assert (said.score, said.kind) == (0.0, "verifier")
-
-
-@pytest.mark.parametrize("told", [None, 55.0])
-def test_a_verifier_without_a_veto_gives_the_askers_confidence_back(told: float | None) -> None:
-    assert _said(_ask(_actor(), kind="verifier", confidence=told)).score == told
-
-
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"kind": "oracle"}, "no judge of kind"),
         ({"answer": []}, "no answer"),
         ({"answer": ["x"] * (CHOICES_MAX + 1)}, "choices"),
     ],
@@ -143,10 +118,6 @@ def test_a_question_that_cannot_be_judged_is_answered_without_a_score(fields: di
     said = _said(_ask(_actor(), **fields))
     assert said.score is None
     assert reason in said.reason
-
-
-def test_a_kind_without_a_url_gives_no_score() -> None:
-    assert "no URL" in _said(_ask(_actor(JudgeConfig()))).reason
 
 
 def test_beyond_the_bound_questions_are_answered_at_once() -> None:
@@ -175,7 +146,11 @@ def test_what_waits_at_the_end_is_answered_without_a_score() -> None:
 
 def test_figures_are_shown() -> None:
     registry = CollectorRegistry()
-    judge = JudgeActor(JudgeConfig(), incarnation=7, judges={}, curve=None, metrics=JudgeMetrics(registry))
-    _ask(judge, kind="verifier")
-    labels = {"kind": "verifier", "result": "unscored"}
-    assert registry.get_sample_value("millrace_judge_answers_total", labels) == 1
+    _ask(_actor(registry), answer=[])
+    assert registry.get_sample_value("millrace_judge_answers_total", {"result": "refused"}) == 1
+
+
+@pytest.mark.parametrize("fields", [{"judge": "oracle"}, {"parameters": {"x": 1}}])
+def test_a_judge_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        build(msgspec.structs.replace(CONFIG, **fields), ActorDeps(incarnation=7, rng=Random(1)))

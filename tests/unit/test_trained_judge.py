@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from jinja2 import Environment
 from millrace.contracts.judge import JudgeAnswer
+from services.judge.kinds.llm import llm_body
 
 from models.training.judge_documents import Answered, judged
 from models.training.tokenizer import BOS, CHAT_TEMPLATE, EOS, build_tokenizer
-from services.judge.kinds.llm import llm_body
 
 PROMPT = "<|bos|><|user|>Count from 1 to 4.<|eos|><|assistant|>"
 

@@ -6,6 +6,7 @@ another number; this module simulates it.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -13,10 +14,9 @@ from random import Random
 import numpy as np
 
 from millrace.cascade.capacity import TierDeployment
-from millrace.cascade.replicas import NS, PERCENTILE
+from millrace.cascade.replicas import NS, PERCENTILE, serve
 from millrace.cascade.routing import Routed
 from millrace.cascade.sample import Floats, JudgedSample
-from millrace.cascade.timeline import placed, serve_tier
 from millrace.enginemodel.forecast.question import ReplicaRequest
 
 
@@ -74,7 +74,7 @@ def chain_latencies(
             for index in present
         ]
         judged_ns = int(load.judge_s[tier] * NS) if tier < sample.tiers - 1 else 0
-        ends, _ = serve_tier(arriving, placed(deployments[tier]), native=native)
+        ends = serve_tier(arriving, deployments[tier], native=native)
         for index, end in zip(present, ends, strict=True):
             ready[index] = end + judged_ns
     return np.array([(ready[index] - starts[index]) / NS for index in range(count)])
@@ -83,3 +83,25 @@ def chain_latencies(
 def chain_p95_s(latencies: Floats) -> float:
     """95th percentile, seconds."""
     return float(np.percentile(latencies, PERCENTILE))
+
+
+def serve_tier(requests: Sequence[ReplicaRequest], deployment: TierDeployment, *, native: bool) -> list[int]:
+    """End of each request on one tier's replicas, ns.
+
+    Replicas take turns in proportion to their planned rates (smooth weighted round robin).
+    """
+    rows = zip(deployment.replicas, deployment.rates, strict=True)
+    replicas = [(shape, rate) for (shape, count), rate in rows for _ in range(count)]
+    turns = [(1 / rate, index) for index, (_, rate) in enumerate(replicas)]
+    heapq.heapify(turns)
+    parts: list[list[int]] = [[] for _ in replicas]
+    for position in range(len(requests)):
+        level, index = turns[0]
+        heapq.heapreplace(turns, (level + 1 / replicas[index][1], index))
+        parts[index].append(position)
+    ends = [0] * len(requests)
+    for (shape, _), part in zip(replicas, parts, strict=True):
+        served = serve([requests[position] for position in part], shape, native=native) if part else []
+        for position, end in zip(part, served, strict=True):
+            ends[position] = end
+    return ends

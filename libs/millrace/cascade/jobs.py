@@ -1,26 +1,21 @@
-"""One planning of a live cascade: from its present instances, its rate and a recorded sample to thresholds.
-
-Two speeds: thresholds for the present instances may come into force at once; instances of other models are only said to
-be better where the simulated gain over the horizon exceeds draining and cold starts.
-"""
+"""One planning of a live cascade: from its present instances, its rate and a recorded sample to thresholds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from millrace.cascade.capacity import NO_REPLICAS, TierDeployment
-from millrace.cascade.judge_tier import JudgeTier, question_tokens
 from millrace.cascade.planner import JUDGED_REQUESTS_MIN, CascadeDesign, CascadePlanner, CascadeProblem
 from millrace.cascade.recorded import recorded_sample
-from millrace.cascade.replanning import MoveCost, Replan, outdated, replan, simulated_under
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape
 from millrace.cascade.sample import JudgedSample
-from millrace.contracts.cascade import SCORE_MAX, CascadeMove, CascadePlan, CascadeTier
+from millrace.cascade.thresholds import ChosenThresholds, choose_thresholds, outdated, simulated_under
+from millrace.contracts.cascade import SCORE_MAX
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.judging.files import read_judge
@@ -56,18 +51,15 @@ class PlanningJob(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tiers: Smallest model first.
-        judge: Model that judges, where it has instances of its own; it needs no ``judge`` file. None for none.
         sample: File of recorded answers.
         rate: Requests/s.
         quality, latency_s: The target; one of them.
         thresholds: In force, one per tier but the last; empty for none. They stay unless others are better.
         planned_p95_s: p95 that was expected of them; 0 for unknown.
-        judge_s: What judging an answer takes, besides the verdict of ``judge``.
-        drain_s, cold_start_s, horizon_s: As MoveCost has them.
+        judge_s: What judging an answer takes.
     """
 
     tiers: list[PlannedTier]
-    judge: PlannedTier | None = None
     sample: str
     rate: float
     quality: float | None = None
@@ -75,23 +67,13 @@ class PlanningJob(msgspec.Struct, frozen=True, kw_only=True):
     thresholds: list[float] = []
     planned_p95_s: float = 0.0
     judge_s: float = 0.001
-    drain_s: float = 30.0
-    cold_start_s: float = 30.0
-    horizon_s: float = 600.0
-
-    @property
-    def members(self) -> list[PlannedTier]:
-        """Tiers, and last the judge's model where there is one."""
-        return self.tiers if self.judge is None else [*self.tiers, self.judge]
 
 
 class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
     """A design that no other beats in both quality and latency.
 
     Attributes:
-        instances: Of each tier, and last of the judge's model where the job has one.
-        questions: To the judge's model per request.
-        verdict_s: p95 of its verdicts.
+        instances: Of each tier.
     """
 
     thresholds: list[float]
@@ -100,8 +82,6 @@ class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
     quality: float
     quality_low: float
     p95_s: float
-    questions: float = 0.0
-    verdict_s: float = 0.0
 
 
 class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +92,7 @@ class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
         chosen: For the present instances; None where no thresholds serve the traffic on them.
         meets: Whether it reaches the target.
         reason: One sentence.
-        move: Design whose instances are worth a move; None to keep them.
+        best: With the same number of instances divided in the best way, if asked for; None where nothing serves.
         front: Every design on the front, by rising p95, if asked for.
     """
 
@@ -120,7 +100,7 @@ class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
     meets: bool
     reason: str
     keep: str = ""
-    move: FrontPoint | None = None
+    best: FrontPoint | None = None
     front: list[FrontPoint] = []
 
 
@@ -132,30 +112,13 @@ def plan_job(job: PlanningJob, step_times: Mapping[str, StepTimeModel], *, front
         OSError: a file cannot be read.
     """
     planner = CascadePlanner(problem_of(job, step_times), ReplicaModel())
-    *present, judge = _present(job, planner.problem)
-    told = replan(
-        planner,
-        present,
-        MoveCost(drain_s=job.drain_s, cold_start_s=job.cold_start_s, horizon_s=job.horizon_s),
-        in_force=tuple(job.thresholds) or None,
-        judge=judge,
-    )
-    designs = planner.front() if front else []
-    points = _not_beaten(_point(each, planner) for each in designs)
-    change = _change(job, planner, [*present, judge])
-    few = _few(planner.problem.sample.count)
-    chosen = _point(told.at_once, planner) if told.at_once is not None else None
-    move = _point(told.move, planner) if told.move is not None else None
-    return msgspec.structs.replace(_result(told, change, few), chosen=chosen, move=move, front=points)
-
-
-def _present(job: PlanningJob, problem: CascadeProblem) -> list[TierDeployment]:
-    """Instances that serve, of each tier and last of the judge's model."""
-    counts = zip(problem.shapes, job.tiers, strict=True)
-    tiers = [_deployment(shapes[0], tier.instances) for shapes, tier in counts]
-    if job.judge is None or problem.judge is None:
-        return [*tiers, NO_REPLICAS]
-    return [*tiers, _deployment(problem.judge.shapes[0], job.judge.instances)]
+    counts = zip(planner.problem.shapes, job.tiers, strict=True)
+    present = [_deployment(shapes[0], tier.instances) for shapes, tier in counts]
+    found = choose_thresholds(planner, present, in_force=tuple(job.thresholds) or None)
+    best = planner.plan() if front else None
+    points = _not_beaten(_point(each) for each in planner.front()) if front else []
+    result = _result(found, _change(job, planner, present), _few(planner.problem.sample.count))
+    return msgspec.structs.replace(result, best=_point(best) if best is not None else None, front=points)
 
 
 def _not_beaten(points: Iterable[FrontPoint]) -> list[FrontPoint]:
@@ -180,20 +143,15 @@ def problem_of(job: PlanningJob, step_times: Mapping[str, StepTimeModel]) -> Cas
     Raises:
         ValueError, OSError: as ``plan_job``.
     """
-    sample = _sample(job)
-    judge = None
-    if job.judge is not None:
-        judge = JudgeTier(shapes=[_shape(job.judge, step_times)], tokens=question_tokens(sample))
     return CascadeProblem(
-        sample=sample,
+        sample=_sample(job),
         rate=job.rate,
-        gpus=sum(tier.instances * tier.tensor_parallel for tier in job.members),
+        gpus=sum(tier.instances * tier.tensor_parallel for tier in job.tiers),
         shapes=[[_shape(tier, step_times)] for tier in job.tiers],
         judge_s=[job.judge_s] * (len(job.tiers) - 1),
         quality_min=job.quality,
         latency_max_s=job.latency_s,
         thresholds_most=THRESHOLDS_MOST,
-        judge=judge,
     )
 
 
@@ -217,73 +175,34 @@ def _deployment(shape: ReplicaShape, count: int) -> TierDeployment:
     return TierDeployment(((shape, count),), (1.0,)) if count else NO_REPLICAS
 
 
-def _change(job: PlanningJob, planner: CascadePlanner, present: Sequence[TierDeployment]) -> str:
-    """Return the reason why the plan in force no longer fits the traffic; empty where it does. ``present``: the judge's
-    replicas last.
-    """
+def _change(job: PlanningJob, planner: CascadePlanner, present: list[TierDeployment]) -> str:
+    """Return the reason why the plan in force no longer fits the traffic; empty where it does."""
     if not job.thresholds:
         return ""
-    *tiers, judge = present
-    now = simulated_under(planner, tuple(job.thresholds), tiers, judge)
+    now = simulated_under(planner, tuple(job.thresholds), present)
     if now is None:
         return "no tier has an instance"
-    planned = replace(now, p95_s=job.planned_p95_s or now.p95_s)
-    return outdated(planner, planned)
+    return outdated(planner, replace(now, p95_s=job.planned_p95_s or now.p95_s))
 
 
-def _result(told: Replan, change: str, few: str) -> PlanningResult:
-    """Text and verdict of a decision; its points are set by the caller."""
-    chosen = told.at_once
-    said = [change, chosen.reason if chosen is not None else "", told.reason, few]
-    reason = "; ".join(each for each in said if each)
-    keep = ""
-    if chosen is not None and told.kept:
-        keep = f"quality {chosen.routed.quality:.1f} and p95 {chosen.p95_s:.2f} s; {reason}"
-    return PlanningResult(chosen=None, meets=chosen is not None and chosen.meets, reason=reason, keep=keep)
+def _result(found: ChosenThresholds, change: str, few: str) -> PlanningResult:
+    chosen = found.design
+    if chosen is None:
+        reason = "; ".join(filter(None, (change, "no thresholds serve the traffic", few)))
+        return PlanningResult(chosen=None, meets=False, reason=reason)
+    reason = "; ".join(filter(None, (change, chosen.reason, few)))
+    keep = f"quality {chosen.routed.quality:.1f} and p95 {chosen.p95_s:.2f} s; {reason}" if found.kept else ""
+    return PlanningResult(chosen=_point(chosen), meets=chosen.meets, reason=reason, keep=keep)
 
 
-def planned_move(point: FrontPoint, before: Sequence[int], *, until_ns: int, meets: bool) -> CascadeMove:
-    """Move of a plan to a design.
-
-    Args:
-        before: Instances of each tier now.
-    """
-    return CascadeMove(
-        instances=point.instances,
-        before=list(before),
-        until_ns=until_ns,
-        thresholds=[*point.thresholds, 0.0],
-        shares=point.shares,
-        quality=point.quality,
-        quality_low=max(0.0, point.quality_low),
-        p95_ns=round(point.p95_s * 1e9),
-        meets=meets,
-    )
-
-
-def asked_judge(plan: CascadePlan, point: FrontPoint) -> CascadeTier | None:
-    """The judge's model as a plan has it, with the questions and verdicts that a design expects."""
-    judge = plan.judge_tier
-    if judge is None:
-        return None
-    return msgspec.structs.replace(judge, share=point.questions, p95_ns=round(point.verdict_s * 1e9))
-
-
-def _counts(design: CascadeDesign, *, judged: bool) -> list[int]:
-    members = design.members if judged else design.deployments
-    return [sum(count for _, count in each.replicas) for each in members]
-
-
-def _point(design: CascadeDesign, planner: CascadePlanner) -> FrontPoint:
-    routed, problem = design.routed, planner.problem
+def _point(design: CascadeDesign) -> FrontPoint:
+    routed = design.routed
     return FrontPoint(
         # A threshold that no score reaches is the highest that a plan can say.
         thresholds=[min(value, SCORE_MAX) for value in routed.thresholds],
-        instances=_counts(design, judged=problem.judge is not None),
+        instances=[sum(count for _, count in each.replicas) for each in design.deployments],
         shares=list(routed.shares),
         quality=routed.quality,
         quality_low=routed.quality_low,
         p95_s=design.p95_s if math.isfinite(design.p95_s) else 0.0,
-        questions=planner.judge_tier(routed).rate / problem.rate,
-        verdict_s=design.judge_latency_s,
     )

@@ -1,8 +1,7 @@
 """Thresholds and GPUs of a cascade planned together.
 
 ``CascadePlanner`` goes through every distinct routing of the sample on a grid, for each choice of models, allocates
-GPUs for each exactly, simulates the end-to-end latency of the promising ones and picks. ``plan_as_published`` is the
-paper's bi-level loop.
+GPUs for each exactly, simulates the end-to-end latency of the promising ones and picks.
 """
 
 from __future__ import annotations
@@ -14,20 +13,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from millrace.cascade.candidates import shifts, thinned
-from millrace.cascade.capacity import NO_REPLICAS, TierCapacity, TierDeployment, allocate
+from millrace.cascade.capacity import TierCapacity, TierDeployment, allocate
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
-from millrace.cascade.judge_tier import JudgeTier, judging_latency_s
-from millrace.cascade.objective import latency_quality_score
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
-from millrace.cascade.routing import (
-    Routed,
-    Thresholds,
-    initial_thresholds,
-    route,
-    routings_near,
-    subset_routings,
-    threshold_choices,
-)
+from millrace.cascade.routing import Routed, routings_near, subset_routings
 from millrace.cascade.sample import JudgedSample
 
 #: Latency beyond which an allocation counts as no service at all, seconds.
@@ -55,15 +44,6 @@ SIMULATED_REQUESTS_MAX = 2_000
 #: Thresholds tried per tier between the grid's neighbours of the best ones.
 REFINED_THRESHOLDS = 8
 
-#: Iterations of the published loop without a better score before it ends (the paper's K, which it does not give).
-STABLE_ITERATIONS = 3
-
-#: Weight of a missing quality in the published score (the paper's μ, given in its example only).
-PUBLISHED_WEIGHT = 100.0
-
-
-CapacityRule = Callable[[TierCapacity], TierCapacity]
-
 
 @dataclass(frozen=True, kw_only=True)
 class CascadeProblem:
@@ -79,8 +59,6 @@ class CascadeProblem:
         latency_max_s: p95 asked for; the plan then has the best quality within it.
         use_confidence: Hold the lower confidence bound of quality, not the mean, to ``quality_min``.
         thresholds_most: Thresholds tried per tier.
-        judge: A model of the cluster that judges, on GPUs of its own among ``gpus``; its p95 is added to ``judge_s``.
-            None for a judge that needs no GPU.
     """
 
     sample: JudgedSample
@@ -92,7 +70,6 @@ class CascadeProblem:
     latency_max_s: float | None = None
     use_confidence: bool = True
     thresholds_most: int = 12
-    judge: JudgeTier | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field that is wrong."""
@@ -115,8 +92,6 @@ class CascadeDesign:
         p95_s: Simulated end-to-end p95; NaN where it was not simulated.
         meets: Whether quality or latency is as asked for.
         reason: One sentence.
-        judge: Replicas of the judging model.
-        judge_latency_s: p95 of its verdicts.
     """
 
     routed: Routed
@@ -125,17 +100,10 @@ class CascadeDesign:
     p95_s: float = math.nan
     meets: bool = True
     reason: str = ""
-    judge: TierDeployment = NO_REPLICAS
-    judge_latency_s: float = 0.0
-
-    @property
-    def members(self) -> tuple[TierDeployment, ...]:
-        """Deployments of all tiers, and last the judge's."""
-        return (*self.deployments, self.judge)
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """GPUs of each tier; the judge's are ``judge.gpus``."""
+        """GPUs of each tier."""
         return tuple(deployment.gpus for deployment in self.deployments)
 
 
@@ -152,25 +120,20 @@ class CascadePlanner:
     model: ReplicaModel = field(default_factory=ReplicaModel)
     allocations: int = 0
 
-    def plan(self, capacity_of: CapacityRule | None = None) -> CascadeDesign | None:
+    def plan(self) -> CascadeDesign | None:
         """The best plan; the one of best quality (or least latency), flagged, where none meets what is asked.
 
         Thresholds are searched on a grid, and then between its neighbours of the best ones. None where no routing can
         be served at all.
-
-        Args:
-            capacity_of: As for ``front``.
         """
         everything = subset_routings(self.problem.sample, self.problem.thresholds_most)
-        coarse = self.best(self._simulated(everything, capacity_of))
+        coarse = self.best(self._simulated(everything))
         if coarse is None:
             return None
-        best = self.best([coarse, *self._simulated(self.near(coarse.routed), capacity_of)])
-        if best is None or capacity_of is not None:
-            return best
-        return self.best([best, *self._shifted(best)])
+        best = self.best([coarse, *self._simulated(self.near(coarse.routed))])
+        return None if best is None else self.best([best, *self.shifted(best)])
 
-    def _shifted(self, design: CascadeDesign) -> list[CascadeDesign]:
+    def shifted(self, design: CascadeDesign) -> list[CascadeDesign]:
         """Simulated designs on a way of falling p95, each with some GPUs moved from one tier to another."""
         found, tried = [design], 0
         while tried < SHIFTED_MAX:
@@ -225,20 +188,14 @@ class CascadePlanner:
         best = min(designs, key=lambda design: design.p95_s)
         return _with(best, False, f"no routing stays within {problem.latency_max_s:g} s; the fastest one")
 
-    def front(self, capacity_of: CapacityRule | None = None) -> list[CascadeDesign]:
-        """Designs that no other beats in both quality and allocated latency, each with its simulated p95.
-
-        Args:
-            capacity_of: Restricts how tiers may use GPUs (``baselines.py``); None for every mixture of replicas.
-        """
+    def front(self) -> list[CascadeDesign]:
+        """Designs that no other beats in both quality and allocated latency, each with its simulated p95."""
         everything = subset_routings(self.problem.sample, self.problem.thresholds_most)
-        return self._simulated(everything, capacity_of, lean=False)
+        return self._simulated(everything, lean=False)
 
-    def _simulated(
-        self, candidates: Sequence[Routed], capacity_of: CapacityRule | None, *, lean: bool = True
-    ) -> list[CascadeDesign]:
+    def _simulated(self, candidates: Sequence[Routed], *, lean: bool = True) -> list[CascadeDesign]:
         """The front of some routings, and those that send fewest requests to the tiers."""
-        designs = [design for routed in candidates if (design := self.deploy(routed, capacity_of)) is not None]
+        designs = [design for routed in candidates if (design := self.deploy(routed)) is not None]
         kept = thinned(_not_beaten(designs, self.quality), SIMULATED_MAX)
         known = {id(design) for design in kept}
         more = thinned(self._lean(designs), LEAN_MAX) if lean else []
@@ -258,32 +215,21 @@ class CascadePlanner:
                 kept.append(design)
         return kept
 
-    def deploy(self, routed: Routed, capacity_of: CapacityRule | None = None) -> CascadeDesign | None:
+    def deploy(self, routed: Routed) -> CascadeDesign | None:
         """The allocation of least tier latency for one routing; None where the GPUs are not enough."""
         self.allocations += 1
         problem = self.problem
         tiers = [self.tier(routed, index) for index in range(problem.sample.tiers)]
-        if capacity_of is not None:
-            tiers = [capacity_of(tier) for tier in tiers]
-        judge = self.judge_tier(routed)
-        allocated = allocate([judge, *tiers], problem.gpus, longest_s=LATENCY_S_MAX)
+        allocated = allocate(tiers, problem.gpus, longest_s=LATENCY_S_MAX)
         if allocated is None:
             return None
-        (judge_gpus, *needs), latency_s = allocated
-        given = _spread(needs, problem.gpus - judge_gpus, [tier.rate for tier in tiers])
-        judging = judge.deployment(latency_s, judge_gpus)
+        needs, latency_s = allocated
+        given = _spread(needs, problem.gpus, [tier.rate for tier in tiers])
         return CascadeDesign(
             routed=routed,
             deployments=tuple(tier.deployment(latency_s, count) for tier, count in zip(tiers, given, strict=True)),
             tier_latency_s=latency_s,
-            judge=judging,
-            judge_latency_s=judging_latency_s(judge, judging),
         )
-
-    def judge_tier(self, routed: Routed) -> TierCapacity:
-        """Capacity of the judging model under a routing; nothing to serve where there is none."""
-        judge = self.problem.judge
-        return TierCapacity([], 0.0) if judge is None else judge.capacity(routed, self.problem.rate, self.model)
 
     def tier(self, routed: Routed, index: int) -> TierCapacity:
         """Capacity of one tier under a routing."""
@@ -303,13 +249,9 @@ class CascadePlanner:
 
     def simulated(self, design: CascadeDesign) -> CascadeDesign:
         """The design with its end-to-end p95."""
-        load = self.load()
-        load = replace(load, judge_s=[each + design.judge_latency_s for each in load.judge_s])
         sample, native = self.problem.sample, self.model.native
-        return replace(
-            design,
-            p95_s=chain_p95_s(chain_latencies(sample, design.routed, design.deployments, load, native=native)),
-        )
+        latencies = chain_latencies(sample, design.routed, design.deployments, self.load(), native=native)
+        return replace(design, p95_s=chain_p95_s(latencies))
 
     def load(self) -> ChainLoad:
         """Load of a simulation: a minute at the problem's rate, so that queues that grow show, within bounds."""
@@ -325,49 +267,6 @@ class CascadePlanner:
     def quality(self, routed: Routed) -> float:
         """The quality that is held to what is asked: the lower confidence bound, or the mean."""
         return routed.quality_low if self.problem.use_confidence else routed.quality
-
-
-def plan_as_published(planner: CascadePlanner) -> CascadeDesign | None:
-    """The paper's bi-level loop: deployment for fixed thresholds, then a better threshold, until J is stable.
-
-    Each iteration moves one threshold to the value of least J with the others fixed, tiers in turn. Source: Cascadia,
-    algorithm 1 and section 3.3; the paper names no search over thresholds, μ, or K.
-    """
-    problem = planner.problem
-    if problem.quality_min is None:
-        raise ValueError("the published loop plans for a quality")
-    sample = problem.sample
-    thresholds = initial_thresholds(sample)
-    best, stable, tier = _published_score(planner, thresholds), 0, 0
-    while sample.tiers > 1 and stable < STABLE_ITERATIONS * (sample.tiers - 1):
-        choices = threshold_choices(sample.scores[:, tier], problem.thresholds_most)
-        tried = {value: (*thresholds[:tier], value, *thresholds[tier + 1 :]) for value in choices}
-        scored = {value: _published_score(planner, each) for value, each in tried.items()}
-        chosen = min(scored, key=lambda value: scored[value])
-        if scored[chosen] < best:
-            best, thresholds, stable = scored[chosen], tried[chosen], 0
-        else:
-            stable += 1
-        tier = (tier + 1) % (sample.tiers - 1)
-    design = planner.deploy(route(sample, thresholds))
-    return None if design is None else _with(planner.simulated(design), True, f"published loop, J = {best:.3g}")
-
-
-def _published_score(planner: CascadePlanner, thresholds: Thresholds) -> float:
-    problem = planner.problem
-    routed = route(problem.sample, thresholds)
-    design = planner.deploy(routed)
-    if design is None:
-        return math.inf
-    assert problem.quality_min is not None, "checked by the caller"
-    return latency_quality_score(
-        design.tier_latency_s,
-        routed.quality,
-        quality_min=problem.quality_min,
-        utopia=float(problem.sample.quality[:, -1].mean()),
-        nadir=float(problem.sample.quality[:, 0].mean()),
-        weight=PUBLISHED_WEIGHT,
-    )
 
 
 def _not_beaten(designs: Sequence[CascadeDesign], quality_of: Callable[[Routed], float]) -> list[CascadeDesign]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from millrace.actor.settings import with_settings
 from millrace.cli.errors import CliError
-from millrace.cluster import CascadeSpec, JudgeKind
+from millrace.cluster import CascadeSpec
+from millrace.cluster.cascade_spec import CONFIDENCE
 from millrace.cluster.model_folders import model_folder
 
 #: The model that ships as a judge.
@@ -23,7 +24,7 @@ _OF_CASCADE = ("thresholds", "judge")
 
 def judge_model(arguments: argparse.Namespace) -> str:
     """Model of this cluster that judges, by name or folder; empty for none."""
-    if not arguments.cascade or arguments.judge != JudgeKind.LLM:
+    if not arguments.cascade or arguments.judge in (None, CONFIDENCE):
         return ""
     parameters = _parameters(arguments)
     return "" if "url" in parameters else str(parameters.get("model") or JUDGE_MODEL)
@@ -44,7 +45,7 @@ def cascade_of(arguments: argparse.Namespace, models: Sequence[str]) -> CascadeS
     return CascadeSpec(
         tiers=list(models),
         thresholds=_thresholds(arguments.thresholds),
-        judge=JudgeKind(arguments.judge or JudgeKind.CONFIDENCE),
+        judge=arguments.judge or CONFIDENCE,
         parameters=parameters | ({"model": model_folder(judge).name} if judge else {}),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from millrace.contracts.cascade import CascadePlan, CascadeTier
+from millrace.contracts.cascade import CascadePlan
 
 #: Width of a plan's reason; --json has all of it.
 REASON_CELLS = 90
@@ -25,14 +25,12 @@ def cascade_rows(plans: Sequence[CascadePlan]) -> list[dict[str, Any]]:
             "quality_low": plan.quality_low,
             "p95_s": plan.p95_ns / 1e9 if plan.p95_ns else None,
             "meets": plan.meets,
-            "moving_to": plan.move.instances if plan.move is not None else None,
             "coordinator": plan.coordinator,
             "reason": plan.reason,
             "tiers": [
-                {"model": tier.model, "threshold": tier.threshold, "instances": _count(tier), "share": tier.share}
+                {"model": tier.model, "threshold": tier.threshold, "instances": tier.instances, "share": tier.share}
                 for tier in plan.tiers
             ],
-            "judge_model": _judge_row(plan.judge_tier),
         }
         for plan in plans
     ]
@@ -53,32 +51,13 @@ def cascade_table(plans: Sequence[CascadePlan]) -> Table:
             share = f"{tier.share:.0%}" if plan.quality is not None else "-"
             name = f"{plan.cascade} (epoch {plan.epoch})" if not index else ""
             judge = plan.judge if not index else ""
-            table.add_row(name, tier.model, threshold, str(_count(tier)), share, judge)
-        if (asked := plan.judge_tier) is not None:
-            share = f"{asked.share:.0%}" if plan.quality is not None else "-"
-            table.add_row("", f"{asked.model} (judge)", "", str(_count(asked)), share, "")
+            table.add_row(name, tier.model, threshold, str(tier.instances), share, judge)
     return table
-
-
-def _judge_row(tier: CascadeTier | None) -> dict[str, Any] | None:
-    if tier is None:
-        return None
-    return {"model": tier.model, "instances": _count(tier), "questions_per_request": tier.share}
 
 
 def cascade_lines(plans: Sequence[CascadePlan]) -> list[Text]:
     """Return one line per cascade: what is expected of it, and why its plan is in force."""
-    return [
-        Text(f"{plan.cascade}: {_moving(plan)}{_expected(plan)}{_cut(plan.reason)}", style=_style(plan))
-        for plan in plans
-    ]
-
-
-def _moving(plan: CascadePlan) -> str:
-    if plan.move is None:
-        return ""
-    pairs = zip(plan.move.instances, plan.members, strict=True)
-    return f"instances move to {', '.join(f'{count} of {tier.model}' for count, tier in pairs)}; "
+    return [Text(f"{plan.cascade}: {_expected(plan)}{_cut(plan.reason)}", style=_style(plan)) for plan in plans]
 
 
 def _expected(plan: CascadePlan) -> str:
@@ -96,7 +75,3 @@ def _cut(reason: str) -> str:
 
 def _style(plan: CascadePlan) -> str:
     return "dim" if plan.meets else "yellow"
-
-
-def _count(tier: CascadeTier) -> int:
-    return sum(each.count for each in tier.replicas)

@@ -17,7 +17,6 @@ from millrace.cluster import (
     ClusterPolicies,
     ClusterSpec,
     GroupSpec,
-    JudgeKind,
     KvReplicaSpec,
     ModelSpec,
     NatsSpec,
@@ -96,7 +95,7 @@ def _add_engine_options(group: _Group) -> None:
         help="of a cascade: least score, 0 to 100, at which an answer is delivered, one per model but the last "
         "(default: 70)",
     )
-    add("--judge", choices=[str(kind) for kind in JudgeKind], help="of a cascade: what scores (default: confidence)")
+    add("--judge", metavar="NAME", help="of a cascade: what scores, a name or a file (default: confidence)")
     add("--served-name", metavar="NAME", help="name under which clients ask for the model (default: the folder's)")
     add("--engine", choices=["vllm", "modelled"], help="vLLM (default), or a model of its scheduler and step times")
     add(

@@ -52,9 +52,6 @@ def _attempts(explained: Explained) -> Iterator[str]:
         took = duration(max(0, attempt.ended_ns - attempt.started_ns))
         yield f"attempt {attempt.request} on tier {attempt.tier}, {attempt.model}: {attempt.outcome} after {took}"
         yield f"  {_scored(attempt)}, {attempt.output_tokens} output tokens"
-        if attempt.question:
-            read = f"{attempt.question_prompt_tokens} prompt and {attempt.question_output_tokens} output tokens"
-            yield f"  {attempt.question_model} was asked about it ({attempt.question}, {read})"
         if attempt.detail:
             yield f"  {attempt.detail}"
     if explained.delivered:

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--apply",
         action="store_true",
-        help="put the thresholds in force in a running cluster; with [devices] instances move where that pays",
+        help="put the thresholds in force in a running cluster",
     )
     add("--model", default="", help="with --roles: the model, where the file has several")
     add("--lengths", default="azure-conversation", help="with --roles: a set that ships (default: %(default)s)")

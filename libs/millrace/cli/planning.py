@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from pathlib import Path
 
 import nats.errors
@@ -12,34 +11,23 @@ from nats.js.errors import Error as JetStreamError
 
 from millrace.actor.bucket_reading import read_bucket
 from millrace.actor.errors import ConfigError
-from millrace.cascade.jobs import (
-    FrontPoint,
-    PlannedTier,
-    PlanningJob,
-    PlanningResult,
-    asked_judge,
-    plan_job,
-    planned_move,
-)
+from millrace.cascade.jobs import FrontPoint, PlannedTier, PlanningJob, PlanningResult, plan_job
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import ConnectionSettings, resolve_connection
 from millrace.cli.errors import CliError
 from millrace.cli.progress import working
 from millrace.cluster import CascadeSpec, ClusterSpec, GroupSpec, ModelSpec, instances_of, read_cluster
 from millrace.cluster.model_folders import context_length, judge_files, with_model_folders
-from millrace.contracts.cascade import CascadeMove, CascadePlan, CascadeTier
+from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.codec import MalformedMessage, decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.registered import load_step_times
-from millrace.supervision.cascade_fields import instances_may_move
+from millrace.policies.registry import policy_name
 from millrace.supervision.service_fields import STEP_TIMES
 
 #: Author of plans that a person puts; a coordinator keeps their thresholds.
 OPERATOR = "operator"
-
-#: A move that is not done after so long goes back: as the coordinator's ``move_limit_s``.
-MOVE_LIMIT_NS = 900_000_000_000
 
 #: Exit code where no plan keeps what is asked.
 MISSED = 3
@@ -54,7 +42,7 @@ def plan_cascade(arguments: argparse.Namespace) -> int:
     try:
         spec = with_model_folders(read_cluster(arguments.cascade))
         job = job_of_file(spec, arguments)
-        files = {tier.step_time: tier.step_time for tier in job.members if tier.step_time.endswith(".toml")}
+        files = {tier.step_time: tier.step_time for tier in job.tiers if tier.step_time.endswith(".toml")}
         with working(f"simulating thresholds of {len(job.tiers)} tiers"):
             result = plan_job(job, load_step_times(files)[0], front=True)
     except (ConfigError, ValueError, OSError) as error:
@@ -70,8 +58,7 @@ def plan_cascade(arguments: argparse.Namespace) -> int:
         if result.chosen is None:
             raise CliError("nothing to apply: no thresholds serve that rate on the file's instances")
         told = asyncio.run(_apply(resolve_connection(arguments, operator=True), spec, result))
-        moves = "; instances move, see `millrace status`" if told.move is not None else ""
-        print(f"in force: epoch {told.epoch} of {told.cascade}{moves}")
+        print(f"in force: epoch {told.epoch} of {told.cascade}")
     return 0 if result.meets else MISSED
 
 
@@ -97,11 +84,7 @@ def job_of_file(spec: ClusterSpec, arguments: argparse.Namespace) -> PlanningJob
     judges = judge_files(spec)
     models = {model.name: model for model in spec.models}
     tiers = [_tier(spec, models[name], str(judges.get(name, ""))) for name in cascade.tiers]
-    own = cascade.members[len(tiers) :]
-    judge = _tier(spec, models[own[0]], "") if own else None
-    return PlanningJob(
-        tiers=tiers, judge=judge, sample=sample, rate=arguments.rate, quality=quality, latency_s=latency_s
-    )
+    return PlanningJob(tiers=tiers, sample=sample, rate=arguments.rate, quality=quality, latency_s=latency_s)
 
 
 def _tier(spec: ClusterSpec, model: ModelSpec, judge: str) -> PlannedTier:
@@ -126,23 +109,15 @@ def _step_time(group: GroupSpec, folder: Path) -> str:
 
 def report(job: PlanningJob, result: PlanningResult) -> str:
     """The front, what was chosen, and why."""
-    judged = f", the last of them {job.judge.model}'s, which judges" if job.judge is not None else ""
     head = f"{'p95 s':>8}{'quality':>9}{'at least':>10}  {'instances':<16}{'thresholds':<20}reach each tier"
-    lines = [f"{job.rate:g} requests/s, {sum(tier.instances for tier in job.members)} instances{judged}", head]
+    lines = [f"{job.rate:g} requests/s, {sum(tier.instances for tier in job.tiers)} instances", head]
     lines += [_row(point) for point in result.front]
     if result.chosen is not None:
         lines += ["", "for the instances of the file:", _row(result.chosen)]
-        if job.judge is not None:
-            lines.append(f"questions to {job.judge.model}: {_questions(result.chosen)}")
-    if result.move is not None:
-        counts = zip(result.move.instances, job.members, strict=True)
-        lines.append(f"worth a move: {', '.join(f'{count} of {tier.model}' for count, tier in counts)}")
+    if result.best is not None and result.best.instances != [tier.instances for tier in job.tiers]:
+        lines += ["", "with as many instances, divided in the best way:", _row(result.best)]
     lines.append(("" if result.meets else "TARGET MISSED: ") + result.reason)
     return "\n".join(lines)
-
-
-def _questions(point: FrontPoint) -> str:
-    return f"{point.questions:.2f} per request, p95 of a verdict {point.verdict_s:.2f} s"
 
 
 def _row(point: FrontPoint) -> str:
@@ -154,49 +129,35 @@ def _row(point: FrontPoint) -> str:
     )
 
 
-def applied(
-    cascade: CascadeSpec, before: CascadePlan | None, result: PlanningResult, *, move: CascadeMove | None = None
-) -> CascadePlan:
-    """The plan to write: the new thresholds, with the instances that the plan in force has, and their move."""
+def applied(cascade: CascadeSpec, before: CascadePlan | None, result: PlanningResult) -> CascadePlan:
+    """The plan to write: the new thresholds, with the instances that the plan in force has."""
     chosen = result.chosen
     assert chosen is not None, "the caller checks"
-    replicas = {tier.model: tier.replicas for tier in before.tiers} if before is not None else {}
+    instances = {tier.model: tier.instances for tier in before.tiers} if before is not None else {}
     thresholds = [*chosen.thresholds, 0.0]
     tiers = [
-        CascadeTier(model=model, threshold=threshold, share=share, replicas=replicas.get(model, []))
+        CascadeTier(model=model, threshold=threshold, share=share, instances=instances.get(model, 0))
         for model, threshold, share in zip(cascade.tiers, thresholds, chosen.shares, strict=True)
     ]
     return CascadePlan(
         cascade=cascade.name,
         epoch=before.epoch + 1 if before is not None else 1,
         tiers=tiers,
-        judge=str(cascade.judge),
-        judge_tier=asked_judge(before, chosen) if before is not None else None,
+        judge=policy_name(cascade.judge),
         quality=chosen.quality,
         quality_low=max(0.0, chosen.quality_low),
         p95_ns=round(chosen.p95_s * 1e9),
         meets=result.meets,
-        move=move,
         coordinator=OPERATOR,
         reason=f"millrace plan --apply: {result.reason}",
     )
 
 
-def move_to(result: PlanningResult, before: CascadePlan, *, now_ns: int) -> CascadeMove | None:
-    """Move that a result asks of the running cluster; None for none."""
-    if result.move is None:
-        return None
-    counts = [sum(each.count for each in tier.replicas) for tier in before.members]
-    if counts == result.move.instances:
-        return None
-    return planned_move(result.move, counts, until_ns=now_ns + MOVE_LIMIT_NS, meets=result.meets)
-
-
 async def _apply(connection: ConnectionSettings, spec: ClusterSpec, result: PlanningResult) -> CascadePlan:
-    """Writes the plan over the one in force. The coordinator looks after members and carries out a move.
+    """Writes the plan over the one in force. The coordinator looks after members.
 
     Raises:
-        CliError: the cluster has no such cascade, moves instances already, or cannot be reached.
+        CliError: the cluster has no such cascade, or cannot be reached.
     """
     cascade = spec.cascade
     assert cascade is not None, "job_of_file refuses others"
@@ -206,12 +167,9 @@ async def _apply(connection: ConnectionSettings, spec: ClusterSpec, result: Plan
             before = next(
                 (plan for plan in _plans(await read_bucket(store, bucket)) if plan.cascade == cascade.name), None
             )
-            if before is None or [tier.model for tier in before.members] != cascade.members:
-                raise CliError(f"the running cluster has no cascade {cascade.name} of {', '.join(cascade.members)}")
-            if before.move is not None:
-                raise CliError(f"instances of {cascade.name} are moving; try again when they have")
-            move = move_to(result, before, now_ns=time.time_ns()) if instances_may_move(spec) else None
-            plan = applied(cascade, before, result, move=move)
+            if before is None or [tier.model for tier in before.tiers] != cascade.tiers:
+                raise CliError(f"the running cluster has no cascade {cascade.name} of {', '.join(cascade.tiers)}")
+            plan = applied(cascade, before, result)
             await store.jetstream().publish(f"$KV.{bucket}.{subject_token(cascade.name)}", encode(plan))
     except (nats.errors.Error, JetStreamError) as error:
         raise CliError(f"the plan could not be written: {error}") from None

@@ -3,7 +3,7 @@
 `services/supervisor/layout.py` renders a ClusterSpec to processes, `compose/prepare.py` to containers.
 """
 
-from millrace.cluster.cascade_spec import CascadeSpec, JudgeKind
+from millrace.cluster.cascade_spec import CascadeSpec
 from millrace.cluster.checks import check_spec
 from millrace.cluster.reading import parse_cluster, read_cluster
 from millrace.cluster.spec import (
@@ -32,7 +32,6 @@ __all__ = [
     "ClusterSpec",
     "ExtraService",
     "GroupSpec",
-    "JudgeKind",
     "KvReplicaSpec",
     "ModelSpec",
     "NatsSpec",

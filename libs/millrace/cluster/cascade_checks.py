@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from millrace.actor.errors import ConfigError
-from millrace.cluster.cascade_spec import CascadeSpec, JudgeKind
+from millrace.cluster.cascade_spec import CONFIDENCE, CascadeSpec
+from millrace.policies.judges import JUDGES
+from millrace.policies.registry import PolicyError
 
 #: Tiers of one cascade.
 TIERS_MAX = 8
@@ -14,12 +16,12 @@ TIERS_MAX = 8
 #: Judge processes of one cascade.
 JUDGES_MAX = 64
 
-_REMOTE: Mapping[str, type | tuple[type, ...]] = {
+#: Parameters of every judge that asks a model; the others are the judge's own.
+REMOTE: Mapping[str, type | tuple[type, ...]] = {
     "url": str,
     "model": str,
     "key_file": str,
     "timeout_s": (int, float),
-    "curve_file": str,
 }
 
 
@@ -82,17 +84,21 @@ def _check_judge(cascade: CascadeSpec, models: Sequence[str]) -> None:
     if not 1 <= cascade.judges <= JUDGES_MAX:
         raise ConfigError(f"cascade.judges: {cascade.judges}, must be between 1 and {JUDGES_MAX}")
     told = cascade.parameters
-    if cascade.judge not in (JudgeKind.EXTERNAL, JudgeKind.LLM):
+    if cascade.judge == CONFIDENCE:
         if told:
             raise ConfigError(f"cascade.parameters: the judge {cascade.judge} has none")
         return
-    for key, value in told.items():
-        kind = _REMOTE.get(key)
-        if kind is None or not isinstance(value, kind):
-            raise ConfigError(f"cascade.parameters.{key}: {value!r}; there are {', '.join(_REMOTE)}")
-    if cascade.judge is JudgeKind.EXTERNAL and not str(told.get("url", "")).startswith(("http://", "https://")):
-        raise ConfigError("cascade.parameters.url: an external judge needs a URL that begins with http:// or https://")
+    for key, kind in REMOTE.items():
+        if key in told and not isinstance(told[key], kind):
+            raise ConfigError(f"cascade.parameters.{key}: {told[key]!r}")
+    own = {key: value for key, value in told.items() if key not in REMOTE}
+    try:
+        JUDGES.choose(cascade.judge, own, key="judge")
+    except PolicyError as error:
+        raise ConfigError(f"cascade.{error}") from None
+    if "url" in told and not told["url"].startswith(("http://", "https://")):
+        raise ConfigError("cascade.parameters.url: it begins with http:// or https://")
     if not told.get("model"):
         raise ConfigError(f"cascade.parameters.model: the judge {cascade.judge} needs one")
-    if cascade.judge is JudgeKind.LLM and "url" not in told and told["model"] not in models:
+    if "url" not in told and told["model"] not in models:
         raise ConfigError(f"cascade.parameters.model: no such model {told['model']!r}; there are {', '.join(models)}")

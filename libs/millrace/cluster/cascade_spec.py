@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -14,13 +13,8 @@ CASCADE_NAME = "cascade"
 THRESHOLD = 70.0
 
 
-class JudgeKind(StrEnum):
-    """Kind of judge that scores answers. All but ``confidence`` need judge processes."""
-
-    CONFIDENCE = "confidence"
-    VERIFIER = "verifier"
-    EXTERNAL = "external"
-    LLM = "llm"
+#: The judge that needs no process: ingress computes the score from the answer's log-probabilities.
+CONFIDENCE = "confidence"
 
 
 class CascadeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -36,10 +30,10 @@ class CascadeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         sample: Recorded answers of all tiers with the truth, one JSON object a line (.jsonl[.gz]), relative to the
             cluster's file: what plans are made from.
         period_s: How often the coordinator looks at whether the plan still fits, seconds.
-        judge: Kind of judge.
-        parameters: Of the kinds ``external`` and ``llm``: ``url``, ``model``, ``key_file``, ``timeout_s``,
-            ``curve_file``. The model of ``llm`` is one of this cluster, and ingress asks it, unless a URL is given.
-        judges: Judge processes, where the kind needs any; they share the questions.
+        judge: ``confidence``, a name of ``JUDGES``, or the path of a judge's file.
+        parameters: Of a judge that asks a model: ``model``, which is one of this cluster unless a ``url`` is given,
+            ``key_file``, ``timeout_s``, and the judge's own.
+        judges: Judge processes, where it asks a model; they share the questions.
         settings: Further fields of ingress's configuration of the cascade.
     """
 
@@ -50,7 +44,7 @@ class CascadeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     latency_s: float | None = None
     sample: str = ""
     period_s: float = 60.0
-    judge: JudgeKind = JudgeKind.CONFIDENCE
+    judge: str = CONFIDENCE
     parameters: dict[str, Any] = {}
     judges: int = 1
     settings: dict[str, Any] = {}
@@ -63,17 +57,11 @@ class CascadeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def judging_model(self) -> str:
         """Model of the cluster that judges; empty where none does."""
-        if self.judge is not JudgeKind.LLM or "url" in self.parameters:
+        if self.judge == CONFIDENCE or "url" in self.parameters:
             return ""
         return str(self.parameters.get("model", ""))
 
     @property
-    def members(self) -> list[str]:
-        """Models of the tiers, and last the judging one where it is no tier itself."""
-        judging = self.judging_model
-        return [*self.tiers, *([judging] if judging and judging not in self.tiers else [])]
-
-    @property
     def judge_processes(self) -> int:
         """Processes of the judge: none for ``confidence``, which ingress computes itself."""
-        return 0 if self.judge is JudgeKind.CONFIDENCE else self.judges
+        return 0 if self.judge == CONFIDENCE else self.judges

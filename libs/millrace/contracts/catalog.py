@@ -18,7 +18,7 @@ from millrace.contracts.ingress import (
 )
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.message import Body, ErrorReply
-from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished, ShadowFinished
+from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
 from millrace.contracts.provisioner import (
@@ -81,7 +81,6 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     SetInstances,
     SetRole,
     SetStepBudget,
-    ShadowFinished,
     StartInstance,
     StatusSnapshot,
     StopInstance,
@@ -276,15 +275,6 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.INGRESS,),
         receivers=(Role.TAGGER, Role.PREDICTOR, Role.COORDINATOR),
         summary="What became of a request.",
-    ),
-    Channel(
-        name="shadow",
-        subject="shadow.{cascade}",
-        pattern=Pattern.PUBLISH,
-        messages=(ShadowFinished,),
-        senders=(Role.INGRESS,),
-        receivers=(Role.COORDINATOR,),
-        summary="What every tier of a cascade answered to one sampled request.",
     ),
     Channel(
         name="provisioning",

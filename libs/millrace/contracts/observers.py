@@ -98,9 +98,6 @@ class CascadeAttempt(msgspec.Struct, frozen=True, kw_only=True):
         threshold: Least score at which it would have been delivered; None where it was not judged.
         epoch: Of the cascade's plan by which it was judged.
         detail: A sentence where the judge did not answer or the attempt failed.
-        question: Request id of the question to the judge's model, which has an outcome of its own; empty for none.
-        question_model: That model.
-        question_prompt_tokens, question_output_tokens: Of that question, all choices together.
     """
 
     request: str
@@ -116,10 +113,6 @@ class CascadeAttempt(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     started_ns: int = 0
     ended_ns: int = 0
-    question: str = ""
-    question_model: str = ""
-    question_prompt_tokens: int = 0
-    question_output_tokens: int = 0
 
 
 class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
@@ -173,41 +166,6 @@ class RequestFinished(Body, frozen=True, kw_only=True, tag="RequestFinished/1"):
     parent: str = ""
     attempts: list[CascadeAttempt] = []
     reason: str = ""
-
-
-class ShadowAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of one tier in a shadow run.
-
-    Attributes:
-        score: 0 to 100, by confidence; None where the engine gave no log-probabilities.
-        agrees: Whether it is the last tier's answer, but for white space around it.
-        logprobs: Of its tokens, thousandths; empty without a score.
-    """
-
-    model: str
-    score: float | None
-    agrees: bool
-    prompt_tokens: int
-    output_tokens: int
-    logprobs: list[int] = []
-
-
-class ShadowFinished(Body, frozen=True, kw_only=True, tag="ShadowFinished/1"):
-    """Answers of every tier of a cascade to one sampled request: what clients' answers alone cannot tell.
-
-    Attributes:
-        request: The client's request. It was answered before, and has an outcome of its own.
-        epoch: Of the plan in force at the end.
-        arrival_ns: Of the client's request.
-        answers: One per tier of the plan, in its order.
-    """
-
-    request: str
-    cascade: str
-    epoch: int
-    ingress: str
-    arrival_ns: int
-    answers: list[ShadowAnswer]
 
 
 class ProvisioningDecided(Body, frozen=True, kw_only=True, tag="ProvisioningDecided/1"):

@@ -126,14 +126,6 @@ class Subjects:
         """Outcomes of a model's requests."""
         return f"{self.prefix}.outcome.{subject_token(model)}"
 
-    def shadow(self, cascade: str) -> str:
-        """Shadow runs of a cascade."""
-        return f"{self.prefix}.shadow.{subject_token(cascade)}"
-
-    def shadows(self) -> str:
-        """Wildcard over all cascades' shadow runs."""
-        return f"{self.prefix}.shadow.*"
-
     def decisions(self) -> str:
         """Wildcard over all models' decisions."""
         return f"{self.prefix}.decision.*"

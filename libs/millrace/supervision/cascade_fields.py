@@ -7,14 +7,12 @@ from typing import Any
 
 import msgspec
 
-from millrace.cluster.cascade_spec import CascadeSpec, JudgeKind
+from millrace.cluster.cascade_checks import REMOTE
+from millrace.cluster.cascade_spec import CascadeSpec
 from millrace.cluster.spec import ClusterSpec, ModelSpec
 from millrace.cluster.workers import instances_of
 from millrace.judging.files import LlmCalibration
-
-#: Share of calls that run on every tier where a coordinator plans. At one request a second these are the 20 of each
-#: side that a comparison of scores needs in 17 minutes; clients' p95 changes by less than 0.5 % (bench cascade_shadow).
-SHADOW_SHARE = 0.02
+from millrace.policies.registry import policy_name
 
 
 def ingress_cascades(spec: ClusterSpec) -> dict[str, Any]:
@@ -22,13 +20,10 @@ def ingress_cascades(spec: ClusterSpec) -> dict[str, Any]:
     cascade = spec.cascade
     if cascade is None:
         return {}
-    planned = cascade.quality is not None or cascade.latency_s is not None
-    shadows = {"shadow_share": SHADOW_SHARE} if planned else {}
-    judging = {"judge_model": cascade.judging_model} if cascade.judging_model else {}
-    if judging and "timeout_s" in cascade.parameters:
-        judging["judge_timeout_s"] = cascade.parameters["timeout_s"]
-    told = {"name": cascade.name, "tiers": _tiers(cascade), "judge": str(cascade.judge)}
-    return {"cascades": [told | judging | shadows | cascade.settings]}
+    told: dict[str, Any] = {"name": cascade.name, "tiers": _tiers(cascade), "judge": policy_name(cascade.judge)}
+    if "timeout_s" in cascade.parameters:
+        told["judge_timeout_s"] = cascade.parameters["timeout_s"]
+    return {"cascades": [told | cascade.settings]}
 
 
 def coordinator_cascades(spec: ClusterSpec, judges: Mapping[str, str]) -> dict[str, Any]:
@@ -41,55 +36,38 @@ def coordinator_cascades(spec: ClusterSpec, judges: Mapping[str, str]) -> dict[s
     if cascade is None:
         return {}
     tiers = [told | _instances(spec, told["model"], judges) for told in _tiers(cascade)]
-    judging = cascade.judging_model
-    judge = {"judge_tier": {"model": judging} | _instances(spec, judging, {})} if judging else {}
     target = {name: value for name in ("quality", "latency_s") if (value := getattr(cascade, name)) is not None}
     planned = target | ({"sample": cascade.sample, "period_s": cascade.period_s} if target else {})
-    if instances_may_move(spec):
-        planned |= {"moves": True, "hosts": list(dict.fromkeys(model.groups[0].host for model in spec.models))}
-    return {"cascades": [{"name": cascade.name, "tiers": tiers, "judge": str(cascade.judge), **judge, **planned}]}
+    told = {"name": cascade.name, "tiers": tiers, "judge": policy_name(cascade.judge)}
+    return {"cascades": [told | planned]}
 
 
 def _instances(spec: ClusterSpec, name: str, judges: Mapping[str, str]) -> dict[str, Any]:
     """Of a model of the cascade as the coordinator's configuration has it: its instances, and how they are judged."""
     model = next(model for model in spec.models if model.name == name)
     group = model.groups[0]
-    told: dict[str, Any] = {"tensor_parallel": group.tensor_parallel, "device": group.device}
+    told: dict[str, Any] = {"tensor_parallel": group.tensor_parallel, "instances": len(instances_of(spec, model))}
     if name in judges:
         told["judge"] = judges[name]
-    if instances_may_move(spec):
-        told["instances"] = len(instances_of(spec, model))
-        told["instances_max"] = len(instances_of(spec, model, spares=True))
     return told
 
 
-def instances_may_move(spec: ClusterSpec) -> bool:
-    """Whether a plan of the cascade may have instances change their model: devices are counted, nobody else scales."""
-    return bool(spec.cascade and spec.devices) and spec.policies.provisioning.name in ("", "none")
-
-
-def judge_fields(
-    spec: ClusterSpec, judges: Mapping[str, str], *, calibration: LlmCalibration | None = None
-) -> dict[str, Any]:
+def judge_fields(spec: ClusterSpec, url: str, *, calibration: LlmCalibration | None = None) -> dict[str, Any]:
     """Configuration of a judge.
 
     Args:
-        judges: File of the confidence judge of each model that has one, as the judge finds it.
-        calibration: Of the LLM judge's model; a file that the cascade names comes before it.
+        spec: Has a cascade.
+        url: Of the cluster's own API, for a judging model of this cluster.
+        calibration: Of that model.
     """
     cascade = spec.cascade
     assert cascade is not None, "only a cascade has a judge"
-    tiers = {model: judges[model] for model in cascade.tiers if model in judges}
-    fields: dict[str, Any] = {"judges": tiers} if tiers else {}
-    if cascade.judge is JudgeKind.LLM:
-        curves: dict[str, Any] = {}
-        if calibration is not None and "curve_file" not in cascade.parameters:
-            of_models = {name: calibration.curves[name] for name in cascade.tiers if name in calibration.curves}
-            curves = {"curve": msgspec.to_builtins(calibration.curve), "curves": msgspec.to_builtins(of_models)}
-        return fields | {"llm": curves | cascade.parameters}
-    if cascade.judge is JudgeKind.EXTERNAL:
-        return fields | {"external": cascade.parameters}
-    return fields
+    asked = {key: value for key, value in cascade.parameters.items() if key in REMOTE}
+    own = {key: value for key, value in cascade.parameters.items() if key not in REMOTE}
+    if calibration is not None and cascade.judge == "llm":
+        curves = {name: calibration.curves[name] for name in cascade.tiers if name in calibration.curves}
+        own = {"curve": msgspec.to_builtins(calibration.curve), "curves": msgspec.to_builtins(curves)} | own
+    return {"url": url, "judge": cascade.judge, "parameters": own} | asked
 
 
 def with_judge(fields: dict[str, Any], model: ModelSpec, judges: Mapping[str, str]) -> dict[str, Any]:

@@ -38,12 +38,7 @@ def usage_object(usage: Usage, report: CascadeReport | None = None) -> dict[str,
     }
     if report is not None:
         attempts = [{"model": attempt.model, **usage_object(attempt.usage)} for attempt in report.attempts]
-        asked = [
-            {"model": attempt.judge_model, **usage_object(attempt.judge_usage)}
-            for attempt in report.attempts
-            if attempt.judge_model
-        ]
-        counts["cascade"] = {"attempts": attempts} | ({"judgements": asked} if asked else {})
+        counts["cascade"] = {"attempts": attempts}
     return counts
 
 

@@ -9,8 +9,7 @@ import msgspec
 from services.ingress.api.errors import ApiError
 from services.ingress.api.models import ServedModel
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call, refuse_hopeless
-from services.ingress.api.requests import ChatRequest, Shared
-from services.ingress.api.tools import ToolMode
+from services.ingress.api.requests import Shared
 from services.ingress.calls.messages import Call, CascadeOptions, MemberCall
 
 #: Bytes of the rendered prompt that judges get; its end is kept.
@@ -68,15 +67,12 @@ def build_any_call(
 
 def _member(parsed: ParsedRequest, call: Call) -> MemberCall:
     texts = parsed.texts or []
-    tools = parsed.request.tools if isinstance(parsed.request, ChatRequest) else None
-    offered = tools if tools and parsed.tools.mode is not ToolMode.NONE else []
     return MemberCall(
         model=parsed.model.name,
         prompts=call.prompts,
         sampling=call.sampling,
         prompt_head=call.prompt_head,
         prompt=_end_of(texts[0]) if len(texts) == 1 else "",
-        tools=[tool.function.name for tool in offered],
     )
 
 

@@ -58,7 +58,6 @@ class MemberCall(msgspec.Struct, frozen=True, kw_only=True):
         sampling: With this model's bound of output tokens.
         prompt_head: As in Call.
         prompt: The rendered prompt for judges; its last 64 KiB where it is longer, empty for several prompts.
-        tools: Names of the functions that the answer may call.
     """
 
     model: str
@@ -66,7 +65,6 @@ class MemberCall(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     prompt_head: str = ""
     prompt: str = ""
-    tools: list[str] = []
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,8 +184,6 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
         score: 0 to 100; None where it was not judged.
         threshold: Least score at which it would have been delivered; None where it was not judged.
         outcome: ``delivered``, ``rejected``, ``rejected_early``, ``failed`` or ``cancelled``.
-        judge_model: Model of this cluster that was asked about the answer; empty for none.
-        judge_usage: Of that question.
     """
 
     tier: int
@@ -196,8 +192,6 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None
     threshold: float | None
     usage: Usage
-    judge_model: str = ""
-    judge_usage: Usage = Usage(0, 0)
 
 
 class CascadeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,26 +250,6 @@ class CompleteCall(Effect, frozen=True, kw_only=True):
     request: str
     usage: Usage
     report: CascadeReport | None = None
-
-
-class TokenizeQuestion(Effect, frozen=True, kw_only=True):
-    """Asks the adapter for the token ids of questions, each one message of a user: QuestionTokenized follows, once.
-
-    Attributes:
-        model: Whose template and tokenizer.
-    """
-
-    correlation: str
-    model: str
-    texts: list[str]
-
-
-class QuestionTokenized(Body, frozen=True, kw_only=True, tag="local.QuestionTokenized/1"):
-    """Token ids of the questions, in their order; empty where the model does not take them."""
-
-    correlation: str
-    model: str
-    prompts: list[list[int]]
 
 
 class RefusalKind(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from millrace.actor.errors import ConfigError
-from millrace.contracts.cascade import CascadePlan, CascadeTier, ReplicaCount
+from millrace.contracts.cascade import CascadePlan, CascadeTier
 
 from services.ingress.cascade.entry import ENTRY_POLICIES
 from services.ingress.config import CascadeConfig
@@ -22,16 +22,13 @@ def check_cascade(config: CascadeConfig, models: Set[str]) -> None:
         raise ConfigError(f"{where}: a cascade needs a name that is not a model's")
     if config.entry not in ENTRY_POLICIES:
         raise ConfigError(f"{where}: entry {config.entry!r} is none of {', '.join(sorted(ENTRY_POLICIES))}")
-    named = [*(tier.model for tier in config.tiers), *([config.judge_model] if config.judge_model else [])]
-    unknown = [model for model in named if model not in models]
+    unknown = [tier.model for tier in config.tiers if tier.model not in models]
     if unknown:
         raise ConfigError(f"{where}: the model {unknown[0]} is not configured")
     if not 0.0 <= config.escalation_share_max <= 1.0:
         raise ConfigError(f"{where}: escalation_share_max {config.escalation_share_max} is not within 0 to 1")
-    if not 0.0 <= config.shadow_share <= 1.0:
-        raise ConfigError(f"{where}: shadow_share {config.shadow_share} is not within 0 to 1")
     durations = ("judge_timeout_s", "tier_wait_s", "escalation_window_s")
-    if min(getattr(config, name) for name in (*durations, "shadow_wait_s", "shadow_timeout_s")) <= 0:
+    if min(getattr(config, name) for name in durations) <= 0:
         raise ConfigError(f"{where}: durations must be positive")
     if config.tiers:
         configured_plan(config)
@@ -43,12 +40,8 @@ def configured_plan(config: CascadeConfig) -> CascadePlan:
     Raises:
         ConfigError: a threshold out of bounds, or a model twice.
     """
-    allowed = [ReplicaCount(tensor_parallel=1, pipeline_parallel=1, count=1)]
-    tiers = [CascadeTier(model=t.model, threshold=t.threshold, replicas=allowed) for t in config.tiers]
-    judging = CascadeTier(model=config.judge_model, replicas=allowed) if config.judge_model else None
+    tiers = [CascadeTier(model=tier.model, threshold=tier.threshold, instances=1) for tier in config.tiers]
     try:
-        return CascadePlan(
-            cascade=config.name, epoch=0, tiers=tiers, judge=config.judge, judge_tier=judging, reason="configured"
-        )
+        return CascadePlan(cascade=config.name, epoch=0, tiers=tiers, judge=config.judge, reason="configured")
     except ValueError as error:
         raise ConfigError(f"cascade {config.name}: {error}") from None

@@ -11,7 +11,6 @@ from millrace.contracts.observers import RequestFinished
 from services.ingress.calls.listener import failure
 from services.ingress.calls.messages import AcceptCall, AnsweringTier, CompleteCall, DeliverDeltas, Usage
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
-from services.ingress.cascade.questions import withdraw_question
 from services.ingress.state import IngressState
 
 _encode = msgspec.json.Encoder().encode
@@ -73,7 +72,6 @@ def _close(
     del state.parents[parent.request]
     state.pending.pop(parent.asking, None)
     parent.asking = ""
-    withdraw_question(state, parent, detail or outcome)
     state.admission.release(parent.call, parent.choices, _charged(parent), state.now_ns)
     state.metrics.calls_open = state.admission.calls_open
     state.metrics.sequences_open = state.admission.sequences_open
@@ -90,10 +88,9 @@ def _close(
 
 
 def _charged(parent: OpenCascade) -> int:
-    """Tokens of all attempts and questions about them, but for the prompts that admission has charged."""
+    """Tokens of all attempts, but for the prompts that admission has charged."""
     usages = [attempt.usage() for attempt in parent.attempts]
-    asked = [attempt.question_usage() for attempt in parent.attempts]
-    return sum(u.completion_tokens for u in usages + asked) + sum(u.prompt_tokens for u in usages[1:] + asked)
+    return sum(usage.completion_tokens for usage in usages) + sum(usage.prompt_tokens for usage in usages[1:])
 
 
 def _outcome(state: IngressState, parent: OpenCascade, outcome: str, detail: str, delivered: Attempt | None) -> Publish:

@@ -80,7 +80,9 @@ def planned_tiers(parent: OpenCascade) -> list[int]:
     return [
         position
         for position, tier in enumerate(parent.served.plan.tiers)
-        if (tier.replicas or tier.awaited) and tier.model in parent.members and (highest is None or position <= highest)
+        if (tier.instances or tier.awaited)
+        and tier.model in parent.members
+        and (highest is None or position <= highest)
     ]
 
 

@@ -9,7 +9,6 @@ it answers None                               confidence                        
 it answers NaN, infinity or out of bounds     confidence                           ``absurd``
 it answers something else                     confidence                           ``unexpected``
 it does not answer in time, or is not there   confidence                           ``unanswered``
-its model does not (``questions.py``)         confidence                           ``unanswered``
 that three times in a row                     nobody is asked for a while          ``paused``
 several prompts in one request                confidence: a judge takes one        –
 """
@@ -23,11 +22,8 @@ from millrace.actor.effects import Log, Request
 from millrace.contracts.cascade import SCORE_MAX
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 
-from services.ingress.calls.messages import MemberCall
-from services.ingress.cascade.lifecycle import Opinions
 from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.pending import PendingJudge
-from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.times import SECOND_NS
 
@@ -42,57 +38,27 @@ def wants_judge(state: IngressState, parent: OpenCascade) -> bool:
     return True
 
 
-def ask_judge(
-    state: IngressState, parent: OpenCascade, member: MemberCall, *, opinions: Opinions | None = None
-) -> None:
-    """Ask for the score of the current attempt; ``opinions`` are those of the judge's model, where it has one."""
+def ask_judge(state: IngressState, parent: OpenCascade) -> None:
+    """Ask for the score of the current attempt."""
+    attempt = parent.attempt
     timeout_ns = int(parent.served.config.judge_timeout_s * SECOND_NS)
-    parent.asking = state.correlation("judge", PendingJudge(parent, parent.attempt, state.now_ns))
+    parent.asking = state.correlation("judge", PendingJudge(parent, attempt, state.now_ns))
     state.emit(
         Request(
             subject=state.subjects.judge(parent.call.model),
-            body=_question(parent, member, opinions or []),
+            body=JudgeAnswer(
+                request=attempt.request,
+                cascade=parent.call.model,
+                model=attempt.model,
+                prompt=parent.members[attempt.model].prompt,
+                answer=attempt.texts(),
+            ),
             correlation=parent.asking,
             timeout_ns=max(1, min(timeout_ns, parent.deadline_ns - state.now_ns)),
             request=parent.request,
-            traceparent=parent.attempt.span,
+            traceparent=attempt.span,
         )
     )
-
-
-def _question(parent: OpenCascade, member: MemberCall, opinions: Opinions) -> JudgeAnswer:
-    attempt = parent.attempt
-    assert attempt.call is not None
-    sequences = attempt.call.sequences
-    structured = member.sampling.structured
-    kind, constraint = "", ""
-    if structured is not None:
-        kind = next((name for name in structured.__struct_fields__ if getattr(structured, name)), "")
-        value = getattr(structured, kind, "")
-        constraint = value if isinstance(value, str) else "\n".join(value) if isinstance(value, list) else ""
-    return JudgeAnswer(
-        request=attempt.request,
-        cascade=parent.call.model,
-        tier=attempt.tier,
-        model=attempt.model,
-        kind="llm" if opinions else parent.served.plan.judge,
-        prompt=member.prompt,
-        answer=attempt.texts(),
-        logprobs=[_known(sequence) for sequence in sequences],
-        finish_reasons=[sequence.output.finish_reason for sequence in sequences],
-        structured=kind,
-        constraint=constraint,
-        tools=member.tools,
-        confidence=attempt.score,
-        opinions=opinions,
-    )
-
-
-def _known(sequence: OpenSequence) -> list[float]:
-    """Its log-probabilities; none where one is missing."""
-    assert sequence.evidence is not None
-    values = sequence.evidence.logprobs
-    return [] if any(map(math.isnan, values)) else list(values)
 
 
 def take_answer(state: IngressState, pending: PendingJudge, answer: Any) -> None:

@@ -67,16 +67,6 @@ class AnswerScored(msgspec.Struct, frozen=True):
     """The judge has answered, or confidence stands in for it. The attempt holds the score."""
 
 
-#: Of each choice the likeliest first tokens of the judging model's verdict, with their log-probabilities.
-Opinions = list[list[tuple[str, float]]]
-
-
-class OpinionGiven(msgspec.Struct, frozen=True):
-    """The judge's model has answered; without opinions where it has not."""
-
-    opinions: Opinions
-
-
 class JudgementGivenUp(msgspec.Struct, frozen=True):
     """This ingress stops while a judge is asked. An open attempt fails by itself then."""
 
@@ -88,14 +78,7 @@ class ClientGone(msgspec.Struct, frozen=True):
 
 
 CascadeEvent = (
-    AnswerCompleted
-    | AttemptFailed
-    | ScoreOutOfReach
-    | TextReady
-    | OpinionGiven
-    | AnswerScored
-    | JudgementGivenUp
-    | ClientGone
+    AnswerCompleted | AttemptFailed | ScoreOutOfReach | TextReady | AnswerScored | JudgementGivenUp | ClientGone
 )
 
 
@@ -115,7 +98,6 @@ class CascadeReaction(Enum):
     DELIVER = "deliver"
     DELIVER_BEST = "deliver best"
     JUDGE = "judge"
-    WEIGH = "weigh"
     ESCALATE = "escalate"
     START_AGAIN = "start again"
     REJECT_EARLY = "reject early"
@@ -139,7 +121,6 @@ CASCADE_TRANSITIONS = TransitionTable[CascadePhase, type[CascadeEvent], CascadeG
     Transition(_S.ATTEMPTING, TextReady, _S.STREAMING, _R.COMMIT),
     Transition(_S.ATTEMPTING, ClientGone, _S.ENDED, _R.ABANDON),
     #
-    Transition(_S.JUDGING, OpinionGiven, _S.JUDGING, _R.WEIGH),
     Transition(_S.JUDGING, AnswerScored, _S.ENDED, _R.DELIVER, guard=_G.GOOD_ENOUGH),
     Transition(_S.JUDGING, AnswerScored, _S.ENDED, _R.DELIVER, guard=_G.LAST_TIER),
     Transition(_S.JUDGING, AnswerScored, _S.ATTEMPTING, _R.ESCALATE, guard=_G.NEXT_TIER),

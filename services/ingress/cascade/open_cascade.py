@@ -40,7 +40,6 @@ class Attempt:
         outcome: As in ``CascadeAttempt``; empty while it is open, ``complete`` until it is delivered or rejected.
         score, judged_by, threshold, epoch, detail: As in ``CascadeAttempt``.
         span: Trace context of the attempt.
-        question: The call that asks the judge's model about its answer; kept after its end for its counts.
     """
 
     __slots__ = (
@@ -54,7 +53,6 @@ class Attempt:
         "judged_by",
         "model",
         "outcome",
-        "question",
         "reason",
         "request",
         "score",
@@ -84,7 +82,6 @@ class Attempt:
         self.threshold: float | None = None
         self.detail = ""
         self.span = ""
-        self.question: OpenCall | None = None
 
     @property
     def complete(self) -> bool:
@@ -94,10 +91,6 @@ class Attempt:
     def usage(self) -> Usage:
         """Counts of its call so far."""
         return Usage(0, 0) if self.call is None else self.call.usage()
-
-    def question_usage(self) -> Usage:
-        """Counts of the question to the judge's model."""
-        return Usage(0, 0) if self.question is None else self.question.usage()
 
     def texts(self) -> list[str]:
         """Text of each choice that was not yet delivered."""
@@ -109,7 +102,7 @@ class Attempt:
 
     def told(self) -> CascadeAttempt:
         """As it is published."""
-        usage, asked = self.usage(), self.question_usage()
+        usage = self.usage()
         return CascadeAttempt(
             request=self.request,
             tier=self.tier,
@@ -124,10 +117,6 @@ class Attempt:
             output_tokens=usage.completion_tokens,
             started_ns=self.started_ns,
             ended_ns=self.ended_ns,
-            question="" if self.question is None else self.question.request,
-            question_model="" if self.question is None else self.question.call.model,
-            question_prompt_tokens=asked.prompt_tokens,
-            question_output_tokens=asked.completion_tokens,
         )
 
     def report(self) -> AttemptReport:
@@ -139,8 +128,6 @@ class Attempt:
             score=self.score,
             threshold=self.threshold,
             usage=self.usage(),
-            judge_model="" if self.question is None else self.question.call.model,
-            judge_usage=self.question_usage(),
         )
 
 
@@ -153,8 +140,7 @@ class OpenCascade:
         phase: State in ``cascade/lifecycle.py``; changed by ``advance`` only.
         events: Of its attempts, in order; handled after the message that caused them, when their books are closed.
         progressed: Tokens or deltas of the current attempt arrived that may settle who answers.
-        asking: Correlation of the open question to the judge, or of its text that is tokenised; empty for none.
-        judge_by_ns: The verdict of the judge's model is of no use later.
+        asking: Correlation of the open question to the judge; empty for none.
         entry: Why it entered where it did.
         last: Highest tier that is asked for a better answer, by the entry policy; None for the plan's last.
         accepted: An instance has accepted an attempt: the call has an outcome.
@@ -173,7 +159,6 @@ class OpenCascade:
         "entry",
         "events",
         "first_ns",
-        "judge_by_ns",
         "last",
         "members",
         "progressed",
@@ -195,7 +180,6 @@ class OpenCascade:
         self.events: deque[tuple[Attempt, CascadeEvent]] = deque()
         self.progressed = False
         self.asking = ""
-        self.judge_by_ns = 0
         self.entry = ""
         self.last: int | None = None
         self.accepted = False
@@ -243,26 +227,3 @@ class OpenCascade:
             reason=delivered.reason.value,
             attempts=[attempt.report() for attempt in self.attempts],
         )
-
-
-class ShadowRun:
-    """One sampled request.
-
-    Attributes:
-        parent: The call that was answered. It is over.
-        answers: Whole answers by model: plans may change the order of tiers meanwhile.
-        asked: Attempts so far.
-        open: The attempt under way; None between two.
-        since_ns: Since when it waits for an idle instance.
-        ended: The attempt under way ended: completely, or not.
-    """
-
-    __slots__ = ("answers", "asked", "ended", "open", "parent", "since_ns")
-
-    def __init__(self, parent: OpenCascade, now_ns: int) -> None:
-        self.parent = parent
-        self.answers: dict[str, Attempt] = {}
-        self.asked = 0
-        self.open: Attempt | None = None
-        self.ended: bool | None = None
-        self.since_ns = now_ns

@@ -89,8 +89,8 @@ class CascadePlans:
         Args:
             seen: An instance of it was there before.
         """
-        tiers = [tier for served in self._served.values() for tier in served.plan.members if tier.model == model]
-        return not tiers or any(tier.replicas or (tier.awaited and not seen) for tier in tiers)
+        tiers = [tier for served in self._served.values() for tier in served.plan.tiers if tier.model == model]
+        return not tiers or any(tier.instances or (tier.awaited and not seen) for tier in tiers)
 
     @property
     def served(self) -> Mapping[str, ServedCascade]:

@@ -44,13 +44,10 @@ from services.ingress.cascade.lifecycle import (
     ClientGone,
     DeliveryReason,
     JudgementGivenUp,
-    OpinionGiven,
     ScoreOutOfReach,
     TextReady,
 )
-from services.ingress.cascade.open_cascade import Attempt, OpenCascade
-from services.ingress.cascade.questions import ask_model, judging_model
-from services.ingress.cascade.shadow import sample, settle_shadows
+from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.pending import PendingJudge
 from services.ingress.state import IngressState
 
@@ -120,16 +117,10 @@ def settle(state: IngressState) -> None:
         _look_at_progress(state, parent)
         while parent.events:
             attempt, event = parent.events.popleft()
-            if parent.phase is not CascadePhase.ENDED and attempt is parent.attempt and _is_awaited(attempt, event):
+            if parent.phase is not CascadePhase.ENDED and attempt is parent.attempt and not attempt.outcome:
                 fire(state, parent, event)
         if parent.phase is CascadePhase.STREAMING:
             ending.deliver_deltas(state, parent)
-    settle_shadows(state)
-
-
-def _is_awaited(attempt: Attempt, event: CascadeEvent) -> bool:
-    """Whether an event still means something: an opinion of an answer that is complete, all else of one that is not."""
-    return attempt.outcome == "complete" if isinstance(event, OpinionGiven) else not attempt.outcome
 
 
 def _look_at_progress(state: IngressState, parent: OpenCascade) -> None:
@@ -176,10 +167,7 @@ def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> None:
         attempt.outcome, attempt.ended_ns, attempt.detail = "failed", state.now_ns, event.refusal.detail
         parent.refusal = event.refusal
     reaction = parent.advance(event, lambda guard: _holds(state, parent, event, guard))
-    ended = parent.phase is CascadePhase.ENDED  # by this event: a reaction may fire the one that ends it
     REACTIONS[reaction](state, parent, event)
-    if ended:
-        sample(state, parent)
 
 
 def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard: CascadeGuard) -> bool:
@@ -207,19 +195,8 @@ def judge(state: IngressState, parent: OpenCascade, event: AnswerCompleted) -> N
     open_choice = next_tier(state, parent)[0] is not None or len(parent.attempts) > 1
     if not (open_choice and planned_threshold(parent) > 0 and wants_judge(state, parent)):
         _scored(state, parent)
-    elif model := judging_model(parent):
-        ask_model(state, parent, model)
     else:
-        ask_judge(state, parent, parent.members[parent.attempt.model])
-
-
-def weigh(state: IngressState, parent: OpenCascade, event: OpinionGiven) -> None:
-    """Have the judge make a score of what its model says; without an opinion confidence decides."""
-    attempt = parent.attempt
-    if event.opinions and state.connected:
-        ask_judge(state, parent, parent.members[attempt.model], opinions=event.opinions)
-    else:
-        take_judgement(state, PendingJudge(parent, attempt, state.now_ns), None)
+        ask_judge(state, parent)
 
 
 def _scored(state: IngressState, parent: OpenCascade) -> None:
@@ -320,7 +297,7 @@ def fail(state: IngressState, parent: OpenCascade, event: AttemptFailed) -> None
 
 
 def leave(state: IngressState, parent: OpenCascade, event: ClientGone) -> None:
-    """The client is gone: the attempt and the question to the judge go with it."""
+    """The client is gone: the attempt goes with it."""
     attempt = parent.attempt
     if attempt.call is not None and attempt.request in state.calls:
         abandon(state, attempt.call, event.reason)
@@ -331,7 +308,6 @@ def leave(state: IngressState, parent: OpenCascade, event: ClientGone) -> None:
 #: Each has the signature (state, parent, event); the event is of the type that the table's rows name.
 REACTIONS: Mapping[CascadeReaction, Callable[[IngressState, OpenCascade, Any], None]] = {
     CascadeReaction.JUDGE: judge,
-    CascadeReaction.WEIGH: weigh,
     CascadeReaction.DELIVER: deliver,
     CascadeReaction.DELIVER_BEST: deliver_best,
     CascadeReaction.ESCALATE: escalate,

@@ -9,8 +9,9 @@ import pytest
 
 from testbed.up_cluster import UpRig
 
-#: A verifier is a process of its own, so that there is a judge to kill; what it lets pass has confidence's score.
-WORDS = ("--cascade", "nano,micro", "--thresholds", "70", "--judge", "verifier")
+#: micro also judges: no verdict of it means much, but there is a judge to kill.
+JUDGE = ("--judge-parameters", '{"model": "micro"}')
+WORDS = ("--cascade", "nano,micro", "--thresholds", "70", "--judge", "llm", *JUDGE)
 
 
 @pytest.fixture(scope="package")

@@ -7,14 +7,14 @@ curves, the same dispatch and the same end-to-end simulation as the plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from millrace.cascade.capacity import TierCapacity, TierDeployment
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
-from millrace.cascade.replanning import simulated_under, thresholds_for
 from millrace.cascade.routing import REJECT_ALL, Routed, route
 from millrace.cascade.sample import Integers
+from millrace.cascade.thresholds import simulated_under, thresholds_for
 
 #: GPUs of a server: tensor parallelism does not leave it.
 SERVER_GPUS = 8
@@ -112,14 +112,30 @@ def rate_only(planner: CascadePlanner, usual: CascadePlanner, *, own_thresholds:
     if planned is None:
         return None
     if own_thresholds:
-        return simulated_under(planner, planned.routed.thresholds, planned.deployments, planned.judge)
-    return thresholds_for(planner, planned.deployments, planned.judge)
+        return simulated_under(planner, planned.routed.thresholds, planned.deployments)
+    return thresholds_for(planner, planned.deployments)
+
+
+class _Restricted(CascadePlanner):
+    """A planner whose tiers may use GPUs in one way only."""
+
+    def __init__(self, planner: CascadePlanner, rule: Callable[[TierCapacity], TierCapacity]) -> None:
+        super().__init__(planner.problem, planner.model)
+        self._rule = rule
+
+    def tier(self, routed: Routed, index: int) -> TierCapacity:
+        """Capacity of one tier, as the rule has it."""
+        return self._rule(super().tier(routed, index))
+
+    def shifted(self, design: CascadeDesign) -> list[CascadeDesign]:
+        """None: the rule divides the GPUs."""
+        return []
 
 
 def uniform_allocation(planner: CascadePlanner) -> CascadeDesign | None:
     """The same number of GPUs for every tier, each in its best replicas; thresholds as planned."""
     share = planner.problem.gpus // planner.problem.sample.tiers
-    return planner.plan(lambda tier: UniformShare(tier, share))
+    return _Restricted(planner, lambda tier: UniformShare(tier, share)).plan()
 
 
 def uniform_parallelism(planner: CascadePlanner) -> CascadeDesign | None:
@@ -127,4 +143,4 @@ def uniform_parallelism(planner: CascadePlanner) -> CascadeDesign | None:
 
     Source: Cascadia, section 4.3 (ablation).
     """
-    return planner.plan(lambda tier: UniformWidth(tier.curves, tier.rate))
+    return _Restricted(planner, lambda tier: UniformWidth(tier.curves, tier.rate)).plan()

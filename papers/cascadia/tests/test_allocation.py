@@ -7,11 +7,12 @@ import math
 from random import Random
 
 import pytest
-from millrace.cascade.allocation import Allocation, bisect_allocation, milp_allocation
 from millrace.cascade.capacity import TierCapacity, allocate
 from millrace.cascade.replicas import RateCurve, ReplicaShape
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
+
+from papers.cascadia.allocation import Allocation, bisect_allocation, milp_allocation
 
 
 def random_table(rng: Random, gpus: int) -> list[float]:

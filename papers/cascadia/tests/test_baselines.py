@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from millrace.cascade.baselines import (
+from millrace.cascade.capacity import TierCapacity
+from millrace.cascade.planner import CascadePlanner
+from millrace.cascade.replicas import RateCurve
+
+from papers.cascadia.baselines import (
     UniformShare,
     UniformWidth,
     prompt_router,
@@ -13,10 +17,6 @@ from millrace.cascade.baselines import (
     uniform_allocation,
     uniform_parallelism,
 )
-from millrace.cascade.capacity import TierCapacity
-from millrace.cascade.planner import CascadePlanner
-from millrace.cascade.replicas import RateCurve
-
 from tests.unit.test_cascade_planner import engine, judged, problem
 
 CURVE = RateCurve((1.0, 2.0), (1.0, 2.0))

@@ -1,0 +1,1 @@
+"""Reproduction of Cascadia: published loop, allocation by MILP, baselines, traffic that changes."""
