@@ -99,7 +99,7 @@ class CascadeRig:
 
     def __init__(self, attempts: int) -> None:
         self.attempts = attempts
-        limits = LimitsConfig(calls_open_max=10**6, sequences_open_max=10**6)
+        limits = LimitsConfig(calls_open_max=10**6)
         tiers = [TierConfig(model=model, threshold=70.0) for model in MODELS]
         cascade = CascadeConfig(name=CASCADE, tiers=tiers, early_rejection=False)
         policy = "join_shortest_queue"

@@ -148,7 +148,7 @@ class Rig:
     """A core with instances that answer at once."""
 
     def __init__(self, instances: int, policy: str = "join_shortest_queue") -> None:
-        limits = LimitsConfig(calls_open_max=10**6, sequences_open_max=10**6)
+        limits = LimitsConfig(calls_open_max=10**6)
         self.actor = IngressActor(
             config=IngressConfig(limits=limits, dispatch=DispatchConfig(policy=policy)),
             incarnation=1,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from millrace.actor.config import load_config
 from millrace.actor.engine import EngineEvent, EngineSequence, EngineStepped
 from millrace.actor.loop import run_to_end
 from millrace.contracts.worker import Sampling
@@ -27,7 +28,8 @@ from millrace.contracts.worker import Sampling
 from bench.ingress_throughput import PROMPT
 from bench.loadgen import Load, quantile
 from services.ingress.api.tokenizer import ModelTokenizer
-from services.worker.modelled import ModelledConfig, ModelledLiveEngine
+from services.worker.config import WorkerConfig
+from services.worker.modelled import ModelledConfig, ModelledLiveEngine, modelled_parameters
 from testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
 
 TOKENS = 32
@@ -71,9 +73,10 @@ class DirectRun:
         await asyncio.sleep(1)
 
 
-async def direct(modelled: dict[str, Any], prompt: list[int], rate: float, seconds: float) -> DirectRun:
+async def direct(worker: WorkerConfig, prompt: list[int], rate: float, seconds: float) -> DirectRun:
     """The engine alone."""
-    engine = ModelledLiveEngine(msgspec.convert(modelled, ModelledConfig))
+    modelled = msgspec.convert(worker.modelled | {"tokenizer": ""}, ModelledConfig)
+    engine = ModelledLiveEngine(modelled, modelled_parameters(worker))
     run = DirectRun(engine, prompt)
     await engine.start(run.hear)
     await run.run(rate, seconds, seed=1)
@@ -120,13 +123,13 @@ def main() -> int:
             with LocalCluster(options) as cluster:
                 result = through_millrace(cluster, arguments.rate, arguments.seconds, cores[-1])
                 tokenizer = ModelTokenizer.load(cluster.model_folder)
-                modelled = json.loads((Path(folder) / "worker-0.json").read_bytes())["modelled"]
+                worker = load_config(WorkerConfig, Path(folder) / "worker-0.json")
             assert tokenizer.template is not None
             text = tokenizer.template.render([{"role": "user", "content": PROMPT}], add_generation_prompt=True)
             prompt = tokenizer.encode(text, special=False)
             os.sched_setaffinity(0, {cores[-1]})
             # The folder is gone; the engine's words do not matter here.
-            alone = run_to_end(direct(modelled | {"tokenizer": ""}, prompt, arguments.rate, arguments.seconds))
+            alone = run_to_end(direct(worker, prompt, arguments.rate, arguments.seconds))
             os.sched_setaffinity(0, set(cores))
         print(table(speed, result, alone), flush=True)
     return 0

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import msgspec
 from millrace.actor.config import load_config
 from millrace.actor.errors import ConfigError
+from millrace.actor.nearest_field import nearest_field
 from millrace.enginemodel.coefficients import load_step_time
 
 from services.coordinator.config import CoordinatorConfig, provisioning_policy
@@ -18,7 +19,7 @@ from services.migrator.config import MigratorConfig, target_policy
 from services.predictor.config import PredictorConfig
 from services.tagger.config import TaggerConfig
 from services.worker.config import EngineKind, WorkerConfig
-from services.worker.modelled import ModelledConfig
+from services.worker.modelled import ModelledConfig, modelled_parameters
 
 
 def check_files(files: Iterable[tuple[str, Path]]) -> None:
@@ -58,9 +59,10 @@ def _worker(path: Path) -> None:
     if config.engine is not EngineKind.MODELLED:
         return
     try:
+        modelled_parameters(config)
         load_step_time(msgspec.convert(config.modelled, ModelledConfig).coefficients)
     except (msgspec.ValidationError, ValueError, KeyError, OSError) as error:
-        raise ConfigError(f"modelled: {error}") from None
+        raise ConfigError(f"modelled: {error}{nearest_field(str(error), ModelledConfig)}") from None
 
 
 _CHECKS: Mapping[str, Callable[[Path], object]] = MappingProxyType(

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
-from millrace.cluster import ClusterSpec
+from millrace.cluster import ClusterSpec, ServiceSettings
 from millrace.membership import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.migration import TARGET_POLICIES
@@ -60,6 +60,9 @@ SHARED: dict[str, type[msgspec.Struct]] = {
     "telemetry": TelemetryConfig,
     "membership": MembershipConfig,
 }
+
+#: Structs whose fields are tables, not keys: what stands in them is described with the services.
+DOORS = (ServiceSettings,)
 
 #: Registries by the table that names one of their policies.
 POLICIES: dict[str, Registry[Any]] = {
@@ -124,7 +127,7 @@ def tables() -> Iterator[tuple[str, list[Table]]]:
 
 
 def _tables(path: str, kind: type, seen: set[type]) -> Iterator[Table]:
-    if kind in seen:
+    if kind in seen or kind in DOORS:
         return
     seen.add(kind)
     info = type_info(kind)

@@ -144,10 +144,10 @@ class LocalCluster:
     def start_worker(self, index: int) -> None:
         """Starts (again) one worker process."""
         options = self.options
-        modelled = {"speed": options.speed, "tokenizer": str(self.model_folder), "parameters": {
-            "max_model_len": options.max_model_len, "max_sequences": 256, "token_budget": 8192, "blocks_total": 20_000,
-        }} | options.modelled  # fmt: skip
+        limits = {"max_model_len": options.max_model_len, "max_num_batched_tokens": 8192, "kv_blocks": 20_000}
+        modelled = {"speed": options.speed, "tokenizer": str(self.model_folder)} | options.modelled
         fields = {"model": MODEL, "engine": "modelled", "instances": options.instances, "modelled": modelled}
+        fields |= {"block_size": 16, "max_num_seqs": 256} | limits
         self._service("worker", f"worker-{index}", fields | options.worker, options.other_cores)
 
     def start_ingress(self, index: int) -> None:

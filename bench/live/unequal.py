@@ -28,13 +28,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def settings(self, engine: str) -> dict[str, Any]:
         """As fields of WorkerConfig. Policies take turns on the same prompts: none shall find another's blocks."""
-        if engine == "modelled":
-            parameters = msgspec.to_builtins(self.record("", engine=engine))
-            kept = ("max_model_len", "max_sequences", "token_budget", "block_size", "blocks_total", "prefix_caching")
-            return {"modelled": {"parameters": {name: parameters[name] for name in kept}}}
         return {
             "max_num_seqs": self.sequences,
-            "kv_blocks": self.blocks + 1,
+            "kv_blocks": self.blocks + (engine == "vllm"),
             "block_size": BLOCK_SIZE,
             "max_model_len": self.tokens,
             "max_num_batched_tokens": self.budget,

@@ -49,6 +49,14 @@ from services.ingress.tokens.detokenizer import TextModel
 KEYS_CHECK_S = 1.0
 #: What open responses get to be read out after the core has ended, seconds.
 LAST_WORDS_S = 2.0
+#: Prompts of one completions request, and choices (prompts times ``n``) of one request.
+PROMPTS_MAX, CHOICES_MAX = 64, 128
+#: Bytes that may wait for a slow reader before it is cut, and how long more than a quarter of them may, seconds.
+READER_BUFFER_BYTES, READER_BEHIND_S = 1_000_000, 20.0
+#: Open connections; further ones are closed at once.
+CONNECTIONS_MAX = 20_000
+#: Time that a client has to send a whole request, and that a connection may be open without one, seconds.
+READ_S, IDLE_S = 30.0, 75.0
 
 
 class IngressProcess:
@@ -157,12 +165,12 @@ class IngressProcess:
         app = App(
             models=self._models,
             calls=self._calls,
-            bounds=Bounds(prompts=http.prompts_max, choices=http.choices_max),
+            bounds=Bounds(prompts=PROMPTS_MAX, choices=CHOICES_MAX),
             keys=self._keys,
             metrics=self._metrics,
             on_bug=self._report_bug,
         )
-        server = HttpServer(app.handle, app.refused, limits=_limits(http), connections_max=http.connections_max)
+        server = HttpServer(app.handle, app.refused, limits=_limits(http), connections_max=CONNECTIONS_MAX)
         self._metrics.connections = lambda: server.connections
         return server
 
@@ -256,10 +264,10 @@ def _judge(model: ModelConfig) -> ConfidenceModel | None:
 def _limits(http: HttpConfig) -> ConnectionLimits:
     return ConnectionLimits(
         body_bytes_max=http.body_bytes_max,
-        buffer_bytes_max=http.reader_buffer_bytes,
-        slow_reader_s=http.reader_behind_s,
-        read_s=http.read_s,
-        idle_s=http.idle_s,
+        buffer_bytes_max=READER_BUFFER_BYTES,
+        slow_reader_s=READER_BEHIND_S,
+        read_s=READ_S,
+        idle_s=IDLE_S,
     )
 
 

@@ -21,13 +21,6 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         url: How others reach it, told in its presence; empty for ``http://<host>:<port>``.
         reuse_port: Bind with SO_REUSEPORT: several ingress processes share one port.
         body_bytes_max: Largest request body; a 128 Ki-token prompt is under 1 MB.
-        prompts_max: Most prompts of one completions request.
-        choices_max: Most choices (prompts times ``n``) of one request.
-        reader_buffer_bytes: Bytes that may wait for a slow reader before it is cut.
-        reader_behind_s: How long more than a quarter of that may wait.
-        connections_max: Open connections; further ones are closed at once.
-        read_s: Time that a client has to send a whole request.
-        idle_s: Time that a connection may be open without a request.
         keep_alive_s: Longest time without a byte in a stream: then it gets a comment, which clients skip.
         keys_file: File of API keys (hashed); empty for no keys.
     """
@@ -37,13 +30,6 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     url: str = ""
     reuse_port: bool = False
     body_bytes_max: int = 4_000_000
-    prompts_max: int = 64
-    choices_max: int = 128
-    reader_buffer_bytes: int = 1_000_000
-    reader_behind_s: float = 20.0
-    connections_max: int = 20_000
-    read_s: float = 30.0
-    idle_s: float = 75.0
     keep_alive_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     keys_file: str = ""
 
@@ -127,15 +113,13 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bounds of what is open at once.
 
     Attributes:
-        calls_open_max: Calls of all keys together, waiting ones included; beyond it QUEUE_FULL. At 30 KB per open
-            call 8,192 are 250 MB.
-        sequences_open_max: Sequences of all calls together; beyond it QUEUE_FULL.
+        calls_open_max: Calls of all keys together, waiting ones included; beyond it, or beyond twice as many sequences,
+            QUEUE_FULL. At 30 KB per open call 8,192 are 250 MB.
         call_timeout_s: Deadline of a call that names none.
         drain_s: After SIGTERM running calls may go on for so long.
     """
 
     calls_open_max: int = 8_192
-    sequences_open_max: int = 16_384
     call_timeout_s: float = 600.0
     drain_s: float = 30.0
 
@@ -147,16 +131,12 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         policy: A name of ``DISPATCH_POLICIES``, a file that ends in ``.py``, or an entry point. Where nobody predicts,
             ``forecast`` is as good as its fallback.
         parameters: The policy's parameters.
-        submit_timeout_s: Time for a worker to answer a submission.
-        tries_max: Instances that are asked before the call is refused.
         wait_s: How long a new call waits for an instance when none is usable just now although a plan has named some.
         stage_by: Which length chooses the stage: ``present``, or ``expected``, the final one that is predicted.
     """
 
     policy: str = "forecast"
     parameters: dict[str, Any] = {}
-    submit_timeout_s: float = 1.0
-    tries_max: int = 8
     wait_s: float = 10.0
     stage_by: Literal["present", "expected"] = "present"
 
@@ -167,12 +147,10 @@ class TaggingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Attributes:
         mode: ``always``; ``needed``: only where the policy looks at the expected length; ``never``.
         timeout_s: Then the length is unknown; a request never fails for it.
-        pause_s: After three failures in a row nobody is asked for so long.
     """
 
     mode: Literal["always", "needed", "never"] = "always"
     timeout_s: float = 0.05
-    pause_s: float = 1.0
 
 
 class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,13 +160,6 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         hang_s: An engine process without a sign of life for so long hangs: it gets no new sequence, and those that wait
             there for their first token are moved.
         hang_failover_s: After so long its streams are moved, too. Together with recompute their pause stays below 3 s.
-        step_s: An engine step of so long is suspect: it gets no new sequence. Steps up to ``step_factor`` times the
-            longest of the last minute are not.
-        step_factor: See ``step_s``.
-        reconnect_grace_s: After the bus came back nobody is suspected for so long.
-        resend_timeout_s: Time for a worker to answer a resend.
-        probe_s: A sequence without a token for so long is asked about (the last tokens may be lost); doubles each
-            time up to a quarter of ``stall_s``.
         stall_s: A stream without a token for so long is continued elsewhere though its instance lives.
         queue_stall_s: The same before the epoch's first token: queues are slower than streams.
         deadline_s: A sequence that found no instance for so long fails.
@@ -197,11 +168,6 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     hang_s: float = 0.5
     hang_failover_s: float = 1.75
-    step_s: float = 5.0
-    step_factor: float = 8.0
-    reconnect_grace_s: float = 2.0
-    resend_timeout_s: float = 1.0
-    probe_s: float = 2.0
     stall_s: float = 30.0
     queue_stall_s: float = 120.0
     deadline_s: float = 30.0

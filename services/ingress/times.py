@@ -1,4 +1,4 @@
-"""Durations of the configuration in nanoseconds."""
+"""Durations in nanoseconds: of the configuration, and those that nobody has to change."""
 
 from __future__ import annotations
 
@@ -9,6 +9,25 @@ from services.ingress.config import ContinuationConfig, IngressConfig
 
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
+
+#: Time for a worker to answer a submission, seconds; it answers in a millisecond or not at all.
+SUBMIT_TIMEOUT_S = 1.0
+
+#: After three failures in a row the tagger is not asked for so long, seconds.
+TAG_PAUSE_S = 1.0
+
+#: An engine step of so long is suspect, seconds: it gets no new sequence (``HangLimits.step_factor`` spares long ones).
+STEP_S = 5.0
+
+#: After the bus came back no instance is suspected for so long, seconds: as long as a connection takes to settle.
+RECONNECT_GRACE_S = 2.0
+
+#: Time for a worker to answer a resend, seconds.
+RESEND_TIMEOUT_S = 1.0
+
+#: A sequence without a token for so long is asked about (the last tokens may be lost), seconds; doubles each time up to
+#: a quarter of ``stall_s``.
+PROBE_S = 2.0
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,15 +56,15 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             call_timeout=ns(config.limits.call_timeout_s),
             drain=ns(config.limits.drain_s),
-            submit_timeout=ns(config.dispatch.submit_timeout_s),
+            submit_timeout=ns(SUBMIT_TIMEOUT_S),
             wait=ns(config.dispatch.wait_s),
             tag_timeout=ns(config.tagging.timeout_s),
-            tag_pause=ns(config.tagging.pause_s),
+            tag_pause=ns(TAG_PAUSE_S),
             hang=ns(c.hang_s),
             hang_failover=ns(c.hang_failover_s),
-            reconnect_grace=ns(c.reconnect_grace_s),
-            resend_timeout=ns(c.resend_timeout_s),
-            probe=ns(c.probe_s),
+            reconnect_grace=ns(RECONNECT_GRACE_S),
+            resend_timeout=ns(RESEND_TIMEOUT_S),
+            probe=ns(PROBE_S),
             stall=ns(c.stall_s),
             queue_stall=ns(c.queue_stall_s),
             continuation=ns(c.deadline_s),
@@ -54,7 +73,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 def hang_limits(config: ContinuationConfig) -> HangLimits:
     """Limits beyond which an engine counts as hung, from the configuration."""
-    return HangLimits(silent_ns=_ns(config.hang_s), step_ns=_ns(config.step_s), step_factor=config.step_factor)
+    return HangLimits(silent_ns=_ns(config.hang_s), step_ns=_ns(STEP_S))
 
 
 def _ns(seconds: float) -> int:

@@ -29,6 +29,7 @@ from millrace.actor.engine import (
 from millrace.actor.errors import BusError, ConfigError, EngineStartFailed
 from millrace.actor.hosting import masked
 from millrace.actor.loop import run_to_end
+from millrace.actor.nearest_field import nearest_field
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.telemetry import open_telemetry
 
@@ -87,14 +88,14 @@ def build_engine(config: WorkerConfig) -> Engine:
 
 
 def _modelled(config: WorkerConfig) -> Engine:
-    from services.worker.modelled import ModelledConfig, ModelledLiveEngine
+    from services.worker.modelled import ModelledConfig, ModelledLiveEngine, modelled_parameters
 
     try:
-        modelled = msgspec.convert(config.modelled, ModelledConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"modelled: {error}") from None
+        modelled, parameters = msgspec.convert(config.modelled, ModelledConfig), modelled_parameters(config)
+    except ValueError as error:  # msgspec's ValidationError is one
+        raise ConfigError(f"modelled: {error}{nearest_field(str(error), ModelledConfig)}") from None
     moves = config.migration.enabled
-    return ModelledLiveEngine(modelled, model=config.model, model_path=config.model_path, moves=moves)
+    return ModelledLiveEngine(modelled, parameters, model=config.model, model_path=config.model_path, moves=moves)
 
 
 async def serve(config: WorkerConfig) -> int:

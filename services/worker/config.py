@@ -32,7 +32,7 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         report_interval_max_ms: Greatest time between two of each, with room for a late timer below 250.
         token_interval_ms: Tokens between a sequence's first and last message go out at most so often, together (as
             vLLM's ``--stream-interval``, but by time); 0 for with every step. Streams then come in larger pieces, for
-            fewer messages; keep it well below ingress's ``probe_s``, which asks for tokens that it misses.
+            fewer messages; keep it well below 2 s, after which ingress asks for them.
     """
 
     queue_max: int = 1024

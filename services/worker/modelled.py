@@ -24,57 +24,71 @@ from millrace.enginemodel.pacing import PacedEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 
+from services.worker.config import WorkerConfig
+
 MODEL_VERSION = "1"
 
 
-class ModelledWire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speed at which modelled KV comes from another engine.
-
-    Attributes:
-        token_bytes: KV of one token over all layers.
-        bytes_per_s: Of one read.
-        latency_ns: Of each read, before its first byte.
-    """
-
-    bytes_per_s: float = 12.5e9
-    latency_ns: int = 100_000
-    token_bytes: int = TOKEN_BYTES
+#: Speed at which KV of other engines comes here, and the time before the first byte of each read.
+WIRE_BYTES_PER_S, WIRE_LATENCY_NS = 12.5e9, 100_000
 
 
 class ModelledConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A modelled engine.
 
     Attributes:
-        parameters: Scheduler limits.
         coefficients: Step-time coefficients: a set that ships (libs/millrace/enginemodel/coefficients), or a file.
         speed: How much faster than modelled time passes; 0 for steps that take no time but their own computing.
         lengths: Spread of natural output lengths.
         tokenizer: Folder with tokenizer.json and tokenizer_config.json, for printable output; empty for the worker's
             ``model_path``, and where that is empty too, for ids as in ASCII.
         snapshot_interval_ns: Least time between two snapshots while it runs; 0 for one with every step.
-        wire: How fast KV of other engines comes here. Not sped up.
     """
 
-    parameters: EngineParameters = EngineParameters()
     coefficients: str = "cpu-8m"
     speed: float = 1.0
     lengths: OutputLengths = OutputLengths()
     tokenizer: str = ""
     snapshot_interval_ns: int = 0
-    wire: ModelledWire = ModelledWire()
+
+
+def modelled_parameters(config: WorkerConfig) -> EngineParameters:
+    """Scheduler limits of a modelled engine: the same keys as vLLM's.
+
+    Raises:
+        ValueError: no engine could run with them.
+    """
+    length = config.max_model_len or EngineParameters().max_model_len
+    return EngineParameters(
+        max_model_len=length,
+        max_sequences=config.max_num_seqs,
+        token_budget=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        blocks_total=config.kv_blocks or max(EngineParameters().blocks_total, -(-length // config.block_size)),
+        prefix_caching=config.enable_prefix_caching,
+        async_scheduling=bool(config.async_scheduling),
+    )
 
 
 class ModelledLiveEngine:
     """Implements the Engine port. Use from one event loop thread."""
 
     def __init__(
-        self, config: ModelledConfig, *, model: str = "modelled", model_path: str = "", moves: bool = True
+        self,
+        config: ModelledConfig,
+        parameters: EngineParameters | None = None,
+        *,
+        model: str = "modelled",
+        model_path: str = "",
+        moves: bool = True,
     ) -> None:
         """Args:
+        parameters: Scheduler limits; the engine model's defaults for None.
         model_path: Folder of the model whose tokenizer is used where the configuration names none.
         moves: Whether it gives and takes KV.
         """
         self._config = config
+        self._parameters = parameters or EngineParameters()
         self._moves = moves
         self._tokenizer = config.tokenizer or model_path
         self._model = model
@@ -89,24 +103,24 @@ class ModelledLiveEngine:
             vocabulary = read_vocabulary(self._tokenizer) if self._tokenizer else Vocabulary()
         except (ValueError, KeyError, OSError, msgspec.DecodeError) as error:
             raise EngineStartFailed(f"{type(error).__name__}: {error}") from error
-        clock, wire = LoopClock(), config.wire
+        clock = LoopClock()
         kv = self._endpoint() if self._moves else None
         self._paced = PacedEngine(
-            ModelledEngine(config.parameters, step_time, vocabulary=vocabulary, lengths=config.lengths, kv=kv),
+            ModelledEngine(self._parameters, step_time, vocabulary=vocabulary, lengths=config.lengths, kv=kv),
             clock,
             listener,
             speed=config.speed,
             snapshot_interval_ns=config.snapshot_interval_ns,
         )
-        self._paced.connect(ConstantNetwork(clock, bytes_per_s=wire.bytes_per_s, latency_ns=wire.latency_ns))
+        self._paced.connect(ConstantNetwork(clock, bytes_per_s=WIRE_BYTES_PER_S, latency_ns=WIRE_LATENCY_NS))
         return self._info(kv)
 
     def _endpoint(self) -> KvEndpoint:
         return modelled_endpoint(
-            self._config.parameters,
+            self._parameters,
             key=secrets.token_hex(8),
             model=self._model,
-            token_bytes=self._config.wire.token_bytes,
+            token_bytes=TOKEN_BYTES,
         )
 
     def _info(self, kv: KvEndpoint | None) -> EngineInfo:
@@ -117,7 +131,7 @@ class ModelledLiveEngine:
             step_time=self._config.coefficients,
             kv=kv,
             kv_refusal="" if kv is not None else "migration is off",
-            **scheduler_fields(self._config.parameters),
+            **scheduler_fields(self._parameters),
         )
 
     def add(self, sequence: EngineSequence) -> None:

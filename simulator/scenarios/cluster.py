@@ -246,7 +246,7 @@ class ScenarioCluster(SimulatedCluster):
         return IngressConfig(
             name=name,
             bus=BUS,
-            limits=LimitsConfig(calls_open_max=1 << 40, sequences_open_max=1 << 40, call_timeout_s=spec.limit_s * 10),
+            limits=LimitsConfig(calls_open_max=1 << 40, call_timeout_s=spec.limit_s * 10),
             dispatch=DispatchConfig(
                 policy=spec.dispatch.policy, parameters=spec.dispatch.parameters, stage_by=spec.dispatch.stage_by
             ),

@@ -25,7 +25,9 @@ LENGTH = {"max_tokens": 100, "ignore_eos": True}
 
 #: Slow enough that there is always something to move, whatever else this machine does.
 WORKER = {
-    "modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.25},
+    "kv_blocks": 2048,
+    "max_num_seqs": 32,
+    "modelled": {"speed": 0.25},
     "limits": {"linger_ms": 200},
 }
 #: A machine that stands still for a quarter of a second makes no difference.

@@ -25,7 +25,7 @@ from testbed.worker_rig import PATIENCE_S, FakeIngress, Stream, create_buckets, 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROMPT = list(range(1, 65))
-PARAMETERS = {"max_model_len": 4096, "blocks_total": 2048, "max_sequences": 8, "prefix_caching": False}
+LIMITS = {"max_model_len": 4096, "kv_blocks": 2048, "block_size": 16, "max_num_seqs": 8, "enable_prefix_caching": False}
 
 
 class Cluster:
@@ -37,9 +37,15 @@ class Cluster:
         self.processes: list[Program] = []
 
     def start_worker(self, name: str = "w", coefficients: str = "cpu-8m", **fields: Any) -> None:
-        modelled = {"parameters": PARAMETERS, "coefficients": coefficients}
+        fields = LIMITS | {"modelled": {"coefficients": coefficients}} | fields
         config = write_config(
-            self.folder, name, self.url, self.name, engine="modelled", instances=2, modelled=modelled, **fields
+            self.folder,
+            name,
+            self.url,
+            self.name,
+            engine="modelled",
+            instances=2,
+            **fields,
         )
         self.processes.append(start_worker(config))
 

@@ -22,11 +22,8 @@ from tests.live.ingress_rig import write_model_folder
 
 #: Four places in the batch and 32 ms per step: one instance serves four such requests a second, whatever else runs.
 WORKER = {
-    "modelled": {
-        "parameters": {"max_sequences": 4, "blocks_total": 4096},
-        "coefficients": "cpu-100m",
-        "speed": 0.5,
-    },
+    "max_num_seqs": 4,
+    "modelled": {"coefficients": "cpu-100m", "speed": 0.5},
     "limits": {"linger_ms": 200},
 }
 PROVISIONING = {

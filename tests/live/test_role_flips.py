@@ -22,7 +22,7 @@ from tests.live.mover import Mover
 
 BOTH, PREFILL, DECODE = InstanceRole
 INSTANCES = 3
-WORKER = {"modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.35}}
+WORKER = {"kv_blocks": 2048, "max_num_seqs": 32, "modelled": {"speed": 0.35}}
 FLIPS = {"flips": {"gap_s": 1.0, "settle_s": 1.0, "drain_s": 2.0}}
 LENGTH = {"max_tokens": 80, "ignore_eos": True}
 

@@ -14,7 +14,9 @@ from tests.live.faults import expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 
 WORKER = {
-    "modelled": {"parameters": {"max_sequences": 8, "blocks_total": 2048}, "speed": 0.3},
+    "max_num_seqs": 8,
+    "kv_blocks": 2048,
+    "modelled": {"speed": 0.3},
     "limits": {"linger_ms": 200},
 }
 LENGTH = {"max_tokens": 90, "ignore_eos": True}

@@ -22,7 +22,9 @@ from tests.live.mover import Mover
 INSTANCES = 4
 #: Slow enough that there is always something to move, whatever else this machine does.
 WORKER = {
-    "modelled": {"parameters": {"blocks_total": 2048, "max_sequences": 32}, "speed": 0.35},
+    "kv_blocks": 2048,
+    "max_num_seqs": 32,
+    "modelled": {"speed": 0.35},
     "limits": {"linger_ms": 200},
 }
 #: Sequences of these tests last a few seconds: they leave at the boundary itself.

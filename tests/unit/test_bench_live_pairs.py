@@ -22,7 +22,7 @@ from bench.live.rig import worker_words
 from bench.live.transit import Transit
 from bench.live_policies import add_options, campaign_of
 from services.worker.config import WorkerConfig
-from services.worker.modelled import ModelledConfig
+from services.worker.modelled import modelled_parameters
 
 RECORDS = [limits.record(f"worker-{index}") for index, limits in enumerate(unequal.LIMITS)]
 LOAD = msgspec.structs.replace(unequal.LOAD, count=40, rate_per_s=12.0, seed=3)
@@ -143,8 +143,7 @@ def test_settings_of_an_engine_are_ones_that_workers_know(limits: unequal.Limits
         return msgspec.convert(fields, WorkerConfig)
 
     assert config("vllm").max_num_seqs == limits.sequences
-    modelled = msgspec.convert(config("modelled").modelled, ModelledConfig)
-    assert modelled.parameters == scheduler_parameters(limits.record("w"), prefix_caching=True)
+    assert modelled_parameters(config("modelled")) == scheduler_parameters(limits.record("w"), prefix_caching=True)
 
 
 def test_each_worker_is_told_its_own_and_one_without_settings_nothing() -> None:

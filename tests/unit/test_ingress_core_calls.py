@@ -244,7 +244,7 @@ def test_what_no_instance_can_hold_is_refused_and_what_one_can_goes_there():
 
 
 def test_calls_and_choices_beyond_the_bounds_are_refused_until_one_ends():
-    bench = Bench(config(limits=LimitsConfig(calls_open_max=2, sequences_open_max=4)))
+    bench = Bench(config(limits=LimitsConfig(calls_open_max=2)))
     instance = bench.run_call("a")
     bench.call("b", n=4)
     assert refusal(bench).kind is RefusalKind.QUEUE_FULL
@@ -474,7 +474,7 @@ def test_a_tag_beyond_the_bound_is_told_to_the_engine_as_the_bound():
 
 
 def test_a_dead_tagger_fails_no_request_and_is_left_alone_for_a_while():
-    bench = tagged_bench(pause_s=1.0)
+    bench = tagged_bench()
     for number in range(3):
         bench.call(f"r{number}")
         bench.fail(bench.asked(TagRequest)[-1], RequestFailure.TIMEOUT)
@@ -489,10 +489,14 @@ def test_a_dead_tagger_fails_no_request_and_is_left_alone_for_a_while():
 
 
 def test_a_dead_tagger_is_said_once_and_its_return_too():
-    bench = tagged_bench(pause_s=0.0)
+    bench = tagged_bench()
     for number in range(6):
+        bench.now_ns += SECOND
+        bench.summaries()
         bench.call(f"r{number}")
         bench.fail(bench.asked(TagRequest)[-1], RequestFailure.TIMEOUT)
+    bench.now_ns += SECOND
+    bench.summaries()
     assert [e.event for e in bench.made(Log)] == ["tags_missing"]
     for number in range(2):
         bench.call(f"later{number}")

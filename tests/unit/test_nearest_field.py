@@ -9,7 +9,11 @@ import pytest
 from millrace.actor.config import load_config
 from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
+from millrace.actor.renamed_keys import RENAMED
 from millrace.cluster import parse_cluster
+
+from deployment.configuration import tables
+from services.ingress.config import IngressConfig
 
 
 class Limits(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,3 +54,16 @@ def test_configurations_and_clusters_name_the_nearest_key(tmp_path: Path) -> Non
         load_config(Served, tmp_path / "s.toml")
     with pytest.raises(ConfigError, match=r"^models\[0\]: .*`paths` \(did you mean `path`\?\)$"):
         parse_cluster('[[models]]\nname = "n"\npaths = "nano"\n')
+
+
+def test_a_key_of_an_earlier_version_is_answered_with_what_took_its_place() -> None:
+    with pytest.raises(msgspec.ValidationError) as refused:
+        msgspec.convert({"limits": {"sequences_open_max": 9}}, IngressConfig)
+    told = nearest_field(str(refused.value), IngressConfig)
+    assert told == " (it is twice `calls_open_max` now)"
+
+
+def test_no_key_that_there_is_counts_as_one_of_an_earlier_version() -> None:
+    known = {f"{table.kind.__name__}.{key.name}" for _, found in tables() for table in found for key in table.fields}
+    assert known
+    assert not known & set(RENAMED)

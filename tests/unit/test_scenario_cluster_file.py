@@ -27,7 +27,7 @@ path = "mini"
 count = 2
 engine = "modelled"
 step_time = "a100-llama-3-8b"
-settings.modelled.parameters = { max_sequences = 7 }
+settings.max_num_seqs = 7
 
 [services]
 ingresses = 2

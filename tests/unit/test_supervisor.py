@@ -325,14 +325,14 @@ def test_each_service_gets_the_policy_of_its_kind_and_further_settings() -> None
             'dispatch = { name = "forecast", parameters = { fallback = "round_robin" } }',
             'migration = { name = "nearest" }',
             "[settings.ingress]",
-            "dispatch = { tries_max = 3 }",
+            "dispatch = { wait_s = 3.0 }",
             "[settings.migrator]",
             "limits = { out_max = 1 }",
         )
     )
     layout.plan()
     files = files_of(layout)
-    dispatch = {"policy": "forecast", "parameters": {"fallback": "round_robin"}, "tries_max": 3}
+    dispatch = {"policy": "forecast", "parameters": {"fallback": "round_robin"}, "wait_s": 3.0}
     assert files["ingress-0"]["dispatch"] == dispatch
     assert files["migrator-0"]["target"] == {"policy": "nearest"}
     assert files["migrator-0"]["limits"] == {"out_max": 1}

@@ -9,12 +9,15 @@ from typing import Any
 
 from msgspec import inspect
 
+from millrace.actor.renamed_keys import RENAMED
+
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?$")
 _STEP = re.compile(r"\.(?P<field>\w+)|\[[^\]]*\]")
 
 
 def nearest_field(error: str, kind: Any) -> str:
-    """`` (did you mean `x`?)`` where the error is about an unknown field and a known one is near it; else empty.
+    """`` (did you mean `x`?)`` where the error is about an unknown field and a known one is near it, or what took the
+    place of a field of an earlier version; else empty.
 
     Args:
         error: Text of a ``msgspec.ValidationError``.
@@ -26,6 +29,9 @@ def nearest_field(error: str, kind: Any) -> str:
     found: inspect.Type | None = inspect.type_info(kind)
     for step in _STEP.finditer(told["path"] or ""):
         found = _within(found, step["field"])
+    for each in (found, *getattr(found, "types", ())):
+        if isinstance(each, inspect.StructType) and (instead := RENAMED.get(f"{each.cls.__name__}.{told['name']}")):
+            return f" ({instead})"
     return nearest_name(told["name"], [field.encode_name for field in _fields(found)])
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from millrace.actor.errors import ConfigError
 from millrace.cluster.model_folders import context_length
 from millrace.cluster.spec import ClusterSpec, EngineName, GroupSpec, ModelSpec
@@ -24,10 +22,9 @@ def engine_parameters(spec: ClusterSpec, model: ModelSpec, group: GroupSpec) -> 
     """
     wanted = {**spec.settings.worker, **group.settings}
     try:
-        if group.engine is EngineName.MODELLED:
-            return msgspec.convert(wanted.get("modelled", {}).get("parameters", {}), EngineParameters)
         plain = EngineParameters()
-        length = int(wanted.get("max_model_len", 0)) or context_length(Path(model.path)) or plain.max_model_len
+        context = 0 if group.engine is EngineName.MODELLED else context_length(Path(model.path))
+        length = int(wanted.get("max_model_len", 0)) or context or plain.max_model_len
         block_size = int(wanted.get("block_size", plain.block_size))
         return EngineParameters(
             max_model_len=length,

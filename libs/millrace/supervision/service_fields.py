@@ -130,6 +130,10 @@ def broker_shares(spec: ClusterSpec) -> list[list[str]]:
     return [names[at : at + BROKER_INSTANCES_MAX] for at in range(0, len(names), BROKER_INSTANCES_MAX)]
 
 
+#: Limits of a modelled engine that no settings name: those of vLLM on a GPU.
+MODELLED_LIMITS = {"block_size": 16, "max_num_seqs": 256}
+
+
 def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
     """The engine of a worker.
 
@@ -141,7 +145,7 @@ def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
     fields["shape"] = shape_of(group)
     if group.engine is EngineName.MODELLED:
         modelled = {"modelled": {"coefficients": group.step_time}} if group.step_time else {}
-        return {**fields, "instances": len(slot.instances), **modelled}
+        return {**fields, "instances": len(slot.instances), **MODELLED_LIMITS, **modelled}
     if group.device == "cpu":
         known = STEP_TIMES.get(Path(slot.model.path).name, "")
         return {**fields, "kv_bytes": CPU_KV_BYTES, "step_time": group.step_time or known}

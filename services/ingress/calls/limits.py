@@ -18,6 +18,8 @@ _MINUTE_NS = 60_000_000_000
 KEYS_MAX = 10_000
 #: What a client without a better hint is told to wait when the whole service is full, seconds.
 RETRY_WHEN_FULL_S = 1.0
+#: Sequences of all calls together, as a multiple of the calls.
+SEQUENCES_PER_CALL = 2
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -93,7 +95,7 @@ class AdmissionLimits:
         """Admit and count a call, or return why not (then nothing is counted)."""
         if self.calls_open >= self._limits.calls_open_max:
             return _full(f"{self.calls_open} requests are open, the most this server takes")
-        if self.sequences_open + sequences > self._limits.sequences_open_max:
+        if self.sequences_open + sequences > SEQUENCES_PER_CALL * self._limits.calls_open_max:
             return _full(f"{self.sequences_open} choices are open and this request asks for {sequences} more")
         if call.key:
             use = self._use(call, now_ns)

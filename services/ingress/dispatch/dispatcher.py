@@ -51,6 +51,8 @@ PAUSE_MAX_NS = 1 * SECOND_NS
 FALLBACK = "join_shortest_queue"
 #: Places of policy faults that are logged; further ones are only counted.
 FAULTS_LOGGED_MAX = 100
+#: Instances that are asked before a call is refused.
+TRIES_MAX = 8
 
 
 # 1. Length tag.
@@ -87,7 +89,7 @@ def dispatch(state: IngressState, sequences: list[OpenSequence]) -> None:
     first = sequences[0]
     for sequence in sequences:
         state.waiting.pop(sequence.id, None)
-    if not state.connected or first.retry.tries >= state.config.dispatch.tries_max:
+    if not state.connected or first.retry.tries >= TRIES_MAX:
         defer(state, sequences)
         return
     if must_wait(state, first):

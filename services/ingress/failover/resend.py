@@ -1,7 +1,7 @@
 """Resends: an instance is asked for the tokens after a sequence's log.
 
 The next chunk shows that tokens are missing; after the *last* chunk there is none, so a sequence that is silent for
-``probe_s`` is asked about too, ever more rarely. After an outage of the bus each running sequence that is still silent
+``PROBE_S`` is asked about too, ever more rarely. After an outage of the bus each running sequence that is still silent
 is asked about: lost tokens arrive, or the worker has forgotten it.
 """
 

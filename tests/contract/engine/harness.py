@@ -382,12 +382,11 @@ def _modelled_live(tokenizer: Path) -> Engine:
     from services.worker.modelled import ModelledConfig, ModelledLiveEngine
 
     config = ModelledConfig(
-        parameters=modelled_parameters(),
         tokenizer=str(tokenizer),
         speed=2.0,
         lengths=OutputLengths(mean=20, sigma=0.5, length_max=60),
     )
-    return ModelledLiveEngine(config)
+    return ModelledLiveEngine(config, modelled_parameters())
 
 
 @contextmanager
