@@ -1,9 +1,8 @@
-"""Cost of a forecast by size of the instance, compiled and in plain Python; comparison of length rules.
+"""Cost of a forecast by size of the instance, compiled and in plain Python.
 
 Processor time of one question on an instance that decodes and has a queue: ``load`` of a snapshot, the first forecast
 after it (which rolls the instance to now and computes its future without the candidate), further forecasts of the same
-state. Rules: end-to-end latency that each predicts for sequences whose true lengths are drawn from a log-normal
-distribution, against the latency with true lengths.
+state.
 """
 
 from __future__ import annotations
@@ -19,15 +18,7 @@ from functools import partial
 import msgspec
 from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.coefficients import load_coefficients
-from millrace.enginemodel.forecast import (
-    NATIVE,
-    Candidate,
-    Forecaster,
-    LengthRule,
-    OutrunPlusTen,
-    SurvivalMean,
-    SurvivalMedian,
-)
+from millrace.enginemodel.forecast import NATIVE, Candidate, Forecaster
 from millrace.enginemodel.parameters import EngineParameters
 
 AT_NS = 1_700_000_000_000_000_000
@@ -35,7 +26,7 @@ SIZES = [(running, waiting) for running in (8, 64, 256) for waiting in (0, 32, 1
 
 
 def main() -> int:
-    """Prints both tables."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m bench forecast", description=__doc__)
     parser.add_argument("--questions", type=int, default=2000, help="per size, compiled")
     parser.add_argument("--reference-questions", type=int, default=3, help="per size, plain Python; 0 for none")
@@ -46,7 +37,6 @@ def main() -> int:
     print(f"seed {options.seed}, step time {options.step_time}, compiled module {'there' if NATIVE else 'MISSING'}\n")
     times(options)
     print()
-    rules(options.seed, options.step_time)
     return 0
 
 
@@ -149,57 +139,3 @@ def percentiles(values: list[float]) -> str:
     """Median and P99."""
     ordered = sorted(values)
     return f"{statistics.median(ordered):8.1f} {ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]:8.1f}"
-
-
-def rules(seed: int, step_time: str) -> None:
-    """Error of the end-to-end latency that each rule predicts, by spread of the true lengths."""
-    print("length rules: 32 running, 16 waiting; true lengths log-normal around the predictions; 400 states each")
-    print(f"{'spread':>8}  {'rule':<18}  {'mean error':>10}  {'bias':>7}  {'outran':>6}")
-    for sigma in (0.3, 0.6, 1.0):
-        candidates: list[LengthRule] = [OutrunPlusTen(), SurvivalMean(sigma), SurvivalMedian(sigma)]
-        for rule in candidates:
-            found = [compared(seed * 1000 + index, sigma, rule, step_time) for index in range(400)]
-            errors = [error for error, _ in found]
-            mean, bias = statistics.mean(abs(error) for error in errors), statistics.mean(errors)
-            outran = statistics.mean(share for _, share in found)
-            print(f"{sigma:8.1f}  {type(rule).__name__:<18}  {mean:10.1%}  {bias:+7.1%}  {outran:6.0%}")
-
-
-def compared(seed: int, sigma: float, rule: LengthRule, step_time: str) -> tuple[float, float]:
-    """Predicted over true end-to-end latency of one candidate, less one; share of running ones past their prediction.
-
-    The candidate's own length is predicted rightly: what differs is when the others make room.
-    """
-    rng = random.Random(seed)
-    parameters = EngineParameters(max_sequences=32, blocks_total=6000, prefix_caching=False)
-    cost = load_coefficients(step_time).cost(parameters)
-    rows = [lengthened(rng, f"{index}.0", sigma, decodes=index < 32) for index in range(48)]
-    outran = sum(row.output_tokens >= (row.expected_output_tokens or 0) for row, _ in rows[:32]) / 32
-    true = [msgspec.structs.replace(row, expected_output_tokens=actual) for row, actual in rows]
-    asked = Candidate(prompt_tokens=length(rng, 220, 1.0), expected_output_tokens=length(rng, 200, 0.8))
-    answers = []
-    for present, assumed in (([row for row, _ in rows], rule), (true, OutrunPlusTen())):
-        forecaster = Forecaster(cost, parameters, rule=assumed)
-        free = parameters.blocks_total - sum(row.blocks for row in present)
-        empty = state(rng, 0, 0, parameters)
-        forecaster.load(msgspec.structs.replace(empty, running=present[:32], waiting=present[32:], blocks_free=free))
-        forecaster.advance(AT_NS)
-        answers.append(forecaster.forecast(asked, with_delay=False).e2e_ns)
-    return answers[0] / answers[1] - 1, outran
-
-
-def lengthened(rng: random.Random, name: str, sigma: float, *, decodes: bool) -> tuple[SequenceStatus, int]:
-    """A sequence and its true output length, log-normal around the prediction.
-
-    One that is met while it runs was met the likelier the longer it is: both log-normal factors of its length are
-    weighed by themselves, which moves their medians up by the square of their spread.
-    """
-    prompt = length(rng, 220, 1.0)
-    shift = 1 if decodes else -1
-    expected = max(1, min(3000, round(200 * rng.lognormvariate(shift * 0.8**2 / 2, 0.8))))
-    actual = max(1, min(3000, round(expected * rng.lognormvariate(shift * sigma**2 / 2, sigma))))
-    output = rng.randrange(actual) if decodes else 0
-    computed = prompt + output - 1 if decodes else 0
-    running = SequenceState.RUNNING if decodes else SequenceState.WAITING
-    row = SequenceStatus(name, running, prompt, computed, output, 100_000, -(-computed // 16), AT_NS, expected)
-    return row, actual

@@ -51,8 +51,8 @@ from msgspec.structs import replace
 from services.predictor.answering import Answers, candidate, fault
 from services.predictor.calibration import Calibration, Kins
 from services.predictor.config import PredictorConfig
-from services.predictor.learnt import Learnt, nothing_learnt
 from services.predictor.metrics import PredictorMetrics
+from services.predictor.outcomes import OutcomeStatistics
 from services.predictor.placements import PLACEMENTS_MAX, Placements
 from services.predictor.prefixes import Prefixes, end_request
 from services.predictor.state import LENGTH_MAX, Instance, PlacedSequence
@@ -105,7 +105,7 @@ class PredictorActor:
         self._members = Membership.of(config.membership)
         self._instances: dict[str, Instance] = {}
         self._kins = Kins(step_times)
-        self._learnt: dict[str, Learnt] = {}
+        self._statistics: dict[str, OutcomeStatistics] = {}
         self._placements = Placements(metrics.placements.add)
         self._said: set[str] = set()
         self._now_ns = 0  # of the last message, for gauges
@@ -250,7 +250,7 @@ class PredictorActor:
         if not (0 < lengths[0] < LENGTH_MAX and 0 <= lengths[1] < LENGTH_MAX and 0 < lengths[2] < LENGTH_MAX):
             self.metrics.placements.add("unusable")
             return []
-        default = self._learnt_of(body.model).lengths.default_output_tokens
+        default = self._statistics_of(body.model).default_output_tokens
         placed = candidate(*lengths, expected=body.expected_output_tokens, default=default)
         at_ns = min(body.at_ns or now_ns, now_ns) + self._transit_ns
         for sequence in body.sequences:
@@ -269,11 +269,12 @@ class PredictorActor:
                 end_request(instance.prefixes, body, self.metrics)
         for index in range(len(body.output_tokens)):
             self._placements.end(str(SequenceId(body.request, index)), "ended")
-        self._learnt_of(body.model).lengths.observe(body)
+        statistics = self._statistics_of(body.model)
+        statistics.observe_lengths(body)
         stayed = not body.continuations and not body.migrations
         if body.outcome == "completed" and stayed and body.placed_ns and self._judges(body):
             self.metrics.judge(body)
-            self._learnt_of(body.model).outlook.observe(body, now_ns)
+            statistics.observe_times(body, now_ns)
         return []
 
     def _on_move(self, body: MigrationFinished, now_ns: int) -> list[Effect]:
@@ -316,10 +317,10 @@ class PredictorActor:
             detail = "no such instance is registered"
             return NoPrediction(request=body.request, instance=body.instance or token, reason=reason, detail=detail)
         self._members.state(instance.member, now_ns)
-        learnt = self._learnt_of(body.model)
-        answer = self._answers.answer(body, instance, learnt.lengths, now_ns)
+        statistics = self._statistics_of(body.model)
+        answer = self._answers.answer(body, instance, statistics, now_ns)
         if isinstance(answer, LatencyPrediction):
-            answer = learnt.outlook.correction.of(answer)
+            answer = statistics.correction.of(answer)
         self.metrics.predictions.add(answer.reason if isinstance(answer, NoPrediction) else "predicted")
         return answer
 
@@ -334,13 +335,13 @@ class PredictorActor:
             return instance in config.instances
         return crc32(instance.encode()) % config.shards == config.shard
 
-    def _learnt_of(self, model: str) -> Learnt:
-        learnt = self._learnt.get(model)
-        if learnt is None:
-            learnt = nothing_learnt(self._config)
-            if len(self._learnt) < MODELS_MAX:
-                self._learnt[model] = learnt
-        return learnt
+    def _statistics_of(self, model: str) -> OutcomeStatistics:
+        known = self._statistics.get(model)
+        if known is None:
+            known = OutcomeStatistics(self._config)
+            if len(self._statistics) < MODELS_MAX:
+                self._statistics[model] = known
+        return known
 
     def _say(self, level: str, event: str, **fields: Any) -> list[Effect]:
         """One log line for each different thing."""
@@ -370,7 +371,7 @@ class PredictorActor:
         """Bounds hold; each placement is at one instance, and known to be there."""
         self._members.check_invariants()
         assert len(self._instances) <= len(self._members)
-        assert len(self._learnt) <= MODELS_MAX
+        assert len(self._statistics) <= MODELS_MAX
         for instance in self._instances.values():
             instance.prefixes.check_invariants()
         self._placements.check(self._instances.values())

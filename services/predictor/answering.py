@@ -15,8 +15,8 @@ from millrace.enginemodel.forecast import Candidate, Forecaster
 from millrace.enginemodel.step_cost import StepCost
 from millrace.membership import MemberState
 
-from services.predictor.lengths import LearntLengths
 from services.predictor.metrics import PredictorMetrics
+from services.predictor.outcomes import OutcomeStatistics
 from services.predictor.state import LENGTH_MAX, Instance, Remembered, plausible
 
 #: A busy engine that ends no step for so long hangs: rolling it forward would invent progress. The longest step of
@@ -46,14 +46,14 @@ def fault(body: PredictLatency) -> str:
     return f"sequences must be at most {SEQUENCES_MAX}" if body.sequences > SEQUENCES_MAX else ""
 
 
-def candidate_of(body: PredictLatency, instance: Instance, lengths: LearntLengths) -> Candidate:
+def candidate_of(body: PredictLatency, instance: Instance, statistics: OutcomeStatistics) -> Candidate:
     """The request as a forecast takes it. A predicted length that cannot be is as good as none."""
     return candidate(
         body.prompt_tokens,
         body.output_tokens,
         body.max_tokens,
         expected=body.expected_output_tokens,
-        default=lengths.default_output_tokens,
+        default=statistics.default_output_tokens,
         sequences=body.sequences,
         cached=instance.cached_tokens(body.block_hashes, body.block_size, body.prompt_tokens + body.output_tokens),
     )
@@ -91,10 +91,10 @@ class Answers:
         self._transit_ns = transit_ns
 
     def answer(
-        self, body: PredictLatency, instance: Instance, lengths: LearntLengths, now_ns: int
+        self, body: PredictLatency, instance: Instance, statistics: OutcomeStatistics, now_ns: int
     ) -> LatencyPrediction | NoPrediction:
         """Forecast for the request if the instance took it now, or the reason why there is none."""
-        asked = candidate_of(body, instance, lengths)
+        asked = candidate_of(body, instance, statistics)
         obstacle = self._obstacle(body, instance, asked, now_ns)
         if obstacle is not None:
             reason, detail = obstacle
@@ -104,7 +104,7 @@ class Answers:
         known = self._remembered(instance, asked, now_ns)
         if known is not None:
             return _told(known, body.request, instance, now_ns)
-        answer = self._forecast(body.request, instance, asked, lengths, now_ns)
+        answer = self._forecast(body.request, instance, asked, statistics, now_ns)
         if len(instance.answers) < ANSWERS_MAX:
             instance.answers[asked] = Remembered(answer, now_ns)
         return _told(answer, body.request, instance, now_ns)
@@ -153,10 +153,10 @@ class Answers:
         return msgspec.structs.replace(known.answer, ttft_ns=max(1, ttft_ns), e2e_ns=max(1, e2e_ns))
 
     def _forecast(
-        self, request: str, instance: Instance, asked: Candidate, lengths: LearntLengths, now_ns: int
+        self, request: str, instance: Instance, asked: Candidate, statistics: OutcomeStatistics, now_ns: int
     ) -> LatencyPrediction:
         transit_ns = self._transit_ns
-        forecaster = self._rolled(instance, lengths, now_ns + transit_ns)
+        forecaster = self._rolled(instance, statistics, now_ns + transit_ns)
         told = forecaster.forecast(asked)
         return LatencyPrediction(
             request=request,
@@ -174,9 +174,9 @@ class Answers:
             cached_tokens=asked.cached_tokens,
         )
 
-    def _rolled(self, instance: Instance, lengths: LearntLengths, until_ns: int) -> Forecaster:
+    def _rolled(self, instance: Instance, statistics: OutcomeStatistics, until_ns: int) -> Forecaster:
         """The instance's state at that time; loaded anew only where a new snapshot came."""
-        forecaster = self._forecaster(instance, lengths)
+        forecaster = self._forecaster(instance, statistics)
         if instance.rolled is None:
             self._load(instance, forecaster)
         until_ns = max(until_ns, instance.rolled_ns)
@@ -199,15 +199,15 @@ class Answers:
         for sequence, placement in instance.placements.items():
             forecaster.add(sequence, placement.candidate, max(placement.at_ns, snapshot.at_ns))
 
-    def _forecaster(self, instance: Instance, lengths: LearntLengths) -> Forecaster:
+    def _forecaster(self, instance: Instance, statistics: OutcomeStatistics) -> Forecaster:
         """The instance's own; a new one where what it is built from has changed."""
         kin, built = instance.calibration.kin, instance.forecaster
-        if built is not None and (instance.lengths_version, instance.fits) == (lengths.version, kin.fits):
+        if built is not None and (instance.lengths_version, instance.fits) == (statistics.version, kin.fits):
             return built
         assert kin.cost is not None
-        built = build(kin.cost, instance, lengths)
+        built = build(kin.cost, instance, statistics)
         instance.forecaster, instance.rolled, instance.scale_told = built, None, 1.0
-        instance.lengths_version, instance.fits = lengths.version, kin.fits
+        instance.lengths_version, instance.fits = statistics.version, kin.fits
         return built
 
 
@@ -225,7 +225,7 @@ def _told(answer: LatencyPrediction, request: str, instance: Instance, now_ns: i
     return msgspec.structs.replace(answer, request=request, snapshot_age_ns=instance.age_ns(now_ns))
 
 
-def build(cost: StepCost, instance: Instance, lengths: LearntLengths) -> Forecaster:
+def build(cost: StepCost, instance: Instance, statistics: OutcomeStatistics) -> Forecaster:
     """A forecaster for an instance's scheduler."""
-    default = lengths.default_output_tokens
-    return Forecaster(cost, instance.parameters, rule=lengths.rule, default_output_tokens=default)
+    default = statistics.default_output_tokens
+    return Forecaster(cost, instance.parameters, default_output_tokens=default)

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.membership import MembershipConfig
-
-
-class OutrunRule(StrEnum):
-    """Rule for the expected rest of a sequence that has outrun its predicted length."""
-
-    PLUS_TEN = "plus_ten"  # ten more tokens, again and again (Block, section 4.1)
-    SURVIVAL = "survival"  # the log-normal's conditional mean, with the spread learnt from outcomes
 
 
 class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,9 +15,8 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         instances: Names of the instances it serves; empty for all of the cluster, or of its shard.
         shard: Which of ``shards``, from 0. Several processes with the same shard are replicas of each other.
         shards: Instances are spread over so many by a hash of their name; 1 for no spreading.
-        rule: What is expected of sequences that outran their predicted length.
         default_output_tokens: Length of an output that nobody predicted, until outcomes tell the mean.
-        learn_lengths: Take that mean, and the spread for ``survival``, from outcomes.
+        learn_lengths: Take that mean from outcomes.
         calibrate: Scale step times by what the engine really takes, and fit them where no set is known.
         prefixes: Follow what instances have in their prefix caches; else every prompt is taken as not cached.
         transit_us: From a decision until the engine has the sequence, microseconds: ingress, bus and worker.
@@ -40,7 +30,6 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     instances: list[str] = []
     shard: int = 0
     shards: int = 1
-    rule: OutrunRule = OutrunRule.PLUS_TEN
     default_output_tokens: int = 128
     learn_lengths: bool = True
     calibrate: bool = True

@@ -214,7 +214,6 @@ class ScenarioCluster(SimulatedCluster):
             bus=BUS,
             shard=index,
             shards=self.spec.cluster.predictors,
-            rule=spec.rule,
             default_output_tokens=spec.default_output_tokens,
             learn_lengths=spec.learn_lengths,
             calibrate=spec.calibrate,

@@ -10,7 +10,6 @@ from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
 
 from services.coordinator.config import RolePolicyConfig, StagesConfig
-from services.predictor.config import OutrunRule
 from simulator.scenarios.head_estimates import HeadSpec
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.order_spec import OrderSpec
@@ -69,7 +68,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class PredictorSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the predictors; see ``services.predictor.config.PredictorConfig``."""
 
-    rule: OutrunRule = OutrunRule.PLUS_TEN
     default_output_tokens: int = 128
     learn_lengths: bool = True
     calibrate: bool = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 from typing import Any
 
 import msgspec
@@ -17,12 +16,9 @@ from millrace.enginemodel.forecast import (
     Candidate,
     Forecast,
     Forecaster,
-    LengthRule,
-    OutrunPlusTen,
-    SurvivalMean,
-    SurvivalMedian,
     forecast,
 )
+from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime
@@ -166,27 +162,9 @@ def test_what_an_engine_would_refuse_is_said() -> None:
 
 
 def test_outrunning_a_prediction_gives_ten_more() -> None:
-    rule = OutrunPlusTen()
-    assert [rule.final_tokens(50, generated) for generated in (0, 49, 50, 80)] == [50, 50, 60, 90]
-
-
-@pytest.mark.parametrize("rule", [SurvivalMean(0.8), SurvivalMedian(0.8)])
-def test_a_length_given_survival_starts_at_the_prediction_and_stays_above_what_was_generated(rule: LengthRule) -> None:
-    generated = (0, 1, 50, 100, 400, 10**6, 10**12)
-    lengths = [rule.final_tokens(100, tokens) for tokens in generated]
-    assert lengths[0] == 100
-    assert lengths[1:] == sorted(lengths[1:])
-    assert all(length > tokens for length, tokens in zip(lengths, generated, strict=True))
-
-
-def test_lengths_given_survival_are_those_of_the_distribution() -> None:
-    rng = random.Random(1)
-    drawn = sorted(100 * rng.lognormvariate(-(0.8**2) / 2, 0.8) for _ in range(200_000))
-    for generated in (20, 100, 250):
-        survivors = [length for length in drawn if length > generated]
-        mean, median = statistics.mean(survivors), statistics.median(survivors)
-        assert SurvivalMean(0.8).final_tokens(100, generated) == pytest.approx(mean, rel=0.02)
-        assert SurvivalMedian(0.8).final_tokens(100, generated) == pytest.approx(median, rel=0.02)
+    lengths = LengthRevision(default_output_tokens=1, max_model_len=1_000)
+    candidates = [Candidate(prompt_tokens=1, expected_output_tokens=50, output_tokens=done) for done in (0, 49, 50, 80)]
+    assert list(map(lengths.of_candidate, candidates)) == [50, 50, 60, 90]
 
 
 @pytest.mark.parametrize("seed", range(40))

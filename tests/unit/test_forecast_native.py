@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition, SequenceStatus
-from millrace.enginemodel.forecast import NATIVE, Forecaster, LengthRule, OutrunPlusTen, SurvivalMean, forecast
+from millrace.enginemodel.forecast import NATIVE, Forecaster, forecast
 from millrace.enginemodel.forecast.native import NativeCost
 from millrace.enginemodel.forecast.scaling import scaled
 from millrace.enginemodel.step_cost import after
@@ -30,8 +30,8 @@ if not NATIVE:
 STATES = 40
 
 
-def loaded(case: Case, *, native: bool, rule: LengthRule) -> Forecaster:
-    forecaster = Forecaster(case.cost, case.parameters, rule=rule, native=native)
+def loaded(case: Case, *, native: bool) -> Forecaster:
+    forecaster = Forecaster(case.cost, case.parameters, native=native)
     forecaster.load(case.snapshot, case.cached)
     for index, placement in enumerate(case.pending):
         forecaster.add(f"pending{index}.0", placement.candidate, placement.at_ns)
@@ -41,9 +41,8 @@ def loaded(case: Case, *, native: bool, rule: LengthRule) -> Forecaster:
 
 @pytest.mark.parametrize("chunk", range(25))
 def test_every_field_of_a_forecast_is_equal(chunk: int) -> None:
-    rules = (OutrunPlusTen(), SurvivalMean(0.7))
     for seed in range(chunk * STATES, (chunk + 1) * STATES):
-        case, rule = random_case(seed), rules[seed % 2]
+        case = random_case(seed)
         expected = forecast(
             case.snapshot,
             case.candidate,
@@ -51,10 +50,9 @@ def test_every_field_of_a_forecast_is_equal(chunk: int) -> None:
             case.parameters,
             now_ns=case.now_ns,
             pending=case.pending,
-            rule=rule,
             cached=case.cached,
         )
-        fast = loaded(case, native=True, rule=rule)
+        fast = loaded(case, native=True)
         assert fast.forecast(case.candidate) == expected, f"seed {seed}"
         assert fast.forecast(case.candidate) == expected, f"seed {seed}, asked again"
         without = msgspec.structs.replace(expected, others_delay_ns=0)
@@ -63,7 +61,7 @@ def test_every_field_of_a_forecast_is_equal(chunk: int) -> None:
 
 def test_the_random_states_reach_what_is_rare() -> None:
     cases = [random_case(seed) for seed in range(300)]
-    answers = [loaded(case, native=True, rule=OutrunPlusTen()).forecast(case.candidate) for case in cases]
+    answers = [loaded(case, native=True).forecast(case.candidate) for case in cases]
     assert sum(answer.preemptions > 0 for answer in answers) > 30
     assert sum(answer.others_delay_ns > 0 for answer in answers) > 60
     assert sum(answer.others_delay_ns < 0 for answer in answers) > 0
@@ -171,9 +169,9 @@ def test_a_candidate_that_would_never_end_is_refused() -> None:
 @pytest.mark.parametrize("chunk", range(10))
 def test_load_to_come_and_what_goes_or_comes_are_equal_in_every_field(chunk: int) -> None:
     for seed in range(chunk * STATES, (chunk + 1) * STATES):
-        case, rule = random_case(seed), (OutrunPlusTen(), SurvivalMean(0.7))[seed % 2]
+        case = random_case(seed)
         rng = random.Random(f"moving {seed}")
-        fast, plain = (loaded(case, native=native, rule=rule) for native in (True, False))
+        fast, plain = (loaded(case, native=native) for native in (True, False))
         leave_at = rng.choice((0, 0, rng.randrange(1, 2 * case.parameters.max_model_len)))
         here = [status.sequence for status in (*case.snapshot.running, *case.snapshot.waiting)]
         horizon_ns, points = rng.choice((0, 10**6, 10**8, 10**10)), rng.choice((2, 5, 16))
@@ -194,7 +192,7 @@ def test_load_to_come_and_what_goes_or_comes_are_equal_in_every_field(chunk: int
 
 def test_the_random_states_reach_what_is_rare_of_moves() -> None:
     cases = [random_case(seed) for seed in range(400)]
-    fast = [loaded(case, native=True, rule=OutrunPlusTen()) for case in cases]
+    fast = [loaded(case, native=True) for case in cases]
     joins = [
         each.join(msgspec.structs.replace(case.candidate, sequences=1)) for each, case in zip(fast, cases, strict=True)
     ]

@@ -122,24 +122,10 @@ def test_lengths_are_not_learnt_where_that_is_switched_off() -> None:
     assert e2e_steps(predictor.ask(question(expected_output_tokens=None))) == 20
 
 
-@pytest.mark.parametrize("rule", ["plus_ten", "survival"])
-def test_a_sequence_that_outran_its_prediction_is_expected_to_go_on(rule: str) -> None:
+def test_a_sequence_that_outran_its_prediction_is_expected_to_go_on() -> None:
     running = [status(f"r{index}.0", output_tokens=60) for index in range(8)]
-    predictor = served(snapshot(running=running, blocks_free=300), rule=rule)
-    waits = e2e_steps(predictor.ask()) - 10
-    assert waits == 10 if rule == "plus_ten" else waits > 20
-
-
-def test_the_spread_of_lengths_is_learnt_from_outcomes() -> None:
-    def waits(spread: float) -> float:
-        running = [status(f"r{index}.0", output_tokens=60) for index in range(8)]
-        predictor = served(snapshot(running=running, blocks_free=300), rule="survival")
-        for index in range(60):
-            predicted = 50 * spread if index % 2 else 50 / spread
-            predictor.send(outcome(f"o{index}", output_tokens=[50], predicted_output_tokens=predicted))
-        return e2e_steps(predictor.ask())
-
-    assert waits(1.2) < waits(3.0)
+    predictor = served(snapshot(running=running, blocks_free=300))
+    assert e2e_steps(predictor.ask()) - 10 == 10
 
 
 # placements

@@ -208,14 +208,8 @@ def _noise(chosen: Options) -> None:
     jobs: list[Job] = []
     for sigma in NOISES:
         noisy = ["prediction.kind=noisy", f"prediction.sigma={sigma}"]
-        for label, rule in (("plus ten", "plus_ten"), ("survival", "survival")):
-            settings = [
-                f"workload.arrivals.rate_per_s={NOISE_RATE}",
-                *policy_settings("forecast", 0.0),
-                *noisy,
-                f"cluster.predictor.rule={rule}",
-            ]
-            jobs += chosen.variations(label, sigma, _spec(chosen, settings))
+        settings = [f"workload.arrivals.rate_per_s={NOISE_RATE}", *policy_settings("forecast", 0.0), *noisy]
+        jobs += chosen.variations("predicted", sigma, _spec(chosen, settings))
     unknown = [
         f"workload.arrivals.rate_per_s={NOISE_RATE}",
         *policy_settings("forecast", 0.0),

@@ -1,7 +1,6 @@
 """Forecasts of an instance's future if it took a request, by the engine's own rules. See README.md."""
 
 from millrace.enginemodel.forecast.forecaster import Forecaster
-from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen, SurvivalMean, SurvivalMedian
 from millrace.enginemodel.forecast.native import NATIVE
 from millrace.enginemodel.forecast.question import (
     Candidate,
@@ -20,11 +19,7 @@ __all__ = [
     "Forecaster",
     "JoinForecast",
     "LeaveForecast",
-    "LengthRule",
     "LoadForecast",
-    "OutrunPlusTen",
     "Placement",
-    "SurvivalMean",
-    "SurvivalMedian",
     "forecast",
 ]

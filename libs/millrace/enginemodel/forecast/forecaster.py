@@ -10,7 +10,6 @@ from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.forecast.future import counting, in_force
 from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
-from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.moving import curve, join, leave
 from millrace.enginemodel.forecast.native import NATIVE, NativeFuture, compiled_for
 from millrace.enginemodel.forecast.present import LengthRevision, check_snapshot
@@ -27,8 +26,6 @@ from millrace.enginemodel.forecast.scaling import scaled
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
 
-OUTRUN_PLUS_TEN = OutrunPlusTen()
-
 
 class Forecaster:
     """The last snapshot of one instance and the placements since.
@@ -42,7 +39,6 @@ class Forecaster:
         cost: StepCost,
         parameters: EngineParameters,
         *,
-        rule: LengthRule = OUTRUN_PLUS_TEN,
         default_output_tokens: int = 128,
         native: bool = NATIVE,
     ) -> None:
@@ -51,7 +47,7 @@ class Forecaster:
         self._cost = cost
         self._scaled = cost
         self._lengths = LengthRevision(
-            rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len
+            default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len
         )
         self._native = NativeFuture(cost, parameters, self._lengths) if native and compiled_for(parameters) else None
         self._scale = 1.0

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from millrace.contracts.status import BatchComposition, SequenceStatus, StatusSnapshot
-from millrace.enginemodel.forecast.lengths import OutrunPlusTen
 from millrace.enginemodel.forecast.moving import check_curve
 from millrace.enginemodel.forecast.present import LengthRevision, cached_of
 from millrace.enginemodel.forecast.question import (
@@ -84,16 +83,12 @@ class NativeFuture:
     def set_lengths(self, lengths: LengthRevision) -> None:
         """Revises lengths by this from the next ``load`` on. Its default is the one of the beginning."""
         self._lengths = lengths
-        # This rule is compiled in; any other is asked for each sequence.
-        self._compiled_rule = lengths.rule == OutrunPlusTen()
 
     def load(self, snapshot: StatusSnapshot, cached: Mapping[str, int]) -> None:
         """Starts again from a snapshot, without placements."""
         running, waiting = snapshot.running, snapshot.waiting
-        of_sequence = self._lengths.of_sequence
-        finals = None if self._compiled_rule else [of_sequence(status) for row in (running, waiting) for status in row]
         hits = [cached_of(status, cached) for status in waiting] if cached else None
-        self._native.load(running, waiting, snapshot.blocks_free, finals, hits, self._lengths.leave_at_tokens)
+        self._native.load(running, waiting, snapshot.blocks_free, None, hits, self._lengths.leave_at_tokens)
         self._at_ns = snapshot.at_ns
 
     def place(self, placement: Placement) -> None:

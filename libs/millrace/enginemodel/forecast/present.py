@@ -7,11 +7,14 @@ from collections.abc import Mapping
 import msgspec
 
 from millrace.contracts.status import SequenceStatus, StatusSnapshot
-from millrace.enginemodel.forecast.lengths import LengthRule
 from millrace.enginemodel.forecast.question import Candidate
 
 #: Past this a count is no count (native/enginemodel/bindings has the same bound).
 COUNT_MAX = 1 << 40
+
+
+#: What a sequence that reached its prediction is given further, again and again, tokens. Source: Block, section 4.1.
+OUTRUN_TOKENS = 10
 
 
 class LengthRevision(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +26,6 @@ class LengthRevision(msgspec.Struct, frozen=True, kw_only=True):
             0 for never. One that is as long already stays: no target has accepted it so far.
     """
 
-    rule: LengthRule
     default_output_tokens: int
     max_model_len: int
     leave_at_tokens: int = 0
@@ -49,8 +51,8 @@ class LengthRevision(msgspec.Struct, frozen=True, kw_only=True):
         return final_tokens if stays else min(final_tokens, self.leave_at_tokens - prompt_tokens)
 
     def _assumed(self, expected: int | None, generated: int) -> int:
-        wanted = self.default_output_tokens if expected is None else expected
-        return max(self.rule.final_tokens(max(1, wanted), generated), generated + 1)
+        wanted = max(1, self.default_output_tokens if expected is None else expected)
+        return wanted if generated < wanted else generated + OUTRUN_TOKENS
 
 
 def check_snapshot(snapshot: StatusSnapshot) -> None:

@@ -9,13 +9,10 @@ from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.forecast.future import Future, arrivals, sequences_of
 from millrace.enginemodel.forecast.future_sequence import FutureSequence
 from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
-from millrace.enginemodel.forecast.lengths import LengthRule, OutrunPlusTen
 from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.forecast.question import Candidate, Forecast, Placement
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
-
-OUTRUN_PLUS_TEN = OutrunPlusTen()
 
 
 def forecast(
@@ -26,7 +23,6 @@ def forecast(
     *,
     now_ns: int,
     pending: Sequence[Placement] = (),
-    rule: LengthRule = OUTRUN_PLUS_TEN,
     default_output_tokens: int = 128,
     cached: Mapping[str, int] = NOTHING_CACHED,
 ) -> Forecast:
@@ -34,14 +30,11 @@ def forecast(
 
     Args:
         now_ns: When the candidate comes, unix ns.
-        rule: Revises predicted lengths of sequences that have generated tokens.
         default_output_tokens: Assumed where no length was predicted.
 
     The others are the fields of ``ForecastInput``.
     """
-    lengths = LengthRevision(
-        rule=rule, default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len
-    )
+    lengths = LengthRevision(default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len)
     state = ForecastInput(
         snapshot=snapshot,
         cost=cost,

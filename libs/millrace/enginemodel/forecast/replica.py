@@ -14,7 +14,6 @@ from millrace.contracts.status import BatchComposition, StatusSnapshot
 from millrace.enginemodel.forecast.future import Future
 from millrace.enginemodel.forecast.future_sequence import FutureSequence
 from millrace.enginemodel.forecast.known import ForecastInput
-from millrace.enginemodel.forecast.lengths import OutrunPlusTen
 from millrace.enginemodel.forecast.native import simulate_natively
 from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.forecast.question import ReplicaRequest
@@ -105,4 +104,4 @@ def _idle(parameters: EngineParameters) -> StatusSnapshot:
 
 
 def _lengths(parameters: EngineParameters) -> LengthRevision:
-    return LengthRevision(rule=OutrunPlusTen(), default_output_tokens=1, max_model_len=parameters.max_model_len)
+    return LengthRevision(default_output_tokens=1, max_model_len=parameters.max_model_len)

@@ -1,9 +1,9 @@
-"""Learned per-model correction: TTFT offset and TPOT factor for later arrivals and transport overhead.
+"""Statistics of one model's outcomes: the length of outputs, and how much later requests end than forecasts say.
 
-Both make things later than the simulation of one engine says, by an amount that changes with the load and is much the
-same for all instances of a model. It is learnt from outcomes: a pause per request until its first token, and a factor
-on the time of each token after it. Lengths that came out other than predicted do not spoil it, since times per token
-are compared.
+What makes requests later than the simulation of one engine says (those who come after them, ingress, bus, front ends)
+changes with the load and is much the same for all instances of a model: a pause until the first token, and a factor on
+the time of each token after it. Lengths that came out other than predicted do not spoil it, since times per token are
+compared.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ import msgspec
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.predictor import LatencyPrediction
 
+from services.predictor.config import PredictorConfig
+from services.predictor.state import LENGTH_MAX
+
 #: Share that is forgotten with each outcome: the last hundred carry most of the weight.
 FORGET = 0.01
+
+#: Outcomes before their mean length is used; it is used in steps of this size, so that a forecaster is not built anew
+#: with every outcome.
+OUTCOMES_MIN, STEP_RATIO = 20, 1.1
 
 #: Outcomes that "nothing comes later" is worth at the start.
 PRIOR_OUTCOMES = 20.0
@@ -56,19 +63,38 @@ class Correction(msgspec.Struct, frozen=True):
         )
 
 
-class Outlook:
-    """Learns one model's correction. Attributes: ``correction``: what is in force."""
+class OutcomeStatistics:
+    """Statistics of one model.
 
-    def __init__(self, *, enabled: bool = True) -> None:
+    Attributes:
+        default_output_tokens: Length of an output that nobody predicted.
+        version: Rises when that changes.
+        correction: In force.
+    """
+
+    def __init__(self, config: PredictorConfig) -> None:
+        self.default_output_tokens = config.default_output_tokens
+        self.version = 0
         self.correction = Correction()
-        self._enabled = enabled
+        self._learn_lengths, self._correct = config.learn_lengths, config.calibrate
+        self._lengths = _ForgettingMean()
         self._before: deque[Correction] = deque([self.correction], maxlen=REMEMBERED_MAX)
-        self._pauses = _Mean()
-        self._factors = _Mean()
+        self._pauses, self._factors = _ForgettingMean(PRIOR_OUTCOMES), _ForgettingMean(PRIOR_OUTCOMES)
 
-    def observe(self, outcome: RequestFinished, now_ns: int) -> None:
-        """Learns from a request of one sequence that completed where it was first placed."""
-        times = _times(outcome) if self._enabled else None
+    def observe_lengths(self, outcome: RequestFinished) -> None:
+        """Learns lengths from a request that completed."""
+        if not self._learn_lengths or outcome.outcome != "completed":
+            return
+        for tokens in outcome.output_tokens:
+            if 0 < tokens < LENGTH_MAX:
+                self._lengths.add(tokens)
+        length, used = max(1, round(self._lengths.value)), self.default_output_tokens
+        if self._lengths.count >= OUTCOMES_MIN and not used / STEP_RATIO < length < used * STEP_RATIO:
+            self.default_output_tokens, self.version = length, self.version + 1
+
+    def observe_times(self, outcome: RequestFinished, now_ns: int) -> None:
+        """Learns the correction from a request of one sequence that completed where it was first placed."""
+        times = _times(outcome) if self._correct else None
         if times is None:
             return
         predicted_ttft_ns, predicted_tpot_ns, ttft_ns, tpot_ns = times
@@ -93,18 +119,19 @@ class Outlook:
             self._before.append(self.correction)
 
 
-class _Mean:
-    """A mean that forgets and begins at 0."""
+class _ForgettingMean:
+    """A mean that forgets. ``prior``: observations of 0 that it begins with."""
 
-    def __init__(self) -> None:
-        self._sum = 0.0
-        self._weight = PRIOR_OUTCOMES
+    def __init__(self, prior: float = 0.0) -> None:
+        self.count = 0
+        self._sum, self._weight = 0.0, prior
 
     @property
     def value(self) -> float:
-        return self._sum / self._weight
+        return self._sum / self._weight if self._weight else 0.0
 
     def add(self, value: float) -> None:
+        self.count += 1
         self._sum = (1 - FORGET) * self._sum + value
         self._weight = (1 - FORGET) * self._weight + 1
 

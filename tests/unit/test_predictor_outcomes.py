@@ -8,12 +8,17 @@ import pytest
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.predictor import LatencyPrediction
 
-from services.predictor.outlook import FACTOR_MAX, PAUSE_NS_MAX, Correction, Outlook
+from services.predictor.config import PredictorConfig
+from services.predictor.outcomes import FACTOR_MAX, PAUSE_NS_MAX, Correction, OutcomeStatistics
 from tests.unit.predictor_rig import MS, START_NS, Predictor, outcome, record, snapshot
 
 TOLD = LatencyPrediction(
     request="q", instance="w0", incarnation=5, ttft_ns=20 * MS, e2e_ns=1_010 * MS, tpot_mean_ns=10 * MS
 )
+
+
+def statistics(**config: Any) -> OutcomeStatistics:
+    return OutcomeStatistics(PredictorConfig(**config))
 
 
 def ended(told: LatencyPrediction, at_ns: int, **changes: Any) -> RequestFinished:
@@ -31,52 +36,52 @@ def ended(told: LatencyPrediction, at_ns: int, **changes: Any) -> RequestFinishe
     return outcome("r", **fields | changes)
 
 
-def learnt(outlook: Outlook, count: int, **changes: Any) -> LatencyPrediction:
+def learnt(seen: OutcomeStatistics, count: int, **changes: Any) -> LatencyPrediction:
     """Return the correction of TOLD after so many outcomes, each predicted with what was known then."""
     at_ns = START_NS
     for _ in range(count):
         at_ns += 10 * MS
-        outlook.observe(ended(outlook.correction.of(TOLD), at_ns, **changes), at_ns + MS)
-    return outlook.correction.of(TOLD)
+        seen.observe_times(ended(seen.correction.of(TOLD), at_ns, **changes), at_ns + MS)
+    return seen.correction.of(TOLD)
 
 
 def test_nothing_is_corrected_before_anything_was_seen() -> None:
-    assert Outlook().correction.of(TOLD) is TOLD
+    assert statistics().correction.of(TOLD) is TOLD
 
 
 def test_a_pause_and_a_factor_are_found_and_stay_where_they_are() -> None:
-    outlook = Outlook()
+    seen = statistics()
     for _ in range(3):
-        told = learnt(outlook, 400)
+        told = learnt(seen, 400)
         assert told.ttft_ns == pytest.approx(25 * MS, rel=0.05)
         assert told.e2e_ns - told.ttft_ns == pytest.approx(1.2 * 990 * MS, rel=0.04)
 
 
 def test_outcomes_of_predictions_made_before_a_correction_do_not_correct_twice() -> None:
-    outlook = Outlook()
+    seen = statistics()
     for number in range(1, 600):  # each was placed long before it ended: none knew of the correction
-        outlook.observe(ended(TOLD, START_NS), START_NS + number * MS)
-    assert outlook.correction.factor == pytest.approx(1.2, rel=0.04)
+        seen.observe_times(ended(TOLD, START_NS), START_NS + number * MS)
+    assert seen.correction.factor == pytest.approx(1.2, rel=0.04)
 
 
 def test_an_output_of_another_length_than_predicted_says_the_same_of_its_tokens() -> None:
-    told = learnt(Outlook(), 400, output_tokens=[30], e2e_ns=28 * MS + 29 * 12 * MS)
+    told = learnt(statistics(), 400, output_tokens=[30], e2e_ns=28 * MS + 29 * 12 * MS)
     assert told.e2e_ns - told.ttft_ns == pytest.approx(1.2 * 990 * MS, rel=0.04)
 
 
 def test_one_stall_moves_it_little() -> None:
-    outlook = Outlook()
-    learnt(outlook, 300)
-    before = outlook.correction
-    outlook.observe(ended(before.of(TOLD), START_NS + 1, ttft_ns=60_000 * MS, e2e_ns=600_000 * MS), 2 * START_NS)
-    assert outlook.correction.factor == pytest.approx(before.factor, rel=0.03)
-    assert outlook.correction.pause_ns - before.pause_ns < 0.02 * PAUSE_NS_MAX
+    seen = statistics()
+    learnt(seen, 300)
+    before = seen.correction
+    seen.observe_times(ended(before.of(TOLD), START_NS + 1, ttft_ns=60_000 * MS, e2e_ns=600_000 * MS), 2 * START_NS)
+    assert seen.correction.factor == pytest.approx(before.factor, rel=0.03)
+    assert seen.correction.pause_ns - before.pause_ns < 0.02 * PAUSE_NS_MAX
 
 
 def test_a_correction_keeps_within_its_bounds() -> None:
-    told = learnt(Outlook(), 2_000, ttft_ns=500_000 * MS, e2e_ns=9_000_000 * MS)
+    told = learnt(statistics(), 2_000, ttft_ns=500_000 * MS, e2e_ns=9_000_000 * MS)
     assert told.e2e_ns - told.ttft_ns <= 1.01 * FACTOR_MAX * 990 * MS
-    assert learnt(Outlook(), 2_000, ttft_ns=3 * MS + 1).ttft_ns >= 1
+    assert learnt(statistics(), 2_000, ttft_ns=3 * MS + 1).ttft_ns >= 1
 
 
 @pytest.mark.parametrize(
@@ -90,11 +95,11 @@ def test_a_correction_keeps_within_its_bounds() -> None:
     ],
 )
 def test_what_cannot_be_compared_says_nothing(changes: dict[str, Any]) -> None:
-    assert learnt(Outlook(), 100, **changes) == TOLD
+    assert learnt(statistics(), 100, **changes) == TOLD
 
 
 def test_it_can_be_switched_off() -> None:
-    assert learnt(Outlook(enabled=False), 100) is TOLD
+    assert learnt(statistics(calibrate=False), 100) is TOLD
 
 
 def test_a_correction_keeps_the_parts_of_a_prediction_together() -> None:
