@@ -7,14 +7,13 @@ from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
 from millrace.kvcopy.choice import BEST_FIRST, Connected, choose, connect
 from millrace.kvcopy.copier import CopierError, Link
 
-CUDA, SHARED, CROSS, VERBS, NIXL = (
+CUDA, SHARED, CROSS, NIXL = (
     CopierKind.CUDA,
     CopierKind.SHARED_MEMORY,
     CopierKind.CROSS_MEMORY,
-    CopierKind.VERBS,
     CopierKind.NIXL,
 )
-EVERY = [CUDA, SHARED, CROSS, NIXL, VERBS]
+EVERY = [CUDA, SHARED, CROSS, NIXL]
 
 
 def endpoint(*, copiers: list[CopierKind] = EVERY, machine: str = "m", device: int = -1) -> KvEndpoint:
@@ -27,11 +26,11 @@ def endpoint(*, copiers: list[CopierKind] = EVERY, machine: str = "m", device: i
 @pytest.mark.parametrize(
     ("own", "peer", "kinds"),
     [
-        pytest.param(endpoint(), endpoint(), [SHARED, CROSS, NIXL, VERBS], id="one host"),
-        pytest.param(endpoint(), endpoint(machine="n"), [NIXL, VERBS], id="two hosts"),
-        pytest.param(endpoint(machine=""), endpoint(machine=""), [NIXL, VERBS], id="hosts not known"),
-        pytest.param(endpoint(device=0), endpoint(device=1), [CUDA, NIXL, VERBS], id="two GPUs of a host"),
-        pytest.param(endpoint(device=0), endpoint(), [NIXL, VERBS], id="a GPU and host memory"),
+        pytest.param(endpoint(), endpoint(), [SHARED, CROSS, NIXL], id="one host"),
+        pytest.param(endpoint(), endpoint(machine="n"), [NIXL], id="two hosts"),
+        pytest.param(endpoint(machine=""), endpoint(machine=""), [NIXL], id="hosts not known"),
+        pytest.param(endpoint(device=0), endpoint(device=1), [CUDA, NIXL], id="two GPUs of a host"),
+        pytest.param(endpoint(device=0), endpoint(), [NIXL], id="a GPU and host memory"),
         pytest.param(endpoint(copiers=[NIXL, CROSS]), endpoint(copiers=[NIXL, SHARED]), [NIXL], id="one in common"),
         pytest.param(endpoint(copiers=[CROSS]), endpoint(copiers=[SHARED]), [], id="none in common"),
     ],
@@ -80,13 +79,13 @@ class FakeCopier:
 
 
 def test_a_kind_that_does_not_reach_the_peer_makes_room_for_the_next() -> None:
-    choice = choose(endpoint(), endpoint(), forced=[SHARED, VERBS, CROSS, NIXL])
+    choice = choose(endpoint(), endpoint(), forced=[SHARED, CUDA, CROSS, NIXL])
     copiers = {SHARED: FakeCopier(SHARED, why_not="no socket"), CROSS: FakeCopier(CROSS), NIXL: FakeCopier(NIXL)}
     connected = connect(choice, copiers, endpoint().ranks[0])
     assert isinstance(connected, Connected)
     assert connected.kind is CROSS
     assert connected.refused[SHARED] == "no socket"
-    assert connected.refused[VERBS] == "not opened here"
+    assert "GPUs" in connected.refused[CUDA]
 
 
 def test_where_none_reaches_the_peer_each_reason_is_told() -> None:

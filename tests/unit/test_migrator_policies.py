@@ -54,7 +54,7 @@ WISH = Wish(source=record("a"), blocks=10)
         (neighbour(role=InstanceRole.DECODE), ""),
         (neighbour(told=record("b", kv=None, kv_refusal="off")), "off"),
         (neighbour(told=record("b", kv=endpoint(fingerprint="g"))), "KV does not fit"),
-        (neighbour(told=record("b", kv=endpoint(copiers=[CopierKind.VERBS]))), "KV does not fit"),
+        (neighbour(told=record("b", kv=endpoint(copiers=[CopierKind.CUDA]))), "KV does not fit"),
     ],
 )
 def test_who_may_take_it(other: Neighbour, note: str) -> None:

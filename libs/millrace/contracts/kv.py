@@ -24,7 +24,6 @@ class CopierKind(StrEnum):
     SHARED_MEMORY = "shared_memory"  # both map the source's memfd: one host, containers included
     CROSS_MEMORY = "cross_memory"  # process_vm_readv: one host, where ptrace is permitted
     CUDA = "cuda"  # IPC handles and peer copies: one host
-    VERBS = "verbs"  # RDMA READ
     NIXL = "nixl"  # whatever UCX finds
     MODELLED = "modelled"  # no bytes: a network model says how long they would take
 

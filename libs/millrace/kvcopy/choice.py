@@ -2,8 +2,7 @@
 the reasons against the others.
 
 The best copier moves the bytes the fewest times. On a GPU, peer copies come before anything over host memory. On one
-host, mapped memory comes before the kernel's copies. NIXL comes before RDMA reads of our own, which have not met a card
-yet. A forced order replaces this one.
+host, mapped memory comes before the kernel's copies. A forced order replaces this one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ BEST_FIRST = (
     CopierKind.SHARED_MEMORY,
     CopierKind.CROSS_MEMORY,
     CopierKind.NIXL,
-    CopierKind.VERBS,
     CopierKind.MODELLED,
 )
 #: These end at the machine's border.

@@ -1,4 +1,4 @@
-"""A plan's pieces, divided so that each fits what a copier may take at once. Pure; used by NIXL and verbs."""
+"""A plan's pieces, divided so that each fits what a copier may take at once. Pure; used by NIXL."""
 
 from __future__ import annotations
 

@@ -49,8 +49,4 @@ def _made(kind: CopierKind, memory: KvMemory, socket: Path) -> Copier:
             from millrace.kvcopy.nixl_copier import NixlCopier
 
             return NixlCopier(address=memory.address, region_bytes=memory.size, device=memory.device)
-        case CopierKind.VERBS:
-            from millrace.kvcopy.verbs_copier import VerbsCopier
-
-            return VerbsCopier(address=memory.address, region_bytes=memory.size, device=memory.device)
     raise CopierError("not for KV in host memory" if memory.device < 0 else "not for KV on a GPU")

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy.copier import Copier
+from millrace.kvcopy.nixl_copier import NixlCopier
 
 
 def content(size: int, seed: int) -> np.ndarray:
@@ -21,13 +22,8 @@ def content(size: int, seed: int) -> np.ndarray:
 def copier_of(kind: CopierKind, memory: np.ndarray) -> Copier:
     """The copier of this kind over this memory."""
     address, size = int(memory.ctypes.data), len(memory)
-    if kind == CopierKind.NIXL:
-        from millrace.kvcopy.nixl_copier import NixlCopier
-
-        return NixlCopier(address=address, region_bytes=size)
-    from millrace.kvcopy.verbs_copier import VerbsCopier
-
-    return VerbsCopier(address=address, region_bytes=size)
+    assert kind is CopierKind.NIXL
+    return NixlCopier(address=address, region_bytes=size)
 
 
 def rank_of(size: int) -> KvRank:

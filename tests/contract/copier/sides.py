@@ -12,14 +12,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
-from millrace.kvcopy import nixl_agent, verbs_device
+from millrace.kvcopy import nixl_agent
 from millrace.kvcopy.copier import Copier
 from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.cuda_copier import CudaCopier
 from millrace.kvcopy.memory import Bytes, SharedRegion
 from millrace.kvcopy.nixl_copier import NixlCopier
 from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
-from millrace.kvcopy.verbs_copier import VerbsCopier
 
 from tests.contract.copier import fake_gpu
 
@@ -62,11 +61,6 @@ def nixl(folder: Path, name: str) -> tuple[Bytes, Copier]:
     return memory, NixlCopier(address=memory.ctypes.data, region_bytes=REGION_BYTES, connect_wait_s=PATIENCE_S)
 
 
-def verbs(folder: Path, name: str) -> tuple[Bytes, Copier]:
-    memory = np.zeros(REGION_BYTES, dtype=np.uint8)
-    return memory, VerbsCopier(address=memory.ctypes.data, region_bytes=REGION_BYTES, connect_wait_s=PATIENCE_S)
-
-
 def cuda(folder: Path, name: str) -> tuple[Bytes, Copier]:
     """On a stand-in for the GPU: what runs is all but the compiled module (native/kvcopy/tests/cuda_test.cpp)."""
     memory = np.zeros(REGION_BYTES, dtype=np.uint8)
@@ -85,13 +79,11 @@ MAKERS: dict[CopierKind, Callable[[Path, str], tuple[Bytes, Copier]]] = {
     CopierKind.CROSS_MEMORY: cross_memory,
     CopierKind.CUDA: cuda,
     CopierKind.NIXL: nixl,
-    CopierKind.VERBS: verbs,
 }
 
 #: Kinds that are not everywhere.
 WHY_NOT: dict[CopierKind, Callable[[], str]] = {
     CopierKind.NIXL: nixl_agent.why_not,
-    CopierKind.VERBS: verbs_device.why_not,
 }
 
 

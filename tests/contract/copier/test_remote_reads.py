@@ -1,6 +1,5 @@
-"""NIXL and verbs against a source in a process of its own: every byte, every failure, nothing left behind."""
+"""NIXL against a source in a process of its own: every byte, every failure, nothing left behind."""
 
-import importlib
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from millrace.contracts.kv import CopierKind, KvRank
+from millrace.kvcopy import nixl_agent
 from millrace.kvcopy.copier import Copier, CopierError, CopyPlan, Link, Transfer
 
 from tests.contract.copier.reading_peer import content, copier_of, rank_of
@@ -53,10 +53,9 @@ class Peer:
         return self.process.returncode
 
 
-@pytest.fixture(params=[CopierKind.NIXL, CopierKind.VERBS], ids=str, scope="module")
+@pytest.fixture(params=[CopierKind.NIXL], ids=str, scope="module")
 def kind(request: pytest.FixtureRequest) -> CopierKind:
-    module = {CopierKind.NIXL: "nixl_agent", CopierKind.VERBS: "verbs_device"}[request.param]
-    reason = importlib.import_module(f"millrace.kvcopy.{module}").why_not()
+    reason = nixl_agent.why_not()
     if reason:
         pytest.skip(reason)
     return CopierKind(request.param)
