@@ -58,6 +58,10 @@ def test_hints_of_a_cluster_in_another_folder_name_it_and_down_elsewhere_fails(t
         failed = millrace("down", cwd=elsewhere)
         assert failed.returncode == 1
         assert stop in failed.stderr
+        shown = millrace("cluster", "show", "--dir", str(folder), cwd=elsewhere)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert "[[models.groups]]" in shown.stdout
+        assert "# at the start" not in shown.stdout
     finally:
         ended = millrace(*stop.split()[1:], cwd=elsewhere)
     assert (ended.returncode, ended.stdout) == (0, "the cluster is down\n")

@@ -1,5 +1,6 @@
-"""Prints a cluster's specification as TOML: of a file, checked and with its defaults filled in, or, without a file, of
-the running cluster.
+"""Prints a cluster's specification as TOML: of a file, checked, or, without a file, of the cluster that runs, as it is
+now: counts of instances, roles, boundaries of stages and thresholds. A comment marks each line that differs from the
+start.
 
     millrace cluster show > cluster.toml      # the running cluster as a file
     millrace cluster show cluster.toml        # checks the file
@@ -12,11 +13,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millrace.actor.errors import ConfigError
-from millrace.cli.cluster import no_cluster
+from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, no_cluster, resolve_connection
 from millrace.cli.errors import CliError
 from millrace.supervision.cluster_folder import find_folder
+
+if TYPE_CHECKING:
+    from millrace.cluster import ClusterSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser("show", help="print the specification as TOML")
     show.add_argument("file", nargs="?", metavar="FILE", help="a cluster's file; without one the running cluster's")
-    show.add_argument(
-        "--dir", metavar="DIR", help="the cluster's folder; by default .millrace in this folder or a parent"
-    )
+    add_connection_options(show)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,14 +39,34 @@ def run(arguments: argparse.Namespace) -> int:
 
     file = Path(arguments.file) if arguments.file else _of_the_running(arguments)
     try:
-        print(cluster_toml(with_model_folders(read_cluster(file))), end="")
+        spec = with_model_folders(read_cluster(file))
     except ConfigError as error:
         raise CliError(str(error)) from None
+    text = cluster_toml(spec)
+    print(text if arguments.file else _as_it_runs(arguments, spec, text), end="")
     return 0
+
+
+def _as_it_runs(arguments: argparse.Namespace, spec: ClusterSpec, start: str) -> str:
+    """Listens until each service was heard once."""
+    import asyncio
+    import time
+
+    from millrace.cli.listening import LISTEN_S, listen
+    from millrace.cli.running_spec import running_spec, with_differences
+    from millrace.cluster import cluster_toml
+
+    async def heard() -> ClusterSpec:
+        async with listen(resolve_connection(arguments)) as view:
+            await asyncio.sleep(LISTEN_S)
+            rows = view.instances(time.time_ns())
+            return running_spec(spec, rows, view.stages(rows), view.cascades())
+
+    return "\n".join(with_differences(start, cluster_toml(asyncio.run(heard())))) + "\n"
 
 
 def _of_the_running(arguments: argparse.Namespace) -> Path:
     folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
-    if folder is None or not (folder / "run" / "cluster.json").is_file():
+    if folder is None or not (folder / CLUSTER_FILE).is_file():
         raise no_cluster("cluster show", arguments.dir, "or give a FILE")
     return folder / "run" / "cluster.toml"
