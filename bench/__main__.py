@@ -1,14 +1,12 @@
 """Runs a figure by name: ``python -m bench NAME [ARGUMENTS]``; without a name, lists them.
 
 Every module of this folder and of ``papers/*/bench`` that has a ``main()`` is a figure; the first line of its docstring
-says what it measures.
-Each run prints machine, commit and seed first (``bench.stamp``), then a table; ``--save`` puts both into the figure's
-section in ``bench/results/``, in place of the run before (``bench.saving``); ``--save='NAME WORDS'`` into the section
-with that heading.
+says what it measures. Each run prints machine, commit and seed first (``bench.stamp``), then a table. ``--save`` puts
+both into the area's JSON in place of the run before, with the figures that the bench reports, and renews the pages.
+``python -m bench --pages`` only writes the pages.
 
-``python -m bench --check`` lists claims of RESULTS.md that rest on a commit which is gone or on code that has changed
-since, and looks at the budgets of the hot path; it fails for a commit that is gone or a budget that is
-overstepped.
+``python -m bench --check`` lists figures that rest on a commit which is gone or on code that has changed since, and
+looks at the budgets of the hot path; it fails for a commit that is gone or a budget that is overstepped.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from bench.claims import findings
 from bench.instructions import is_counted_here
 from bench.measured import MEASURED
 from bench.reference import EarlierCodeError, checked_out, ratio
-from bench.saving import command_of, file_of, saved, section_of
+from bench.results_pages import save, write_pages
 from bench.stamp import stamp
 
 HERE = Path(__file__).parent
@@ -44,20 +42,26 @@ def main(words: list[str]) -> int:
         return 0
     if words == ["--check"]:
         return _check()
+    if words == ["--pages"]:
+        write_pages()
+        return 0
     name, *rest = words
     if name not in figures:
         print(f"bench: no figure {name!r}; there are: {', '.join(figures)}", file=sys.stderr)
         return 2
-    asked = [word for word in rest if word == "--save" or word.startswith("--save=")]
-    rest = [word for word in rest if word not in asked]
+    asked = "--save" in rest
+    rest = [word for word in rest if word != "--save"]
     sys.argv = [f"bench {name}", *rest]
     print(stamp())
     output = io.StringIO()
     with contextlib.redirect_stdout(_Tee(output)):
         code = importlib.import_module(figures[name][0]).main() or 0
     if asked and code == 0:
-        title = asked[-1].partition("=")[2] or section_of(name, rest)
-        _save(title, command_of(name, rest), output.getvalue())
+        path = save(name, rest, stamp(), output.getvalue())
+        write_pages()
+        print(
+            f"bench: saved in {path.relative_to(HERE.parent)}; its figures that the bench does not report are as before"
+        )
     return int(code)
 
 
@@ -73,10 +77,10 @@ def _check() -> int:
     found = findings(HERE.parent, MEASURED)
     for one in found:
         kind = "gone" if one.gone else "stale"
-        print(f"  {kind:<6} {one.claim.text[:70]} ({one.claim.file}#{one.claim.anchor}): {one.why}")
+        print(f"  {kind:<6} {one.figure.bench}: {one.figure.claim[:70]}: {one.why}")
     overstepped = _overstepped()
     gone = sum(one.gone for one in found)
-    print(f"{len(found) - gone} claims rest on older code, {gone} on no commit; {overstepped} budgets are overstepped")
+    print(f"{len(found) - gone} figures rest on older code, {gone} on no commit; {overstepped} budgets are overstepped")
     return 1 if gone or overstepped else 0
 
 
@@ -136,17 +140,6 @@ def _summary(path: Path) -> str:
     has_main = any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body)
     text = ast.get_docstring(tree) or ""
     return text.splitlines()[0] if has_main and text and path.stem != "__main__" else ""
-
-
-def _save(title: str, command: str, output: str) -> None:
-    folder = HERE / "results"
-    files = {path.name: path.read_text() for path in sorted(folder.glob("*.md"))}
-    name = file_of(title, files)
-    text = saved(files.get(name, ""), title=title, command=command, stamp=stamp(), output=output)
-    (folder / name).write_text(text)
-    print(
-        f"bench: saved as section {title!r} of {folder.name}/{name}; read what it says below the table, and RESULTS.md"
-    )
 
 
 if __name__ == "__main__":

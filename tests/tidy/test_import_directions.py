@@ -56,7 +56,7 @@ ENGINE_HOMES = (
 )
 
 #: Tests of a bench's own functions; all others share rigs with benches by way of testbed/.
-BENCH_TESTS = ("tests/*/test_bench_*.py",)
+BENCH_TESTS = ("tests/*/test_bench_*.py", "tests/tidy/test_results.py")
 
 
 def _is_one_of(path: Path, patterns: tuple[str, ...]) -> bool:

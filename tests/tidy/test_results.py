@@ -1,32 +1,33 @@
-"""Results keep to the benches: each section is of a figure that exists, is there once, and the index leads to it."""
+"""Results are what their JSON says: pages are as they would be written, and each figure has a bench that exists."""
 
-import re
-from pathlib import Path
+from collections import Counter
 
-from tests.tidy.test_docs import FENCE, LINK, anchors, benches, text_of
-from tests.tidy.tree import tracked_files
+from bench.results_pages import ROOT, Area, area_files, pages, read_area
+from tests.tidy.test_docs import benches
 
-FILES = [path for path in tracked_files() if path.match("bench/results/*.md")]
-INDEX = Path("bench/RESULTS.md")
-SECTION = re.compile(r"^## (.*)$", re.MULTILINE)
+#: Figures that matter, on one page.
+MATTER_MAX = 40
+BENCH = "python -m bench"
 
-
-def sections() -> list[tuple[str, str]]:
-    """File and heading of each."""
-    return [(path.name, title) for path in FILES for title in SECTION.findall(FENCE.sub("", text_of(path)))]
+AREAS: dict[str, Area] = {str(path.relative_to(ROOT)): read_area(path) for path in area_files()}
 
 
-def test_every_section_is_headed_by_the_command_of_a_bench() -> None:
-    assert len(sections()) > 20
-    assert {title.partition(" ")[0] for _, title in sections()} - benches() == set()
+def test_pages_are_as_they_would_be_written() -> None:
+    stale = [str(path) for path, text in pages().items() if (ROOT / path).read_text() != text]
+    assert not stale, f"run `python -m bench --pages`, which writes {', '.join(stale)}"
 
 
-def test_no_figure_stands_in_two_sections() -> None:
-    titles = [title for _, title in sections()]
-    assert sorted(titles) == sorted(set(titles))
+def test_every_figure_and_run_is_of_a_bench_that_exists() -> None:
+    figures = [figure for area in AREAS.values() for figure in area.figures]
+    assert len(figures) > 100
+    by_bench = {
+        figure.bench for figure in figures if (figure.origin.command or "python -m bench").startswith("python -m bench")
+    }
+    by_run = {run.title.split()[0].rstrip(":") for area in AREAS.values() for run in area.runs}
+    assert (by_bench | by_run) - benches() == set()
 
 
-def test_the_index_leads_to_every_section() -> None:
-    linked = set(LINK.findall(text_of(INDEX)))
-    wanted = {f"results/{name}#{anchor}" for name, title in sections() for anchor in anchors(f"## {title}\n")}
-    assert wanted - linked == set()
+def test_no_figure_stands_twice_and_one_page_holds_those_that_matter() -> None:
+    claims = Counter((name, figure.claim) for name, area in AREAS.items() for figure in area.figures)
+    assert [claim for claim, count in claims.items() if count > 1] == []
+    assert 0 < sum(figure.matters for area in AREAS.values() for figure in area.figures) <= MATTER_MAX

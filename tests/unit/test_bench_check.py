@@ -11,28 +11,14 @@ import pytest
 
 import bench
 from bench.budgets import BUDGETS, COUNTED, PAIRS_MAX, Budget, Verdict, judged, judged_by_count
-from bench.claims import anchor_of, claims, findings, runs
+from bench.claims import findings
 from bench.hot_path_clock import SECOND_NS, RequestClock, run_by
 from bench.instructions import total
 from bench.measured import MEASURED
 from bench.reference import EarlierCodeError, checked_out
+from bench.results_pages import Area, Figure, Origin, Run, pages, read_area, report, save, write_area
 
 ROOT = Path(bench.__file__).resolve().parent.parent
-
-RESULTS = """# Results
-
-| claim | aim | measured | | where |
-|---|---|---|---|---|
-| fresh | | 1 | met | [fast](results/some.md#fast) |
-| the same | | 2 | met | same |
-| old | | 3 | | [slow --parts a](results/some.md#slow---parts-a), [fast](results/some.md#fast) |
-| forged | | 4 | | [gone](results/some.md#gone) |
-| elsewhere | | 5 | | [side](results/some.md#side) |
-| unstamped | | 6 | | [bare](results/some.md#bare) |
-| unlisted | | 7 | | [other](results/some.md#other) |
-| nowhere | | 8 | | [none](results/some.md#none) |
-| explained | | 9 | | [why](../docs/WHY.md#x) |
-"""
 
 
 def git(root: Path, *words: str) -> str:
@@ -49,8 +35,8 @@ def commit(root: Path, file: str, text: str) -> str:
     return git(root, "rev-parse", "--short=7", "HEAD")
 
 
-def section(name: str, stamp: str) -> str:
-    return f"## {name}\n\n`python -m bench {name}`\n\n{stamp}\n\n```\n## not a heading\n```\n\nWords.\n\n"
+def figure(bench: str, origin: Origin) -> Figure:
+    return Figure(bench=bench, claim=f"of {bench}", value="1", origin=origin)
 
 
 @pytest.fixture
@@ -62,68 +48,66 @@ def root(tmp_path: Path) -> Path:
     aside = commit(tmp_path, "code/side.py", "1")
     git(tmp_path, "checkout", "-q", "main")
     second = commit(tmp_path, "code/slow.py", "2")
-    stamp = "2026-01-01; a machine; commit "
-    text = "".join(
-        (
-            section("fast", stamp + second),
-            section("slow --parts a", stamp + f"{first}+"),
-            section("gone", stamp + "0123456"),
-            section("side", stamp + aside),
-            section("bare", ""),
-            section("other", stamp + second),
-        )
-    )
+    commits = {"fast": second, "slow": f"{first}+", "forged": "0123456", "aside": aside, "bare": None, "other": first}
+    figures = [figure(bench, Origin(commit=each)) for bench, each in commits.items()]
     (tmp_path / "bench" / "results").mkdir(parents=True)
-    (tmp_path / "bench" / "results" / "some.md").write_text(text)
-    (tmp_path / "bench" / "RESULTS.md").write_text(RESULTS)
+    write_area(tmp_path / "bench" / "results" / "some.json", Area(title="Some", about="", figures=figures))
     return tmp_path
 
 
-def test_lists_claims_of_older_code_and_of_no_commit(root: Path) -> None:
-    measured = dict.fromkeys(("fast", "slow", "gone", "side", "bare"), ("code",))
-    found = {(one.claim.text, one.claim.anchor): one for one in findings(root, measured)}
-    assert [key[0] for key in found] == ["old", "forged", "elsewhere", "unstamped", "unlisted", "nowhere"]
-    assert {text for (text, _), one in found.items() if one.gone} == {"forged", "elsewhere", "unstamped", "nowhere"}
-    assert found["old", "slow---parts-a"].why.startswith("1 changes of the code that it measures since ")
-    assert "not in the history" in found["elsewhere", "side"].why
-    assert "nobody has said which code other measures" in found["unlisted", "other"].why
+def test_lists_figures_of_older_code_and_of_no_commit(root: Path) -> None:
+    measured = dict.fromkeys(("fast", "slow", "forged", "aside", "bare"), ("code",))
+    found = {one.figure.bench: one for one in findings(root, measured)}
+    assert list(found) == ["slow", "forged", "aside", "bare"]
+    assert {bench for bench, one in found.items() if one.gone} == {"forged", "aside", "bare"}
+    assert found["slow"].why.startswith("1 changes of the code that it measures since ")
+    assert "not in the history" in found["aside"].why
 
 
 def test_a_change_of_other_code_is_none(root: Path) -> None:
-    assert [one.claim.text for one in findings(root, {"fast": ("code",), "slow": ("docs",)})][:1] != ["old"]
+    assert findings(root, {"fast": ("code",), "slow": ("docs",)}) == []
 
 
-def test_claims_follow_same_and_skip_headings() -> None:
-    rows = claims(RESULTS)
-    assert [(row.text, row.anchor) for row in rows[:4]] == [
-        ("fresh", "fast"),
-        ("the same", "fast"),
-        ("old", "slow---parts-a"),
-        ("old", "fast"),
-    ]
-    assert "explained" not in {row.text for row in rows}
+def test_a_run_that_is_saved_replaces_its_own_and_only_the_figures_that_are_reported(root: Path) -> None:
+    report("p50", "7 ms", "[6, 8]")
+    path = root / "bench" / "results" / "some.json"
+    area = read_area(path)
+    area.figures.append(Figure(bench="fast", claim="reported", value="9 ms", key="p50"))
+    area.runs = [Run(title=title, origin=Origin(), output="old") for title in ("fast", "fast --parts a")]
+    write_area(path, area)
+    words = ["--parts", "a", "--rows", "/tmp/x"]
+    assert save("fast", words, "2026-12-01; a machine; Python 3; commit 7654321", "new\n", root) == path
+    after = read_area(path)
+    assert [(run.title, run.output) for run in after.runs] == [("fast", "old"), ("fast --parts a", "new")]
+    assert after.figures[:-1] == area.figures[:-1]
+    assert (after.figures[-1].value, after.figures[-1].interval) == ("7 ms", "[6, 8]")
+    assert after.figures[-1].origin.command == "python -m bench fast --parts a --rows FILE"
+    assert (after.figures[-1].origin.machine, after.figures[-1].origin.commit) == ("a machine; Python 3", "7654321")
 
 
-def test_a_part_of_a_section_has_its_stamp() -> None:
-    text = section("whole", "2026-01-01; a; commit 1234567") + "### A part, later\n\nwords\n\n"
-    text += "### Another\n\n2026-01-02; a; commits 7654321+, 89abcde\n"
-    found = runs(text)
-    assert found["a-part-later"].commits == ("1234567",)
-    assert found["another"].commits == ("7654321", "89abcde")
-    assert {run.figure for run in found.values()} == {"whole"}
-    assert anchor_of("10,000 requests as in the paper") == "10000-requests-as-in-the-paper"
+def test_a_bench_without_a_figure_is_saved_in_an_area_of_its_own(root: Path) -> None:
+    assert save("new", [], "2026-12-01; m; p; commit 7654321", "x", root).name == "others.json"
+    (root / "papers" / "one" / "bench").mkdir(parents=True)
+    (root / "papers" / "one" / "bench" / "mine.py").write_text("")
+    assert save("mine", [], "2026-12-01; m; p; commit 7654321", "x", root) == root / "papers" / "one" / "results.json"
+
+
+def test_the_first_page_has_what_matters_and_links_to_the_rest(root: Path) -> None:
+    path = root / "bench" / "results" / "some.json"
+    area = read_area(path)
+    area.figures[0].matters = True
+    write_area(path, area)
+    found = pages(root)
+    assert set(found) == {Path("bench/RESULTS.md"), Path("bench/results/some.md")}
+    first = found[Path("bench/RESULTS.md")]
+    assert "| of fast |" in first
+    assert "of slow" not in first
+    assert "[Some](results/some.md)" in first
+    assert "commit not recorded" in found[Path("bench/results/some.md")]
 
 
 def test_every_path_that_is_measured_exists() -> None:
     assert [path for paths in MEASURED.values() for path in paths if not (ROOT / path).exists()] == []
-
-
-def test_every_claim_has_a_section() -> None:
-    folder = ROOT / "bench"
-    sections = {path.name: runs(path.read_text()) for path in (folder / "results").glob("*.md")}
-    rows = claims((folder / "RESULTS.md").read_text())
-    assert len(rows) > 50
-    assert [row for row in rows if row.anchor not in sections.get(row.file, {})] == []
 
 
 def test_a_budget_is_judged_by_the_lowest_of_some_pairs() -> None:

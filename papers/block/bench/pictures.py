@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.scenarios.rows import Row
 from bench.scenarios.tables import confidence
 
-FOLDER = Path(__file__).parent.parent.parent / "docs" / "figures"
+FOLDER = Path(__file__).parents[3] / "docs" / "figures"
 
 #: What is drawn: title, value, whether its axis is logarithmic.
 Panel = tuple[str, Callable[[Row], float], bool]

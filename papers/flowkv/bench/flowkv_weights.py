@@ -30,7 +30,7 @@ from papers.flowkv.bench.role_samples import LoadRecorder
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 POLICY = ROOT / "libs/millrace/policies/roles/flowkv"
 SPLITS = [label for label, (_, policy, brokers) in LAYOUTS.items() if policy == "fixed" and not brokers]
 SPEEDS = (4.0, 8.0, 12.0)

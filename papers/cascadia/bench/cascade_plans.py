@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 from millrace.cascade.planner import CascadeDesign, CascadePlanner
 
-from bench.cascade_models import h200_three, has_data
-from bench.cascade_slo import Setting, planner_of, rate_of
-from bench.cascade_traces import NOTE, THREE, wildbench
+from papers.cascadia.bench.cascade_models import h200_three, has_data
+from papers.cascadia.bench.cascade_slo import Setting, planner_of, rate_of
+from papers.cascadia.bench.cascade_traces import NOTE, THREE, wildbench
 from papers.cascadia.published_loop import plan_as_published
 
 GPUS = 32

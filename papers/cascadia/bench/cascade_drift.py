@@ -17,9 +17,9 @@ from millrace.cascade.replicas import NS
 from millrace.cascade.sample import JudgedSample
 from millrace.cascade.thresholds import choose_thresholds
 
-from bench.cascade_models import h100_pair, has_data
-from bench.cascade_slo import JUDGE_S, Setting, planner_of, rate_of
-from bench.cascade_traces import NOTE, PAIR, trace, wildbench
+from papers.cascadia.bench.cascade_models import h100_pair, has_data
+from papers.cascadia.bench.cascade_slo import JUDGE_S, Setting, planner_of, rate_of
+from papers.cascadia.bench.cascade_traces import NOTE, PAIR, trace, wildbench
 from papers.cascadia.timeline import Outcomes, Timeline, run_timeline
 
 #: By order: (trace, minutes) of each segment, the paper's lengths.

@@ -16,12 +16,12 @@ from millrace.cascade.replicas import NS, ReplicaShape, serve
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from scipy.stats import kendalltau
 
-from bench.cascade_models import h100_pair, has_data, pipeline, tensor_parallel
-from bench.cascade_slo import Setting, planner_of, rate_of
-from bench.cascade_traces import NOTE, PAIR, TRACES, halves, trace
 from bench.published.shapes import LLAMA_3_8B, LLAMA_3_70B, Shape
 from bench.published.tables import H100
 from papers.cascadia.baselines import uniform_allocation, uniform_parallelism
+from papers.cascadia.bench.cascade_models import h100_pair, has_data, pipeline, tensor_parallel
+from papers.cascadia.bench.cascade_slo import Setting, planner_of, rate_of
+from papers.cascadia.bench.cascade_traces import NOTE, PAIR, TRACES, halves, trace
 
 #: (DP, TP, PP) and requests/s that the paper measured.
 TABLE_1 = {

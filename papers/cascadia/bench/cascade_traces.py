@@ -13,7 +13,7 @@ import numpy as np
 from millrace.cascade.replicas import NS
 from millrace.cascade.sample import Floats, Integers, JudgedSample
 
-from bench.cascade_models import DATA, MODEL_LEN_MAX
+from papers.cascadia.bench.cascade_models import DATA, MODEL_LEN_MAX
 
 #: Characters per token, to turn WildBench's output lengths into tokens: assumed, its texts are not here.
 CHARACTERS_PER_TOKEN = 4.0

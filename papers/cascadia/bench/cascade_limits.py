@@ -20,10 +20,10 @@ from millrace.cascade.planner import LATENCY_S_MAX, CascadePlanner
 from millrace.cascade.replicas import ReplicaShape
 from millrace.cascade.routing import Routed, subset_routings
 
-from bench.cascade_models import h100_pair, h200_three, has_data
-from bench.cascade_slo import QUALITIES, THRESHOLDS, Setting, planner_of, rate_of
-from bench.cascade_traces import NOTE, PAIR, THREE, TRACES, halves, trace
 from papers.cascadia.baselines import stand_alone
+from papers.cascadia.bench.cascade_models import h100_pair, h200_three, has_data
+from papers.cascadia.bench.cascade_slo import QUALITIES, THRESHOLDS, Setting, planner_of, rate_of
+from papers.cascadia.bench.cascade_traces import NOTE, PAIR, THREE, TRACES, halves, trace
 
 #: Requests with which every design is simulated, and designs that are simulated with all.
 SCREENED_REQUESTS, KEPT = 300, 60

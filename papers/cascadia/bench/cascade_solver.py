@@ -15,9 +15,9 @@ from millrace.cascade.planner import CascadePlanner, CascadeProblem
 from millrace.cascade.replicas import ReplicaModel
 from millrace.cascade.routing import route, routings
 
-from bench.cascade_models import MODELS, has_data, replica_shapes
-from bench.cascade_traces import wildbench
 from papers.cascadia.allocation import bisect_allocation, milp_allocation
+from papers.cascadia.bench.cascade_models import MODELS, has_data, replica_shapes
+from papers.cascadia.bench.cascade_traces import wildbench
 from papers.cascadia.published_loop import plan_as_published
 
 #: Requests/s for each GPU: about half of what the planned allocations can serve.

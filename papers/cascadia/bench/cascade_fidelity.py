@@ -29,13 +29,13 @@ from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.profiling.fitting import non_negative
 from millrace.workloads.arrivals import FromTrace
 
-from bench.cascade_models import DATA, TABLES, fp8_70b, has_data
-from bench.cascade_slo import JUDGE_S, Setting, planner_of, rate_of
-from bench.cascade_traces import NOTE, PAIR, poisson, wildbench
 from bench.engine.fit_silicon import SERVERS, fitted, told
 from bench.published.engines import composed
 from bench.published.shapes import H100_BYTES, LLAMA_3_8B, LLAMA_3_70B
 from bench.published.tables import H100
+from papers.cascadia.bench.cascade_models import DATA, TABLES, fp8_70b, has_data
+from papers.cascadia.bench.cascade_slo import JUDGE_S, Setting, planner_of, rate_of
+from papers.cascadia.bench.cascade_traces import NOTE, PAIR, poisson, wildbench
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import (
     ClusterTable,

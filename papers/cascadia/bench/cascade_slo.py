@@ -25,8 +25,6 @@ from millrace.cascade.replicas import ReplicaModel, ReplicaShape
 from millrace.cascade.routing import REJECT_ALL, Routed, route
 from millrace.cascade.sample import Floats, Integers, JudgedSample
 
-from bench.cascade_models import h100_pair, h200_three, has_data
-from bench.cascade_traces import NOTE, PAIR, THREE, TRACES, ease, halves, halves_of, trace, trace_rows
 from papers.cascadia.baselines import (
     ACCEPT_ALL,
     rate_only,
@@ -34,6 +32,8 @@ from papers.cascadia.baselines import (
     uniform_allocation,
     uniform_parallelism,
 )
+from papers.cascadia.bench.cascade_models import h100_pair, h200_three, has_data
+from papers.cascadia.bench.cascade_traces import NOTE, PAIR, THREE, TRACES, ease, halves, halves_of, trace, trace_rows
 from papers.cascadia.published_loop import plan_as_published
 
 #: Rate at which systems are compared, as a share of the most that the largest model alone serves.
