@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +105,24 @@ def row(options: argparse.Namespace, name: str, wrong: float | str, *, calibrate
     """One run."""
     cluster = run(options, wrong, calibrate=calibrate)
     metrics, finished = cluster.predictor_metrics, cluster.observer.finished
-    ttft, e2e = (metrics.errors[figure] for figure in ("ttft", "e2e"))
+    ttft = [(each.predicted_ttft_ns, each.ttft_ns) for each in finished if each.predicted_ttft_ns > 0]
+    e2e = [(each.predicted_e2e_ns, each.e2e_ns) for each in finished if each.predicted_e2e_ns > 0]
+    bias_s = statistics.fmean(predicted - real for predicted, real in e2e) / SECOND if e2e else 0.0
     mean_s = statistics.fmean(each.e2e_ns for each in finished) / SECOND
     scale = statistics.fmean(scale for _, scale, *_ in metrics.instances())
-    answered = metrics.predictions["predicted"]
-    share = answered / max(1, sum(metrics.predictions.values()))
+    answered = metrics.predictions.counts["predicted",]
+    share = answered / max(1, metrics.predictions.total())
     figures = (
-        f"{percent(ttft.share, ttft.judged):>11} {percent(e2e.share, e2e.judged):>10} "
-        f"{-e2e.bias_ns / max(1, e2e.judged) / SECOND:>8.2f}s {mean_s:>8.2f}s {share:>9.1%} {scale:>6.2f} "
+        f"{mean_error(ttft):>11} {mean_error(e2e):>10} "
+        f"{bias_s:>8.2f}s {mean_s:>8.2f}s {share:>9.1%} {scale:>6.2f} "
         f"{metrics.remembered / max(1, answered):>7.1%} {metrics.handling.mean_ns / 1000:>5.0f}"
     )
     return f"{name:<20} {'yes' if calibrate else 'no':>10} {figures}"
 
 
-def percent(share: float, judged: int) -> str:
-    """Mean absolute percentage error."""
-    return f"{share / judged:.1%}" if judged else "-"
+def mean_error(pairs: Sequence[tuple[int, int]]) -> str:
+    """Mean absolute percentage error of (predicted, real) pairs."""
+    return f"{statistics.fmean(abs(p - real) / max(1, real) for p, real in pairs):.1%}" if pairs else "-"
 
 
 def run(options: argparse.Namespace, wrong: float | str, *, calibrate: bool) -> MisledCluster:

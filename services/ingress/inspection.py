@@ -50,10 +50,10 @@ def snapshot(state: IngressState) -> dict[str, Any]:
             model: {"silences": health.silences, "paused": state.now_ns < health.from_ns}
             for model, health in state.predictors.items()
         },
-        "discarded": {kind: count for (kind,), count in state.metrics.discarded.counts.items()},
-        "migrations": {how: count for (how,), count in state.metrics.migrations.counts.items()},
-        "continuations": {why: count for (why,), count in state.metrics.continuations.counts.items()},
-        "ended": {"/".join(labels): count for labels, count in state.metrics.calls.counts.items()},
+        "discarded": state.metrics.discarded.plain(),
+        "migrations": state.metrics.migrations.plain(),
+        "continuations": state.metrics.continuations.plain(),
+        "ended": state.metrics.calls.plain(),
     }
 
 

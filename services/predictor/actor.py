@@ -273,7 +273,6 @@ class PredictorActor:
         statistics.observe_lengths(body)
         stayed = not body.continuations and not body.migrations
         if body.outcome == "completed" and stayed and body.placed_ns and self._judges(body):
-            self.metrics.judge(body)
             statistics.observe_times(body, now_ns)
         return []
 
@@ -365,7 +364,7 @@ class PredictorActor:
     def snapshot(self) -> dict[str, Any]:
         """State of each instance, with counts of predictions."""
         instances = {token: each.facts() for token, each in sorted(self._instances.items())}
-        return {"name": self.name, "instances": instances, "predictions": dict(self.metrics.predictions)}
+        return {"name": self.name, "instances": instances, "predictions": self.metrics.predictions.plain()}
 
     def check_invariants(self) -> None:
         """Bounds hold; each placement is at one instance, and known to be there."""

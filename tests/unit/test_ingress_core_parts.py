@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from millrace.actor.metric_set import LabelledCounter
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.membership import MembershipConfig
@@ -13,7 +14,7 @@ from services.ingress.calls.limits import AdmissionLimits, TokenBucket
 from services.ingress.calls.messages import KeyLimits, RefusalKind
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import LimitsConfig
-from services.ingress.metrics import IngressMetrics, LabelledCounter
+from services.ingress.metrics import IngressMetrics
 from tests.unit.ingress_core import SECOND, START, make_call
 
 MINUTE = 60 * SECOND

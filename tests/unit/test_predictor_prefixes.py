@@ -256,7 +256,7 @@ def test_an_outcome_with_fewer_cached_tokens_takes_the_missing_ones_back() -> No
     predictor.send(finished("c", prompt_tokens=41, cached_tokens=0, predicted_cached_tokens=32))
     assert cached(predictor, PROMPT) == 0, "it was left before what was missing"
     assert cached(predictor, other) == 32, "computed anew"
-    assert dict(predictor.metrics.prefix_tokens) == {"believed": 32, "found": 0, "missing": 32, "unexpected": 0}
+    assert predictor.metrics.prefix_tokens.plain() == {"believed": 32, "found": 0, "missing": 32, "unexpected": 0}
 
 
 def test_an_engine_that_never_finds_anything_is_not_believed_until_it_does() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from millrace.actor.metric_set import LabelledCounter
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.subjects import subject_token
 
@@ -11,7 +12,6 @@ from services.ingress.cascade.budget import EscalationBudget
 from services.ingress.cascade.configured import check_cascade, configured_plan
 from services.ingress.cascade.health import JudgeHealth
 from services.ingress.config import CascadeConfig
-from services.ingress.metrics import LabelledCounter
 
 #: Cascades at once; an operator publishes a handful.
 CASCADES_MAX = 64
