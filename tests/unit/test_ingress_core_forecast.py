@@ -121,11 +121,6 @@ def test_an_only_candidate_is_asked_by_name_so_that_its_prediction_can_be_joined
     assert bench.gather().body.instance == "w0"
     bench.gathered(bench.predicted("w0", 10))
     assert decision(bench).forecasts
-    bench = asking(instances=1, always_ask=False)
-    bench.call()
-    assert not bench.made(Gather)
-    assert decision(bench).reason == "the only candidate"
-    assert bench.submissions()
 
 
 def test_the_expected_length_is_asked_of_the_tagger_first_and_travels_with_question_and_decision():

@@ -23,12 +23,11 @@ def view(*candidates: InstanceView, sequences: int = 1) -> DispatchView:
     return DispatchView(model="m", sequences=sequences, length_tokens=10, candidates=candidates)
 
 
-def predicted(ttft: float, e2e: float, *, tpot: float = 1.0, others_delay: float = 0.0, since: int = 0) -> Prediction:
+def predicted(ttft: float, e2e: float, *, others_delay: float = 0.0, since: int = 0) -> Prediction:
     """Times in milliseconds."""
     return Prediction(
         ttft_ns=int(ttft * MS),
         e2e_ns=int(e2e * MS),
-        tpot_mean_ns=int(tpot * MS),
         others_delay_ns=int(others_delay * MS),
         placed_since=since,
     )
@@ -201,15 +200,6 @@ def test_waiting_weighs_more_than_decoding():
     assert forecast(asked, ttft_weight=2).chosen == "c"  # 500, 520, 480
     assert forecast(asked, ttft_weight=20).chosen == "b"  # 1,400, 700, 2,100
     assert forecast(asked, others_weight=0).reason == "lowest of 3: 700 ms predicted end to end + 20 x predicted TTFT"
-
-
-def test_headroom_is_that_of_the_tighter_slo():
-    # a: ttft 0.5, tpot 0.9; b: ttft 0.9, tpot 0.6; c: end to end best, but over its TPOT bound.
-    asked = futures(a=predicted(500, 900, tpot=10), b=predicted(100, 900, tpot=40), c=predicted(1, 10, tpot=110))
-    decision = forecast(asked, metric="slo", slo_ttft_ms=1000, slo_tpot_ms=100)
-    assert decision.chosen == "b"
-    assert decision.reason == "most headroom of 3: 60 % of the tighter SLO"
-    assert forecast(asked, metric="slo", slo_ttft_ms=1000, slo_tpot_ms=10_000).chosen == "c"
 
 
 def test_the_delay_of_others_counts_by_its_weight():

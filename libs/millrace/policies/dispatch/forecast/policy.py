@@ -18,31 +18,23 @@ class Parameters(QueryParameters, frozen=True, kw_only=True, forbid_unknown_fiel
     """Criterion for the best forecast, and number of candidates that are asked.
 
     Attributes:
-        metric: ``e2e`` and ``ttft``: the least predicted time; ``slo``: the most headroom, which is the smaller of
-            (slo_ttft - ttft) / slo_ttft and (slo_tpot - tpot) / slo_tpot.
+        metric: The predicted time that shall be least: to the end, or to the first token.
         candidates: How many random candidates are asked; 0 for all.
         others_weight: Weight, 0 or more, of the delay that the request imposes on those already there against its own
             time, preemptions that it causes included. Of a request whose length nobody predicted it counts nothing:
-            how long it stays is a guess then. 0 is Block's rule. With ``slo`` it has no effect.
+            how long it stays is a guess then. 0 is Block's rule.
         others_summed: ``preempting``: that delay is the mean over those already there, or their sum at every candidate
             where one of them is predicted to preempt; ``always``: the sum.
         ttft_weight: Weight, 0 or more, of the predicted time to the first token, added to ``e2e``: waiting counts more
             than decoding, as it says that memory is short there, which those who come later pay for too. 0 is
             Block's rule.
-        slo_ttft_ms: Bound of the time to the first token, milliseconds.
-        slo_tpot_ms: Bound of the mean time per output token, milliseconds.
-        always_ask: Ask though there is only one candidate, so that its prediction can be told and joined with what
-            happens.
     """
 
-    metric: Literal["e2e", "ttft", "slo"] = "e2e"
+    metric: Literal["e2e", "ttft"] = "e2e"
     candidates: Annotated[int, msgspec.Meta(ge=0)] = 8
     others_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 1.0
     others_summed: Literal["preempting", "always"] = "preempting"
     ttft_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 20.0
-    slo_ttft_ms: Annotated[float, msgspec.Meta(gt=0)] = 3_000.0
-    slo_tpot_ms: Annotated[float, msgspec.Meta(gt=0)] = 100.0
-    always_ask: bool = True
 
 
 class State(msgspec.Struct, frozen=True):
@@ -50,9 +42,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 def ask(view: DispatchView, parameters: Parameters, rng: Random) -> tuple[str, ...]:
-    """As many random candidates as the parameters say."""
-    if len(view.candidates) == 1 and not parameters.always_ask:
-        return ()
+    """As many random candidates as the parameters say; an only one, too: its prediction explains, and is judged."""
     return draw(view, parameters.candidates, rng)
 
 
@@ -66,8 +56,6 @@ def decide(
     predictions = [known.predictions[c.name] for c in known.candidates]
     if not predictions:
         return nothing(known), state
-    if parameters.metric == "slo":
-        return _most_headroom(known, predictions, parameters, rng), state
     end_to_end = parameters.metric == "e2e"
     of = _e2e_ns if end_to_end else _ttft_ns
     weight = parameters.others_weight if view.expected_output_tokens is not None else 0.0
@@ -80,19 +68,6 @@ def decide(
     if weight:
         unit += f" + {weight:g} x {'' if summed else 'mean '}delay of other requests"
     return pick_lowest(known, loads, rng, unit=unit), state
-
-
-def _most_headroom(view: DispatchView, predictions: list[Prediction], parameters: Parameters, rng: Random) -> Decision:
-    rooms = [_headroom(p, parameters) for p in predictions]
-    chosen = pick_lowest(view, [-room for room in rooms], rng, unit="")
-    reason = f"most headroom of {len(rooms)}: {100 * max(rooms):.0f} % of the tighter SLO"
-    return Decision(chosen.chosen, reason, chosen.scores)
-
-
-def _headroom(prediction: Prediction, parameters: Parameters) -> float:
-    ttft = 1 - _ttft_ns(prediction) / _MS / parameters.slo_ttft_ms
-    tpot = 1 - prediction.tpot_mean_ns / _MS / parameters.slo_tpot_ms
-    return min(ttft, tpot)
 
 
 def _ttft_ns(prediction: Prediction) -> int:
