@@ -185,7 +185,7 @@ def main() -> None:
         profiler.runcall(simulate, verify=False, pairs=1, handled=200_000)
         pstats.Stats(profiler).sort_stats("tottime").print_stats(15)
         return
-    from testbed.nats_process import NatsProcess
+    from tests.testbed.nats_process import NatsProcess
 
     server = NatsProcess(Path(tempfile.mkdtemp(prefix="millrace-bench-")))
     server.start()

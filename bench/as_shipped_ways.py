@@ -17,7 +17,7 @@ from types import MappingProxyType
 import httpx
 import msgspec
 
-from testbed.up_cluster import UpRig, free_port
+from tests.testbed.up_cluster import UpRig, free_port
 
 #: How long a server has to answer its first request, seconds.
 READY_S = 30.0

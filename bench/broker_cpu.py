@@ -24,9 +24,9 @@ from millrace.contracts.codec import decode
 from millrace.contracts.migration import MigrationFinished
 from nats.aio.msg import Msg
 
-from testbed.migration_operator import Operator
-from testbed.timed_streams import client, prompt_ids
-from testbed.up_cluster import UpRig
+from tests.testbed.migration_operator import Operator
+from tests.testbed.timed_streams import client, prompt_ids
+from tests.testbed.up_cluster import UpRig
 
 #: Engines at a third of their speed, and tokens told together: that workers and ingress leave the cores to brokers.
 WORKER = {"modelled": {"speed": 0.33}, "limits": {"token_interval_ms": 500}}
@@ -103,7 +103,7 @@ async def _row(rig: UpRig, options: argparse.Namespace, state: str, wait: Any, m
 
 def main() -> int:
     """One cluster of each size."""
-    from testbed.tiny_llama import build
+    from tests.testbed.tiny_llama import build
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--instances", type=int, default=64)

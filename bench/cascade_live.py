@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from bench.judged.answers import MODELS, PATH, recorded, token_costs
 from bench.judged.record import OUTPUT_TOKENS_MAX, draw
 from models.training.tasks import Example
-from testbed.up_cluster import UpRig
+from tests.testbed.up_cluster import UpRig
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = "nano,micro,mini"

@@ -24,7 +24,7 @@ from millrace.judging.calibration import area_under_curve, calibration_error
 
 from bench.judged.record import draw
 from models.training.tasks import Example
-from testbed.up_cluster import UpRig
+from tests.testbed.up_cluster import UpRig
 
 SMALL, LARGE, JUDGE = "millrace-nano", "millrace-mini", "millrace-judge"
 CASCADE = "cascade"

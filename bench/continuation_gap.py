@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from testbed.up_cluster import Streamed, UpRig, prompt_text, stream
+from tests.testbed.up_cluster import Streamed, UpRig, prompt_text, stream
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 

@@ -18,8 +18,8 @@ from random import Random
 
 import numpy as np
 
-from testbed.timed_streams import TimedStream, client, play, prompt_ids
-from testbed.up_cluster import UpRig
+from tests.testbed.timed_streams import TimedStream, client, play, prompt_ids
+from tests.testbed.up_cluster import UpRig
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 LAYOUTS: dict[str, list[str]] = {"colocated": [], "disaggregated": ["--roles", "worker-0=prefill,worker-1=decode"]}

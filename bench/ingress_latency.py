@@ -30,7 +30,7 @@ from bench.loadgen import Load, quantile
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.worker.config import WorkerConfig
 from services.worker.modelled import ModelledConfig, ModelledLiveEngine, modelled_parameters
-from testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
+from tests.testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
 
 TOKENS = 32
 

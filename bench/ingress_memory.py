@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from bench.ingress_throughput import loads, measure
-from testbed.local_cluster import ClusterOptions, LocalCluster
+from tests.testbed.local_cluster import ClusterOptions, LocalCluster
 
 REQUESTS = 50 * 3600
 

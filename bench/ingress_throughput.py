@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from bench.loadgen import Load
-from testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
+from tests.testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
 
 PROMPT = "List five animals and say which of them is the largest."
 

@@ -27,9 +27,9 @@ from millrace.contracts.migration import KvReplicated
 from nats.aio.msg import Msg
 
 from bench.migration.long_context import stretched
-from testbed.migration_operator import Operator
-from testbed.timed_streams import TimedStream, client, play, prompt_ids
-from testbed.up_cluster import UpRig
+from tests.testbed.migration_operator import Operator
+from tests.testbed.timed_streams import TimedStream, client, play, prompt_ids
+from tests.testbed.up_cluster import UpRig
 
 #: Tokens behind the settled ones, so that the stream has a usual interval afterwards.
 REST_TOKENS = 200

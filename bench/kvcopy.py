@@ -24,7 +24,7 @@ import numpy as np
 from millrace.contracts.kv import KvPlane, KvRank
 from millrace.kvcopy import native
 from millrace.kvcopy.checksum import BlockChecksums
-from millrace.kvcopy.copier import CopyPlan, Link
+from millrace.kvcopy.copier_port import CopyPlan, Link
 from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.memory import SharedRegion
 from millrace.kvcopy.plan import Planner

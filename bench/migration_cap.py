@@ -24,9 +24,9 @@ import numpy as np
 
 from bench.migration.long_context import stretched
 from bench.migration.others import Others
-from testbed.migration_operator import Operator
-from testbed.timed_streams import TimedStream, client, play, prompt_ids
-from testbed.up_cluster import UpRig
+from tests.testbed.migration_operator import Operator
+from tests.testbed.timed_streams import TimedStream, client, play, prompt_ids
+from tests.testbed.up_cluster import UpRig
 
 #: Quiet time before and after a migration, of which its control windows are taken, seconds.
 PAUSE_S = 0.4

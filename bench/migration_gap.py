@@ -26,9 +26,9 @@ import numpy as np
 from bench.migration.long_context import stretched
 from bench.migration.others import OthersApart
 from bench.migration.separate_cores import separate
-from testbed.migration_operator import Operator
-from testbed.timed_streams import TimedStream, client, play, prompt_ids
-from testbed.up_cluster import UpRig
+from tests.testbed.migration_operator import Operator
+from tests.testbed.timed_streams import TimedStream, client, play, prompt_ids
+from tests.testbed.up_cluster import UpRig
 
 MODES = ("live", "stop_and_copy", "recompute")
 #: Output tokens before a stream is moved, and at least as many after it.

@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 
-from testbed.migration_operator import Operator
-from testbed.timed_streams import TimedStream, client, play
-from testbed.up_cluster import UpRig, prompt_text
+from tests.testbed.migration_operator import Operator
+from tests.testbed.timed_streams import TimedStream, client, play
+from tests.testbed.up_cluster import UpRig, prompt_text
 
 #: Requests that repeat: each is first run alone, for what it must say.
 KINDS: tuple[dict[str, Any], ...] = (
@@ -125,7 +125,7 @@ async def measure(rig: UpRig, options: argparse.Namespace) -> bool:
 
 def main() -> int:
     """Builds the model, starts the cluster, runs."""
-    from testbed.tiny_llama import build
+    from tests.testbed.tiny_llama import build
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000, help="migrations that must succeed")

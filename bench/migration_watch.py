@@ -29,9 +29,9 @@ from bench.migration.others import OthersApart
 from bench.migration.separate_cores import separate
 from bench.migration.watching import FOLDER, POINTS, Heard, Watch, noted, read
 from bench.migration_gap import SETTLE_TOKENS
-from testbed.migration_operator import Operator
-from testbed.timed_streams import TimedStream, client, play, prompt_ids
-from testbed.up_cluster import UpRig
+from tests.testbed.migration_operator import Operator
+from tests.testbed.timed_streams import TimedStream, client, play, prompt_ids
+from tests.testbed.up_cluster import UpRig
 
 #: The target's steps that are shown one by one, counted from its first.
 SHOWN_STEPS = (0, 1, 2, 4, 9, 19, 39)

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.role_flips import FENCES, FlipRow, measure, options_of
-from testbed.up_cluster import UpRig
+from tests.testbed.role_flips import FENCES, FlipRow, measure, options_of
+from tests.testbed.up_cluster import UpRig
 
 
 def main() -> int:
     """Builds the model, starts the cluster, flips, prints; fails where a request failed or differed."""
-    from testbed.tiny_llama import build
+    from tests.testbed.tiny_llama import build
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--flips", type=int, default=100, help="in all calls together (default %(default)s)")

@@ -41,9 +41,9 @@ from millrace.contracts.observers import DecisionMade
 from nats.aio.msg import Msg
 
 from papers import PAPERS
-from testbed.migration_operator import Operator
-from testbed.timed_streams import TimedStream, client, play, prompt_ids
-from testbed.up_cluster import UpRig
+from tests.testbed.migration_operator import Operator
+from tests.testbed.timed_streams import TimedStream, client, play, prompt_ids
+from tests.testbed.up_cluster import UpRig
 
 #: Takes the part so far of a call that may be cut off.
 Keep = Callable[[dict[str, Any]], None]
@@ -266,7 +266,7 @@ def _options() -> argparse.Namespace:
 
 def main() -> int:
     """Builds the model, starts the cluster, runs."""
-    from testbed.tiny_llama import build
+    from tests.testbed.tiny_llama import build
 
     options = _options()
     until = time.monotonic() + 60 * options.minutes - 15  # to look for leaks, and to stop

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from millrace.contracts.kv import KvRank
-from millrace.kvcopy.copier import Copier, Link
+from millrace.kvcopy.copier_port import Copier, Link
 from millrace.kvcopy.memory import SharedRegion
 
 from bench.transfers.quiet import quiet

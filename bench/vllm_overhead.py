@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from testbed.up_cluster import UpRig, free_port
+from tests.testbed.up_cluster import UpRig, free_port
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 

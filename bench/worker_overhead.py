@@ -125,8 +125,8 @@ async def _direct(arguments: argparse.Namespace) -> list[list[float]]:
 
 
 async def _worker(arguments: argparse.Namespace) -> list[list[float]]:
-    from testbed.nats_process import NatsProcess
-    from testbed.worker_rig import create_buckets, start_worker, write_config
+    from tests.testbed.nats_process import NatsProcess
+    from tests.testbed.worker_rig import create_buckets, start_worker, write_config
 
     rest, engine_cores = _cores()
     os.sched_setaffinity(0, rest)
@@ -157,7 +157,7 @@ async def _worker(arguments: argparse.Namespace) -> list[list[float]]:
 async def _through(url: str, arguments: argparse.Namespace) -> list[list[float]]:
     from millrace.contracts.worker import Sampling
 
-    from testbed.worker_rig import FakeIngress, Stream
+    from tests.testbed.worker_rig import FakeIngress, Stream
 
     sampling = Sampling(max_tokens=arguments.tokens, temperature=0.0, ignore_eos=True)
     async with FakeIngress(url, "bench") as ingress:

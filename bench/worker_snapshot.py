@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _random_model(folder: Path) -> str:
-    from testbed import tiny_llama
+    from tests.testbed import tiny_llama
 
     return str(tiny_llama.build(folder / "llama"))
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KINDS = {
     "product": ("services", "libs", "simulator", "deployment"),
     "papers": ("papers",),
-    "tests": ("tests", "testbed"),
+    "tests": ("tests",),
     "bench": ("bench",),
 }
 

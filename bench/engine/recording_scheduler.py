@@ -12,7 +12,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from testbed.schedule_recording import Happening, table_checksum
+from tests.testbed.schedule_recording import Happening, table_checksum
 
 
 def plain_id(request_id: str) -> str:

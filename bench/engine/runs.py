@@ -15,7 +15,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to come.
 
     Attributes:
-        prompt: Parts (seed, length); see testbed.schedule_recording.
+        prompt: Parts (seed, length); see tests.testbed.schedule_recording.
         at_step: Engine steps (calls) before it is added.
         cancel_at_step: Engine steps before it is cancelled; None for not at all.
         stop_ids: How many token ids end it: 0 to run to ``max_tokens``.

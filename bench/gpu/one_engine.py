@@ -21,7 +21,7 @@ import httpx
 from millrace.cli.cluster_rows import InstanceRow
 from millrace.cli.cluster_view import ClusterView
 
-from testbed.up_cluster import Streamed, UpRig, prompt_text, stream
+from tests.testbed.up_cluster import Streamed, UpRig, prompt_text, stream
 
 CONCURRENCY = (1, 8, 32, 128)
 TOKENS = 128

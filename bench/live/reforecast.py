@@ -22,7 +22,7 @@ from bench.live.recording import Figures, Recording, figures
 from services.predictor.actor import PredictorActor
 from services.predictor.config import PredictorConfig
 from services.predictor.metrics import PredictorMetrics
-from services.predictor.step_times import read_step_times
+from services.predictor.step_time_files import read_step_times
 
 
 def reforecast(recordings: Sequence[Recording], *, true_lengths: bool = False) -> list[Figures]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from testbed.up_cluster import UpRig, free_port
+from tests.testbed.up_cluster import UpRig, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from testbed.timed_streams import Api, TimedStream, client, play, prompt_ids
+from tests.testbed.timed_streams import Api, TimedStream, client, play, prompt_ids
 
 #: From when all decode, seconds until the first measurement: their prompts are computed then, and who began first no
 #: longer stands out.

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import psutil
 
-from testbed.up_cluster import UpRig
+from tests.testbed.up_cluster import UpRig
 
 
 def separate(rig: UpRig) -> int:

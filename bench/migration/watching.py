@@ -15,8 +15,8 @@ from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.ingress import TokensGenerated
 from nats.aio.msg import Msg
 
-from testbed.migration_operator import Operator
-from testbed.timed_streams import TimedStream
+from tests.testbed.migration_operator import Operator
+from tests.testbed.timed_streams import TimedStream
 
 #: Environment variable of the engines: where their lines go.
 FOLDER = "MILLRACE_WATCH_FOLDER"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from millrace.contracts.kv import KvPlane, KvRank
-from millrace.kvcopy.copier import CopyPlan
+from millrace.kvcopy.copier_port import CopyPlan
 from millrace.kvcopy.plan import Planner
 
 from bench import block_lists

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 from millrace.kvcopy import nixl_agent
-from millrace.kvcopy.copier import Copier
+from millrace.kvcopy.copier_port import Copier
 from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.memory import SharedRegion
 from millrace.kvcopy.nixl_copier import NixlCopier

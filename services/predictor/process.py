@@ -8,7 +8,7 @@ from millrace.telemetry import Telemetry
 
 from services.predictor.build import PredictorDeps
 from services.predictor.config import PredictorConfig
-from services.predictor.step_times import read_step_times
+from services.predictor.step_time_files import read_step_times
 
 
 def with_step_times(config: PredictorConfig, deps: ActorDeps, telemetry: Telemetry) -> PredictorDeps:

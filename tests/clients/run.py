@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from testbed.up_cluster import UpRig
+from tests.testbed.up_cluster import UpRig
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS, ENVIRONMENTS = ROOT / "locks", ROOT / ".millrace"

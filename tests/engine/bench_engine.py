@@ -29,7 +29,7 @@ from millrace.contracts.worker import Sampling
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import environment
-from testbed.programs import output_of
+from tests.testbed.programs import output_of
 
 environment.prepare()
 
@@ -202,6 +202,6 @@ def reference(model: Path, calls: list[tuple[list[int], dict[str, Any]]]) -> lis
         job, answers = Path(folder, "job.json"), Path(folder, "answers.json")
         job.write_text(json.dumps([arguments, calls]))
         words = [str(job), str(answers)]
-        status, said = output_of("testbed.vllm_reference", words, limit_s=2 * PATIENCE_S)
+        status, said = output_of("tests.testbed.vllm_reference", words, limit_s=2 * PATIENCE_S)
         assert status == 0, said[-3000:]
         return [tuple(answer) for answer in json.loads(answers.read_text())]

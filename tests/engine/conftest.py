@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.programs import open_fork_server
+from tests.testbed.programs import open_fork_server
 
 if importlib.util.find_spec("vllm") is not None:
     from services.worker.vllm_engine import environment
@@ -36,9 +36,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     between two steps.
     """
     from services.worker.config import MigrationConfig
-    from testbed import tiny_llama
     from tests.engine.bench_engine import BenchEngine, config
     from tests.engine.moving import Pair
+    from tests.testbed import tiny_llama
 
     model = tiny_llama.build(tmp_path_factory.mktemp("moving"))
     fields = {"kv_blocks": 65, "kv_bytes": 0, "migration": MigrationConfig(copy_bytes_per_step=64 << 10)}

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.programs import output_of
-from testbed.schedule_recording import RecordedRun, replay
+from tests.testbed.programs import output_of
+from tests.testbed.schedule_recording import RecordedRun, replay
 
 RECORDINGS = Path(__file__).resolve().parent / "recordings"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.role_flips import ORDERS, measure, options_of
-from testbed.tiny_llama import build
-from testbed.up_cluster import UpRig
+from tests.testbed.role_flips import ORDERS, measure, options_of
+from tests.testbed.tiny_llama import build
+from tests.testbed.up_cluster import UpRig
 
 pytestmark = pytest.mark.timeout(400)
 

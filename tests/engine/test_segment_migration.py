@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from millrace.contracts.worker import Sampling
 
-from testbed.tiny_llama import LAYERS
 from tests.engine.bench_engine import BenchEngine
 from tests.engine.moving import Pair, begin, prompt_of, same, settled, whole
+from tests.testbed.tiny_llama import LAYERS
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from millrace.contracts.migration import MigrationOutcome
 
-from testbed.timed_streams import TimedStream, client, play
-from testbed.tiny_llama import build
-from testbed.up_cluster import UpRig, prompt_text
 from tests.live.mover import Mover
+from tests.testbed.timed_streams import TimedStream, client, play
+from tests.testbed.tiny_llama import build
+from tests.testbed.up_cluster import UpRig, prompt_text
 
 pytestmark = pytest.mark.timeout(300)
 

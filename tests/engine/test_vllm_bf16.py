@@ -12,9 +12,9 @@ import pytest
 from millrace.contracts.ingress import TokenLogprobs
 from millrace.contracts.worker import Sampling
 
-from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, Decoded, config
 from tests.engine.moving import Pair, begin, prompt_of, recomputed, settled, whole
+from tests.testbed import tiny_llama
 
 if TYPE_CHECKING:
     from pathlib import Path

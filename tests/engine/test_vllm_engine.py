@@ -22,8 +22,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.worker.vllm_engine import engine as vllm_engine
 from services.worker.vllm_engine import snapshot_buffer
 from services.worker.vllm_engine.process import ENGINE_NICE
-from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, config, reference
+from tests.testbed import tiny_llama
 from tests.unit.worker_rig import snapshot
 
 #: Starting engines takes a minute where other test runs share the cores.

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from millrace.contracts.worker import Sampling, StructuredOutput
 
-from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, Decoded, config
+from tests.testbed import tiny_llama
 
 #: Starting engines takes a minute where other test runs share the cores.
 pytestmark = pytest.mark.timeout(300)

@@ -21,10 +21,10 @@ from millrace.contracts.worker import (
 )
 from millrace.supervision.worker_fork_client import ForkFailed, WorkerForkClient
 
-from testbed import tiny_llama
-from testbed.nats_process import NatsProcess
-from testbed.programs import start_program
-from testbed.worker_rig import PATIENCE_S, FakeIngress, create_buckets, ended, write_config
+from tests.testbed import tiny_llama
+from tests.testbed.nats_process import NatsProcess
+from tests.testbed.programs import start_program
+from tests.testbed.worker_rig import PATIENCE_S, FakeIngress, create_buckets, ended, write_config
 
 #: Starting engines takes a minute where other test runs share the cores.
 pytestmark = pytest.mark.timeout(300)

@@ -20,8 +20,8 @@ from millrace.lengths.states import SequenceStates, read_header, read_states
 from millrace.lengths.survival import Survival
 
 from services.worker.config import MigrationConfig, RemainingConfig
-from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, config
+from tests.testbed import tiny_llama
 
 #: Starting engines takes a minute where other test runs share the cores.
 pytestmark = pytest.mark.timeout(300)

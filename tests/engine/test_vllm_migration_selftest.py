@@ -12,9 +12,9 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.worker import Sampling
 
 from services.worker.config import MigrationConfig
-from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, config
 from tests.engine.moving import ask
+from tests.testbed import tiny_llama
 
 #: Starting engines takes a minute where other test runs share the cores.
 pytestmark = pytest.mark.timeout(300)

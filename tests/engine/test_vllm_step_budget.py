@@ -9,8 +9,8 @@ import pytest
 from millrace.actor.engine import EngineStepped
 from millrace.contracts.worker import Sampling
 
-from testbed import tiny_llama
 from tests.engine.bench_engine import BenchEngine, config
+from tests.testbed import tiny_llama
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -16,8 +16,8 @@ from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
 
-from testbed.timed_streams import client
-from testbed.up_cluster import UpRig
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig
 
 OUTCOMES = {"delivered", "rejected", "rejected_early", "failed", "cancelled"}
 #: Reasons that say that a tier is missing, and by which one knows that it was.

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.nats_process import NatsProcess
-from testbed.programs import open_fork_server
+from tests.testbed.nats_process import NatsProcess
+from tests.testbed.programs import open_fork_server
 
 open_fork_server()
 

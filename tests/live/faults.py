@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from testbed.timed_streams import client
-from testbed.up_cluster import Streamed, UpRig, offer, prompt_text, stream
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import Streamed, UpRig, offer, prompt_text, stream
 
 RATE = 20.0
 PROMPTS = 8

@@ -20,7 +20,7 @@ from millrace.contracts.migration import (
 from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.subjects import Subjects
 
-from testbed.up_cluster import UpRig
+from tests.testbed.up_cluster import UpRig
 
 #: Migrations that are asked for at once: some move at any moment, twenty a second.
 AT_ONCE = 3

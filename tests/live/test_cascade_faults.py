@@ -12,10 +12,10 @@ import pytest
 from langchain_openai import ChatOpenAI
 from millrace.contracts.cascade import CascadePlan
 
-from testbed.up_cluster import UpRig, prompt_text
 from tests.live.cascading import MISSING, ask, barrage, client_of, plan_in_force, swap_thresholds
 from tests.live.faults import PATIENCE_S, kill
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.up_cluster import UpRig, prompt_text
 
 TIERS = ("small", "middle", "large")
 CASCADE = "auto"

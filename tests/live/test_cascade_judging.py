@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders
 
-from testbed.timed_streams import client
-from testbed.up_cluster import UpRig, prompt_text
 from tests.live.cascading import ask, barrage, client_of
 from tests.live.faults import kill
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, prompt_text
 
 TIERS = ("small", "large")
 JUDGE = "verdict"

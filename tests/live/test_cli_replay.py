@@ -19,7 +19,7 @@ from millrace.contracts.tagger import TagRequest
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
 from nats.aio.client import Client
 
-from testbed.nats_process import NatsProcess
+from tests.testbed.nats_process import NatsProcess
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 30.0

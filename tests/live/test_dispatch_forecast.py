@@ -18,7 +18,7 @@ from millrace.cli.__main__ import main as millrace
 from millrace.contracts.codec import decode
 from millrace.contracts.observers import DecisionMade, RequestFinished
 
-from testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
+from tests.testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
 
 #: How much faster than modelled time each worker's engine runs: the first is four times the second.
 SPEEDS = (1.0, 0.25)

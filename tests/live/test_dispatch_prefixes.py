@@ -14,7 +14,7 @@ import pytest
 from millrace.contracts.codec import decode
 from millrace.contracts.observers import DecisionMade, RequestFinished
 
-from testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
+from tests.testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
 
 PATIENCE_S = 20.0
 DISPATCH = {"policy": "forecast", "parameters": {"deadline_ms": 500, "pause_s": 0.3}}

@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from testbed.programs import command_line, output_of
-from testbed.up_cluster import UpRig, free_port, prompt_text
+from tests.testbed.programs import command_line, output_of
+from tests.testbed.up_cluster import UpRig, free_port, prompt_text
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")))

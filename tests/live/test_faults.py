@@ -19,10 +19,10 @@ from millrace.contracts.ingress import TokenChunk, TokensGenerated
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import CancelSequence
 
-from testbed.timed_streams import client
-from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.faults import PATIENCE_S, expect_identical, expected_outcomes, kill, told, under_fire
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
 LENGTH = {"max_tokens": 60}
 #: A stream takes about a second: ten of them run at any moment.

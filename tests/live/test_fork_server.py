@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from testbed.worker_rig import ended
+from tests.testbed.worker_rig import ended
 
 #: What an owner needs; each test adds what it does. A program of one module is written to the owner's folder.
 OWNER = """

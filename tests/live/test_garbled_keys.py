@@ -17,8 +17,8 @@ from millrace.contracts.permissions import store_user
 from millrace.contracts.subjects import Subjects
 from nats.aio.client import Client
 
-from testbed.up_cluster import UpRig
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.up_cluster import UpRig
 
 KEYS = {"plan": "m", "lease": "m", "instance": "worker-0"}
 GARBAGE = b'{"type":"io.nats.jetstream.api.v1.account_info_response"}'

@@ -16,7 +16,7 @@ from millrace.contracts.predictor import LatencyPrediction, PredictLatency
 from millrace.contracts.tagger import LengthTag, TagRequest
 from nats.aio.client import Client
 
-from testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
+from tests.testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
 
 #: What a condition is waited for at most, seconds.
 PATIENCE_S = 20.0

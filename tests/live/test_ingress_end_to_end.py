@@ -16,7 +16,7 @@ import pytest
 from langchain_openai import ChatOpenAI
 from millrace.cli.__main__ import main as millrace
 
-from testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
+from tests.testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
 
 MESSAGES: Any = [{"role": "user", "content": "name five birds"}]
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 import pytest
 from millrace.contracts.migration import MigrationMode, MigrationOutcome, MigrationReason
 
-from testbed.timed_streams import client
-from testbed.up_cluster import UpRig, offer, prompt_text, stream
 from tests.live.faults import expect_identical, expected_outcomes, kill, told, under_fire
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, offer, prompt_text, stream
 
 INSTANCES = 3
 LENGTH = {"max_tokens": 100, "ignore_eos": True}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from millrace.contracts.migration import MigrationOutcome, MigrationReason
 
-from testbed.timed_streams import client
-from testbed.up_cluster import UpRig, offer, prompt_text, stream
 from tests.live.faults import expect_identical, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, offer, prompt_text, stream
 
 LENGTH = {"max_tokens": 120, "ignore_eos": True}
 WORKER = ["--set", "worker=" + json.dumps({"modelled": {"speed": 0.5}})]

@@ -19,7 +19,7 @@ from millrace.contracts.subjects import Subjects, covers
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from nats.aio.client import Client
 
-from testbed.nats_process import NatsProcess
+from tests.testbed.nats_process import NatsProcess
 
 SUBJECTS = Subjects("local")
 PASSWORDS = {role: f"secret-of-{role}" for role in Role}

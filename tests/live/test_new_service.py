@@ -14,9 +14,9 @@ import httpx
 import pytest
 from millrace.cli.cluster_view import ClusterView
 
-from testbed.timed_streams import client
-from testbed.up_cluster import PORTS, UpRig, free_port, prompt_text, stream
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import PORTS, UpRig, free_port, prompt_text, stream
 
 CLUSTER = """
 [[models]]

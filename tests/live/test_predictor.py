@@ -19,9 +19,9 @@ from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPred
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
 from nats.errors import NoRespondersError
 
-from testbed.nats_process import NatsProcess
-from testbed.programs import Program, start_program
-from testbed.worker_rig import PATIENCE_S, FakeIngress, Stream, create_buckets, start_worker, write_config
+from tests.testbed.nats_process import NatsProcess
+from tests.testbed.programs import Program, start_program
+from tests.testbed.worker_rig import PATIENCE_S, FakeIngress, Stream, create_buckets, start_worker, write_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROMPT = list(range(1, 65))

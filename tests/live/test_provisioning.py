@@ -15,10 +15,10 @@ from millrace.contracts.codec import decode
 from millrace.contracts.observers import ProvisioningDecided, RequestFinished
 from millrace.contracts.subjects import Subjects
 
-from testbed.timed_streams import client
-from testbed.up_cluster import UpRig, offer_during, prompt_text, stream
 from tests.live.faults import expect_identical, undisturbed
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, offer_during, prompt_text, stream
 
 #: Four places in the batch and 32 ms per step: one instance serves four such requests a second, whatever else runs.
 WORKER = {

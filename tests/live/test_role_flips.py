@@ -14,11 +14,11 @@ from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRef
 from millrace.contracts.migration import MigrationOutcome, MigrationReason
 from millrace.contracts.plan import InstanceRole
 
-from testbed.role_operator import RoleOperator
-from testbed.up_cluster import UpRig, offer, offer_during
 from tests.live.faults import expect_identical, kill, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
+from tests.testbed.role_operator import RoleOperator
+from tests.testbed.up_cluster import UpRig, offer, offer_during
 
 BOTH, PREFILL, DECODE = InstanceRole
 INSTANCES = 3

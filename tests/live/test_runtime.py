@@ -20,9 +20,9 @@ from millrace.contracts.message import Message
 from millrace.contracts.tagger import LengthTag, TagRequest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from testbed.nats_process import NatsProcess
 from tests.contract.bus.harness import Logged
 from tests.contract.bus.probe import Do, Probe
+from tests.testbed.nats_process import NatsProcess
 
 SECOND = 1_000_000_000
 FOREVER_S = 20.0

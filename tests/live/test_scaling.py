@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.up_cluster import UpRig, offer_during
 from tests.live.faults import expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.up_cluster import UpRig, offer_during
 
 WORKER = {
     "max_num_seqs": 8,

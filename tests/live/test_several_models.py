@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from testbed.timed_streams import client
-from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
 CLUSTER = """
 [[models]]

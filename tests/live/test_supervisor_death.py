@@ -7,10 +7,10 @@ from pathlib import Path
 
 import psutil
 
-from testbed.timed_streams import client
-from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.faults import told
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
 #: Ingress drains for 30 s (``limits.drain_s``) where it is asked to stop; here there is nothing to drain for.
 PATIENCE_S = 20.0

@@ -16,9 +16,9 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.lengths.files import MODEL_FILE, read_models
 from nats.errors import NoRespondersError
 
-from testbed.nats_process import NatsProcess
-from testbed.programs import Program, start_program
-from testbed.worker_rig import PATIENCE_S, FakeIngress
+from tests.testbed.nats_process import NatsProcess
+from tests.testbed.programs import Program, start_program
+from tests.testbed.worker_rig import PATIENCE_S, FakeIngress
 
 LEARNING = {"pretrained": False, "retrain_outcomes": 250, "outcomes_min": 250, "retrain_pause_s": 0.0}
 

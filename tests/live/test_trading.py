@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import pytest
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
 
-from testbed.migration_operator import Operator
-from testbed.up_cluster import UpRig, offer
 from tests.live.faults import expect_identical, kill, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
+from tests.testbed.migration_operator import Operator
+from tests.testbed.up_cluster import UpRig, offer
 
 INSTANCES = 4
 #: Slow enough that there is always something to move, whatever else this machine does.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.cluster import ClusterSpec, TelemetrySpec
 
 from services.supervisor.preflight import METRICS_PORTS, free_ports
-from testbed.up_cluster import free_port
+from tests.testbed.up_cluster import free_port
 
 
 def test_starts_at_the_same_time_choose_different_ports_for_metrics() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.up_cluster import free_port
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.up_cluster import free_port
 
 
 def up(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

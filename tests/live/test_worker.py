@@ -14,8 +14,8 @@ from millrace.contracts.message import ErrorReply
 from millrace.contracts.status import InstanceRecord, PresenceState, ServicePresence
 from millrace.contracts.worker import AcknowledgeSequences, ResendTokens, Sampling, SequenceAccepted, TokensForgotten
 
-from testbed.nats_process import NatsProcess
-from testbed.worker_rig import FakeIngress, create_buckets, start_worker, write_config
+from tests.testbed.nats_process import NatsProcess
+from tests.testbed.worker_rig import FakeIngress, create_buckets, start_worker, write_config
 
 PROMPT = list(range(1, 40))
 #: About two seconds at the modelled 2 to 3 ms a step.

@@ -55,7 +55,7 @@ def _is_tracked(name: str) -> bool:
 
 @pytest.mark.parametrize("layer", ["control", "dev", "cpu", "clients"])
 def test_a_lock_holds_exact_versions_and_nothing_else(layer: str):
-    lines = [line for line in (ROOT / f"locks/{layer}.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [line for line in (ROOT / f"setup/locks/{layer}.txt").read_text().splitlines() if not line.startswith("#")]
     assert lines
     assert [line for line in lines if not PIN.fullmatch(line)] == []
 
@@ -65,7 +65,7 @@ def test_every_dependency_is_locked():
     wanted = {"control": project["dependencies"], "dev": project["optional-dependencies"]["dev"]}
     control = _locked("control")
     missing = [
-        f"{line} is not in locks/{layer}.txt; run ./task lock"
+        f"{line} is not in setup/locks/{layer}.txt; run ./task lock"
         for layer, lines in wanted.items()
         for line in lines
         if _package(line) not in control | _locked(layer)
@@ -74,7 +74,7 @@ def test_every_dependency_is_locked():
 
 
 def _locked(layer: str) -> set[str]:
-    return {_package(line) for line in (ROOT / f"locks/{layer}.txt").read_text().splitlines() if "==" in line}
+    return {_package(line) for line in (ROOT / f"setup/locks/{layer}.txt").read_text().splitlines() if "==" in line}
 
 
 def _package(requirement: str) -> str:

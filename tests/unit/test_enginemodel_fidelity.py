@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.schedule_recording import Happening, RecordedRun, replay
+from tests.testbed.schedule_recording import Happening, RecordedRun, replay
 
 RECORDINGS = sorted((Path(__file__).resolve().parents[1] / "engine" / "recordings").glob("*.json"))
 

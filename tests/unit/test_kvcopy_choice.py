@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
 from millrace.kvcopy.choice import BEST_FIRST, Connected, choose, connect
-from millrace.kvcopy.copier import CopierError, Link
+from millrace.kvcopy.copier_port import CopierError, Link
 
 CUDA, SHARED, CROSS, NIXL = (
     CopierKind.CUDA,

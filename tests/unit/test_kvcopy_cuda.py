@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from millrace.kvcopy import cuda_copier
-from millrace.kvcopy.copier import CopierError
+from millrace.kvcopy.copier_port import CopierError
 
 WHY = cuda_copier.why_not()
 

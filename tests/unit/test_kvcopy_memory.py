@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from millrace.kvcopy import native
-from millrace.kvcopy.copier import CopierError, CopyPlan
+from millrace.kvcopy.copier_port import CopierError, CopyPlan
 from millrace.kvcopy.memory import SteppedTransfer, check_bounds
 from millrace.kvcopy.shared_memory_copier import copy_pieces
 

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from millrace.kvcopy.copier import CopyPlan
+from millrace.kvcopy.copier_port import CopyPlan
 from millrace.kvcopy.pieces import Slices, cut
 
 Pairs = list[tuple[int, int]]

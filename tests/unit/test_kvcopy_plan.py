@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from millrace.contracts.kv import KvPlane, KvRank
 from millrace.kvcopy import native
-from millrace.kvcopy.copier import CopyPlan
+from millrace.kvcopy.copier_port import CopyPlan
 from millrace.kvcopy.plan import Planner, plan
 from millrace.kvcopy.shared_memory_copier import copy_pieces
 

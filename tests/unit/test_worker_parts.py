@@ -21,7 +21,7 @@ from services.worker.config import EngineKind, WorkerConfig
 from services.worker.metrics import WorkerCollector, WorkerFigures
 from services.worker.state import Held, Ledger, by_ingress
 from services.worker.vllm_engine import names
-from services.worker.vllm_engine.liveness import LivenessJudge
+from services.worker.vllm_engine.hangs import LivenessJudge
 from services.worker.vllm_engine.snapshot_buffer import SIZE, SnapshotReader, SnapshotWriter, create
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
-from millrace.kvcopy.copier import Copier, CopierError, Link
+from millrace.kvcopy.copier_port import Copier, CopierError, Link
 
 BEST_FIRST = (
     CopierKind.CUDA,

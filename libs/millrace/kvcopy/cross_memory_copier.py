@@ -19,7 +19,7 @@ import numpy as np
 
 from millrace.contracts.kv import CopierKind, KvRank
 from millrace.kvcopy import native
-from millrace.kvcopy.copier import CopierError, CopyPlan
+from millrace.kvcopy.copier_port import CopierError, CopyPlan
 from millrace.kvcopy.memory import Bytes, Position, SteppedTransfer, address_of, check_bounds
 
 _HANDLE = struct.Struct("<Q16s")

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from millrace.contracts.kv import CopierKind, KvRank
-from millrace.kvcopy.copier import CopierError, CopyPlan
+from millrace.kvcopy.copier_port import CopierError, CopyPlan
 from millrace.kvcopy.handout import RegionServer, RemoteRegion
 from millrace.kvcopy.memory import SharedRegion, check_bounds
 

@@ -18,7 +18,7 @@ from threading import Thread
 
 import msgspec
 
-from millrace.kvcopy.copier import CopierError
+from millrace.kvcopy.copier_port import CopierError
 from millrace.kvcopy.memory import Bytes, SharedRegion, map_sealed
 
 #: Magic with a version, incarnation, size.

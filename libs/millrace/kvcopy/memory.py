@@ -11,7 +11,7 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from millrace.kvcopy.copier import CopierError, CopyPlan
+from millrace.kvcopy.copier_port import CopierError, CopyPlan
 
 Bytes = npt.NDArray[np.uint8]
 #: How far a copy has come: pieces done, and bytes of the next one.

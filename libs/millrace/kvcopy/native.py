@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millrace.contracts.kv import KvPlane
-from millrace.kvcopy.copier import CopyPlan
+from millrace.kvcopy.copier_port import CopyPlan
 
 #: Changes with the calls below; a build of another interface is of older or newer sources.
 INTERFACE = 1

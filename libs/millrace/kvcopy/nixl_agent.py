@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from millrace.kvcopy.copier import CopierError, CopyPlan, Offsets
+from millrace.kvcopy.copier_port import CopierError, CopyPlan, Offsets
 
 State = Literal["DONE", "PROC", "ERR"]
 

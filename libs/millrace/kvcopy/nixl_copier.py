@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from millrace.contracts.kv import CopierKind, KvRank
-from millrace.kvcopy.copier import CopierError, CopyPlan
+from millrace.kvcopy.copier_port import CopierError, CopyPlan
 from millrace.kvcopy.memory import check_bounds
 from millrace.kvcopy.nixl_agent import TEND_S, NixlAgent, addresses
 from millrace.kvcopy.pieces import Slices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from millrace.kvcopy.copier import CopyPlan
+from millrace.kvcopy.copier_port import CopyPlan
 
 
 def cut(plan: CopyPlan, piece_bytes_max: int) -> CopyPlan:

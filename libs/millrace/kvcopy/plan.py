@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace.contracts.kv import KvPlane, KvRank
 from millrace.kvcopy import native
-from millrace.kvcopy.copier import CopyPlan, Offsets
+from millrace.kvcopy.copier_port import CopyPlan, Offsets
 
 #: Within these, no sum or product passes 64 bits. native/kvcopy/include/planner.hpp has the same.
 _BLOCK_IDS = 1 << 31

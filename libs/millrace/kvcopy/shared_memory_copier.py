@@ -10,7 +10,7 @@ import msgspec
 
 from millrace.contracts.kv import CopierKind, KvRank
 from millrace.kvcopy import native
-from millrace.kvcopy.copier import CopierError, CopyPlan
+from millrace.kvcopy.copier_port import CopierError, CopyPlan
 from millrace.kvcopy.handout import PeerProcess, RegionServer, RemoteRegion
 from millrace.kvcopy.memory import Bytes, Position, SharedRegion, SteppedTransfer, check_bounds
 

@@ -43,8 +43,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
 from services.worker.vllm_engine.device_memory import memory_busy
+from services.worker.vllm_engine.hangs import LivenessJudge
 from services.worker.vllm_engine.kv_selftest import LoopBack
-from services.worker.vllm_engine.liveness import LivenessJudge
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
 from services.worker.vllm_engine.scheduler_config import scheduler_config
 from services.worker.vllm_engine.snapshot_scheduler import decode_snapshot

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millrace.contracts.kv import CopierKind
-from millrace.kvcopy.copier import Copier, CopierError
+from millrace.kvcopy.copier_port import Copier, CopierError
 from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
 

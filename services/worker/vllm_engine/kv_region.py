@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy.checksum import BlockChecksums
-from millrace.kvcopy.copier import Copier, CopierError, Link, Transfer
+from millrace.kvcopy.copier_port import Copier, CopierError, Link, Transfer
 from millrace.kvcopy.plan import Planner
 
 from services.worker.vllm_engine.kv_memory import KvMemory

@@ -24,7 +24,7 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.vllm_engine import continuation, liveness, process, segment_queue, step_limit
+from services.worker.vllm_engine import continuation, hangs, process, segment_queue, step_limit
 from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.kv_source import immovable
 from services.worker.vllm_engine.kv_words import KV_TOKENS
@@ -54,7 +54,7 @@ class SnapshotMixin(_Base):
         path = self.vllm_config.additional_config[SNAPSHOT_PATH]
         self._step_limit = step_limit.StepLimit(self)
         self._writer = SnapshotWriter(path)
-        liveness.start_beating(self._writer)
+        hangs.start_beating(self._writer)
         self._encoder = msgspec.msgpack.Encoder()
         self._under_way: deque[tuple[int, BatchComposition]] = deque()
         self._steps = 0

@@ -14,8 +14,8 @@ from millrace.contracts.subjects import Subjects
 from millrace.sim.runtime_sim import SECOND, SimActor, Simulation
 from prometheus_client import CollectorRegistry
 
-from testbed.nats_process import NatsProcess
 from tests.contract.bus.probe import Do, Probe
+from tests.testbed.nats_process import NatsProcess
 
 #: How long a test waits for what must come, seconds. Only a failing test waits so long.
 PATIENCE_S = 20.0

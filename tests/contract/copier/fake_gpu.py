@@ -7,7 +7,7 @@ import os
 import struct
 
 import numpy as np
-from millrace.kvcopy.copier import CopyPlan
+from millrace.kvcopy.copier_port import CopyPlan
 from millrace.kvcopy.cross_memory_copier import read_pieces
 
 _IPC = struct.Struct("<qQ")

@@ -11,7 +11,7 @@ import sys
 import msgspec
 import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
-from millrace.kvcopy.copier import Copier
+from millrace.kvcopy.copier_port import Copier
 from millrace.kvcopy.nixl_copier import NixlCopier
 
 

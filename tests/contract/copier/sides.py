@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy import nixl_agent
-from millrace.kvcopy.copier import Copier
+from millrace.kvcopy.copier_port import Copier
 from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.cuda_copier import CudaCopier
 from millrace.kvcopy.memory import Bytes, SharedRegion

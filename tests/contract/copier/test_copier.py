@@ -11,7 +11,7 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 from millrace.contracts.kv import CopierKind
-from millrace.kvcopy.copier import CopierError, CopyPlan, Transfer
+from millrace.kvcopy.copier_port import CopierError, CopyPlan, Transfer
 from millrace.kvcopy.plan import plan
 
 from tests.contract.copier import sides

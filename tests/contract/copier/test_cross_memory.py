@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from millrace.contracts.kv import KvRank
-from millrace.kvcopy.copier import CopierError
+from millrace.kvcopy.copier_port import CopierError
 from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier, read_pieces
 from millrace.kvcopy.memory import Bytes, address_of
 from millrace.kvcopy.plan import plan

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from millrace.contracts.kv import CopierKind, KvRank
 from millrace.kvcopy import nixl_agent
-from millrace.kvcopy.copier import Copier, CopierError, CopyPlan, Link, Transfer
+from millrace.kvcopy.copier_port import Copier, CopierError, CopyPlan, Link, Transfer
 
 from tests.contract.copier.reading_peer import content, copier_of, rank_of
 

@@ -14,7 +14,7 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 from millrace.kvcopy import handout
-from millrace.kvcopy.copier import CopierError
+from millrace.kvcopy.copier_port import CopierError
 from millrace.kvcopy.handout import PeerProcess, RegionServer, RemoteRegion
 from millrace.kvcopy.memory import SharedRegion, map_sealed
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed import tiny_llama
 from tests.contract.engine import harness
 from tests.contract.engine.harness import Harness, Pair
+from tests.testbed import tiny_llama
 
 NO_VLLM = importlib.util.find_spec("vllm") is None
 IMPLEMENTATIONS = [

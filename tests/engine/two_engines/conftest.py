@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.tiny_llama import build
-from testbed.up_cluster import UpRig
+from tests.testbed.tiny_llama import build
+from tests.testbed.up_cluster import UpRig
 
 OPTIONS = (
     # Whoever is killed shall have had work. A forecast may leave one engine idle at the rates of these tests.

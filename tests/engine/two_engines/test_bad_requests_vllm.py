@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from testbed.up_cluster import UpRig, prompt_text, stream
+from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
-from testbed.migration_operator import Operator
-from testbed.timed_streams import TimedStream, client, play
-from testbed.up_cluster import UpRig, prompt_text
+from tests.testbed.migration_operator import Operator
+from tests.testbed.timed_streams import TimedStream, client, play
+from tests.testbed.up_cluster import UpRig, prompt_text
 
 pytestmark = pytest.mark.timeout(600)
 

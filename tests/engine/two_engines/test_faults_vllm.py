@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.up_cluster import UpRig
 from tests.live.faults import expect_identical, expected_outcomes, kill, under_fire, undisturbed
+from tests.testbed.up_cluster import UpRig
 
 #: Long enough that several streams are under way on each engine at 20 a second, on a fast machine too.
 LENGTH = {"max_tokens": 250, "ignore_eos": True}

@@ -9,8 +9,8 @@ import signal
 import httpx
 import pytest
 
-from testbed.up_cluster import UpRig, offer
 from tests.live.faults import PROMPTS, expect_identical, expected_outcomes, undisturbed
+from tests.testbed.up_cluster import UpRig, offer
 
 LENGTH = {"max_tokens": 100, "ignore_eos": True}
 RATE = 4.0

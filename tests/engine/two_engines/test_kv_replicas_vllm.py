@@ -11,8 +11,8 @@ from millrace.contracts.migration import KvReplicated
 from millrace.contracts.subjects import Subjects
 from nats.aio.msg import Msg
 
-from testbed.up_cluster import UpRig, prompt_text, stream
 from tests.live.faults import kill
+from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.up_cluster import UpRig
+from tests.testbed.up_cluster import UpRig
 
 #: micro also judges: no verdict of it means much, but there is a judge to kill.
 JUDGE = ("--judge-parameters", '{"model": "micro"}')

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from testbed.up_cluster import UpRig
 from tests.live.cascading import barrage, plan_in_force
 from tests.live.faults import kill
+from tests.testbed.up_cluster import UpRig
 
 TIERS = ("millrace-nano", "millrace-micro")
 #: What the smaller model answers well, and what it does not.

@@ -6,7 +6,7 @@ import json
 
 import httpx
 
-from testbed.up_cluster import UpRig, stream
+from tests.testbed.up_cluster import UpRig, stream
 
 PROMPT = "Count from 1 to 12."
 LENGTHS = {"millrace-nano": 5, "millrace-micro": 9}

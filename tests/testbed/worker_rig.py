@@ -21,7 +21,7 @@ from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import ResendTokens, Sampling, SubmitSequence
 from nats.js.errors import KeyNotFoundError
 
-from testbed.programs import Program, start_program
+from tests.testbed.programs import Program, start_program
 
 #: Longest wait for anything in these tests, seconds.
 PATIENCE_S = 60.0

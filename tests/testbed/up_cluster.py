@@ -27,8 +27,8 @@ from millrace.cli.listening import LISTEN_S, listen
 from millrace.contracts.permissions import store_user
 from nats.aio.client import Client
 
-from testbed.programs import Program, command_line, output_of, start_program
-from testbed.timed_streams import client, events
+from tests.testbed.programs import Program, command_line, output_of, start_program
+from tests.testbed.timed_streams import client, events
 
 #: How long a start may take here: vLLM's import alone takes half a minute on a loaded machine.
 START_LIMIT_S = 240.0

@@ -15,9 +15,9 @@ import msgspec
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 
-from testbed.role_operator import RoleOperator
-from testbed.timed_streams import TimedStream, client, play
-from testbed.up_cluster import UpRig, prompt_text
+from tests.testbed.role_operator import RoleOperator
+from tests.testbed.timed_streams import TimedStream, client, play
+from tests.testbed.up_cluster import UpRig, prompt_text
 
 BOTH, PREFILL, DECODE = InstanceRole
 

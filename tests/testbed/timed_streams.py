@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import httpx
 import msgspec
 
-from testbed.plain_http import PlainTransport
+from tests.testbed.plain_http import PlainTransport
 
 
 class Api(Protocol):

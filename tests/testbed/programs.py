@@ -26,7 +26,7 @@ PROGRAMS = (
     "services.supervisor.__main__",
     "millrace.cli.cluster_view",
     "millrace.cli.up",
-    "testbed.up_in_place",
+    "tests.testbed.up_in_place",
 )
 
 #: Pause between two looks whether a program has ended, seconds.
@@ -130,7 +130,7 @@ def start_program(
 
 def command_line() -> str:
     """The module that is ``millrace`` here: by exec the user's, by fork the one that goes on without an exec."""
-    return "testbed.up_in_place" if _servers else "millrace.cli"
+    return "tests.testbed.up_in_place" if _servers else "millrace.cli"
 
 
 def output_of(

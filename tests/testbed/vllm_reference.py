@@ -1,6 +1,6 @@
 """Runs calls through vLLM's own ``LLM.generate``, one by one: what engines of this repository are compared with.
 
-    python -m testbed.vllm_reference JOB ANSWERS
+    python -m tests.testbed.vllm_reference JOB ANSWERS
 
 Both are JSON files: arguments of ``LLM`` and calls (prompt, sampling fields); tokens, finish reason, log-probabilities.
 """

@@ -15,7 +15,7 @@ from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.subjects import Subjects
 
-from testbed.up_cluster import UpRig
+from tests.testbed.up_cluster import UpRig
 
 #: Longest wait for an answer; a coordinator that has just died takes some seconds to come back.
 ANSWER_S = 2.0

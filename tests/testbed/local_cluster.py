@@ -21,7 +21,7 @@ from millrace.actor.config import BusConfig
 
 from models.training.tokenizer import write_tokenizer
 from services.supervisor.buckets import create_buckets
-from testbed.programs import Program, start_program
+from tests.testbed.programs import Program, start_program
 
 MODEL = "bench"
 #: Connections in a row that find several ingresses ready: with two, one that is not is missed once in 2^40.

@@ -15,7 +15,7 @@ from millrace.contracts.subjects import Subjects
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from testbed.up_cluster import UpRig
+from tests.testbed.up_cluster import UpRig
 
 #: A migration answers within its own deadlines; this is for a migrator that is gone.
 ANSWER_S = 10.0
