@@ -129,7 +129,7 @@ def online(requests: list[LengthRecord], *, step: int) -> None:
                 actor.handle(Message(LengthsTrained(model="m", result=result)), number)
         if (number + 1) % step == 0:
             print(f"  {number + 1 - step:>5} to {number + 1:<5} {np.mean(errors[-step:]):>7.1f}  {tag.source}")
-    print(f"  trainings: {dict(actor.figures.trainings)}; answers: {dict(actor.figures.answers)}")
+    print(f"  trainings: {actor.metrics.trainings.plain()}; answers: {actor.metrics.answers.plain()}")
 
 
 def _tag(actor: TaggerActor, asked: TagRequest, now_ns: int) -> LengthTag:
