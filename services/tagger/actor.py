@@ -45,7 +45,7 @@ from services.tagger.effects import (
     TrainingFailed,
     TrainLengths,
 )
-from services.tagger.metrics import TaggerFigures
+from services.tagger.metrics import TaggerMetrics
 from services.tagger.state import PENDING_MAX, SAMPLES_MAX, PendingRequests, ServedLengths
 
 #: How often the tagger says that it is there. Receivers call a service silent after several of these.
@@ -80,9 +80,10 @@ class TaggerActor:
         cluster: str,
         incarnation: int,
         learning: LearningConfig = NO_TRAINING,
+        metrics: TaggerMetrics | None = None,
     ) -> None:
         self.name = name
-        self.figures = TaggerFigures()
+        self.metrics = metrics or TaggerMetrics()
         self._subjects = Subjects(cluster)
         self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.TAGGER, name=name, incarnation=incarnation)
         self._learning = learning
@@ -144,7 +145,7 @@ class TaggerActor:
 
     def _on_tag_request(self, message: Message, body: TagRequest) -> list[Effect]:
         tag = self._answer(body)
-        self.figures.answers[tag.source] += 1
+        self.metrics.answers.add(tag.source)
         return [Reply(to=message.reply_to, body=tag, request=body.request)] if message.reply_to else []
 
     def _answer(self, body: TagRequest) -> LengthTag:
@@ -156,7 +157,7 @@ class TaggerActor:
             return LengthTag(request=body.request)
         asked = served.answer(body)
         self._pending.add(asked)
-        self.figures.pending = len(self._pending)
+        self.metrics.pending = len(self._pending)
         said = asked.said
         if said is None:
             return LengthTag(request=body.request)
@@ -165,17 +166,17 @@ class TaggerActor:
     def _on_outcome(self, body: RequestFinished, now_ns: int) -> list[Effect]:
         asked = self._pending.pop(body.request)
         served = self._of(asked.request.model) if asked is not None else None
-        self.figures.pending = len(self._pending)
+        self.metrics.pending = len(self._pending)
         if asked is None or served is None:
-            self.figures.outcomes["unmatched"] += 1
+            self.metrics.outcomes.add("unmatched")
             return []
         sample = served.learn(asked, body)
-        self.figures.outcomes["unusable" if sample is None else "learnt"] += 1
+        self.metrics.outcomes.add("unusable" if sample is None else "learnt")
         if sample is None:
             return []
         if asked.said is not None:
             for length in sample.lengths:
-                self.figures.judge(asked.source, asked.said, length)
+                self.metrics.judge(asked.source, asked.said, length)
         if self._learning.directory and len(served.unkept) < UNKEPT_MAX:
             served.unkept.append(sample)
         return self._train(asked.request.model, served, now_ns)
@@ -198,7 +199,7 @@ class TaggerActor:
         assert served.training, f"nobody asked for a model of {body.model}"
         served.training = False
         result = body.result
-        self.figures.trainings["replaced" if result.accepted else "kept"] += 1
+        self.metrics.trainings.add("replaced" if result.accepted else "kept")
         fields = {"model": body.model, "replaced": result.accepted, "reason": result.reason}
         log = Log(level="info", event="length_model_trained", fields=fields)
         if not result.accepted:
@@ -209,7 +210,7 @@ class TaggerActor:
 
     def _on_training_failed(self, body: TrainingFailed) -> list[Effect]:
         self._served[subject_token(body.model)].training = False
-        self.figures.trainings["failed"] += 1
+        self.metrics.trainings.add("failed")
         return self._problem(body.model, body.detail)
 
     def _keep(self) -> list[Effect]:
@@ -231,7 +232,7 @@ class TaggerActor:
 
     def _problem(self, name: str, why: str) -> list[Effect]:
         """Counts it, and logs it once."""
-        self.figures.problems += 1
+        self.metrics.file_problems += 1
         if name in self._problems_logged or len(self._problems_logged) >= PROBLEMS_LOGGED_MAX:
             return []
         self._problems_logged.add(name)
@@ -253,11 +254,10 @@ class TaggerActor:
             }
             for model, served in self._served.items()
         }
-        return {"name": self.name, "models": models, "figures": self.figures.plain()}
+        return {"name": self.name, "models": models, "figures": self.metrics.plain()}
 
     def check_invariants(self) -> None:
-        """Tables are bounded; counts never fall below zero."""
+        """Tables are bounded."""
         assert len(self._served) <= MODELS_MAX
         assert len(self._pending) <= PENDING_MAX
         assert all(len(served.samples) <= SAMPLES_MAX for served in self._served.values())
-        assert min(self.figures.answers.values(), default=0) >= 0

@@ -6,17 +6,15 @@ from millrace.actor.deps import ActorDeps
 
 from services.tagger.actor import TaggerActor
 from services.tagger.config import TaggerConfig
-from services.tagger.metrics import TaggerCollector
+from services.tagger.metrics import TaggerMetrics
 
 
 def build(config: TaggerConfig, deps: ActorDeps) -> TaggerActor:
     """The actor of a configuration."""
-    actor = TaggerActor(
+    return TaggerActor(
         name=config.name,
         cluster=config.bus.cluster,
         incarnation=deps.incarnation,
         learning=config.learning,
+        metrics=TaggerMetrics(deps.registry),
     )
-    if deps.registry is not None:
-        deps.registry.register(TaggerCollector(lambda: actor.figures))
-    return actor

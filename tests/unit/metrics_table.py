@@ -18,7 +18,7 @@ from services.ingress.metrics import IngressMetrics
 from services.judge.metrics import JudgeMetrics
 from services.migrator.metrics import MigratorMetrics
 from services.predictor.metrics import PredictorMetrics
-from services.tagger.metrics import TaggerCollector, TaggerFigures
+from services.tagger.metrics import TaggerMetrics
 from services.worker.metrics import WorkerCollector
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
@@ -69,7 +69,7 @@ def worker(registry: CollectorRegistry) -> None:
 
 def tagger(registry: CollectorRegistry) -> None:
     """Length tags and what they are worth."""
-    registry.register(TaggerCollector(TaggerFigures))
+    TaggerMetrics(registry)
 
 
 def judge(registry: CollectorRegistry) -> None:

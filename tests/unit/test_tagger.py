@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from random import Random
+from typing import Any
 
 import pytest
 from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe
@@ -27,14 +28,14 @@ from services.tagger.effects import (
     TrainingFailed,
     TrainLengths,
 )
-from services.tagger.metrics import TaggerCollector
+from services.tagger.metrics import TaggerMetrics
 from services.tagger.state import PendingRequests, ServedLengths
 
 LEARNING = LearningConfig(directory="somewhere", retrain_outcomes=200, outcomes_min=200, retrain_pause_s=0.0)
 
 
-def _actor(learning: LearningConfig | None = None) -> TaggerActor:
-    given = {} if learning is None else {"learning": learning}
+def _actor(learning: LearningConfig | None = None, **given: Any) -> TaggerActor:
+    given |= {} if learning is None else {"learning": learning}
     return TaggerActor(name="tagger-0", cluster="local", incarnation=7, **given)
 
 
@@ -163,9 +164,9 @@ def test_its_error_falls_as_outcomes_come_and_a_model_takes_over_from_history() 
         errors.append(abs((tag.p50 or 0.0) - length))
     first, last = errors[:200], errors[-200:]
     assert sum(last) < 0.4 * sum(first)
-    assert talk.tagger.figures.trainings["replaced"] >= 1
-    assert talk.tagger.figures.answers["model"] > 500
-    assert talk.tagger.figures.recent_error["model"] < 0.5 * talk.tagger.figures.recent_error["history"]
+    assert talk.tagger.metrics.trainings.plain()["replaced"] >= 1
+    assert talk.tagger.metrics.answers.plain()["model"] > 500
+    assert talk.tagger.metrics.recent_error["model"] < 0.5 * talk.tagger.metrics.recent_error["history"]
 
 
 def test_a_better_model_is_put_in_force_and_kept() -> None:
@@ -213,7 +214,7 @@ def test_a_model_that_is_not_better_is_counted_logged_and_dropped() -> None:
     (log,) = talk.tell(LengthsTrained(model="m", result=result))
     assert isinstance(log, Log)
     assert (log.fields["replaced"], log.fields["reason"]) == (False, "it is not better")
-    assert talk.tagger.figures.trainings == {"kept": 1}
+    assert talk.tagger.metrics.trainings.plain() == {"kept": 1}
     assert talk.ask("Hello").source == "history"
 
 
@@ -222,7 +223,7 @@ def test_a_training_that_fails_is_counted_and_logged_once() -> None:
     logs = talk.tell(TrainingFailed(model="m", detail="killed"))
     assert [type(effect) for effect in logs] == [Log]
     assert talk.tell(TrainingFailed(model="m", detail="killed again")) == []
-    assert talk.tagger.figures.trainings == {"failed": 2}
+    assert talk.tagger.metrics.trainings.plain() == {"failed": 2}
 
 
 def test_outcomes_are_kept_once_a_second_and_at_the_end() -> None:
@@ -241,7 +242,7 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_answers_go_on() -> Non
     talk = Talk(_actor(LEARNING))
     assert [type(e) for e in talk.tell(KeepingFailed(model="m", detail="disk full"))] == [Log]
     assert talk.tell(KeepingFailed(model="m", detail="disk full")) == []
-    assert talk.tagger.figures.problems == 2
+    assert talk.tagger.metrics.file_problems == 2
     assert talk.ask("Hello").source == "unknown"
 
 
@@ -276,7 +277,7 @@ def test_outcomes_of_requests_that_another_replica_answered_are_only_counted() -
     talk = Talk(_actor())
     talk.ask("Hello")
     talk.finish(5, request="not-mine")
-    assert talk.tagger.figures.outcomes == {"unmatched": 1}
+    assert talk.tagger.metrics.outcomes.plain() == {"unmatched": 1}
     assert talk.ask("Hello").source == "unknown"
 
 
@@ -284,7 +285,7 @@ def test_an_outcome_said_twice_is_learnt_once() -> None:
     talk = Talk(_actor())
     talk.asked_and_finished("Hello", 5)
     talk.finish(5)
-    assert talk.tagger.figures.outcomes == {"learnt": 1, "unmatched": 1}
+    assert talk.tagger.metrics.outcomes.plain() == {"learnt": 1, "unmatched": 1}
 
 
 @pytest.mark.parametrize(
@@ -304,7 +305,7 @@ def test_outcomes_that_teach_nothing_teach_nothing(fields: dict) -> None:
     talk = Talk(_actor())
     talk.ask("Hello")
     talk.finish(5, **fields)
-    assert talk.tagger.figures.outcomes == {"unusable": 1}
+    assert talk.tagger.metrics.outcomes.plain() == {"unusable": 1}
     assert talk.ask("Hello").source == "unknown"
 
 
@@ -378,12 +379,11 @@ def test_several_choices_teach_each_their_length() -> None:
 
 
 def test_every_figure_reaches_prometheus() -> None:
-    talk = Talk(_actor(LEARNING))
+    registry = CollectorRegistry()
+    talk = Talk(_actor(LEARNING, metrics=TaggerMetrics(registry)))
     rng = Random(3)
     for _ in range(420):
         talk.asked_and_finished(*_counting(rng))
-    registry = CollectorRegistry()
-    registry.register(TaggerCollector(lambda: talk.tagger.figures))
     answers = {
         s: registry.get_sample_value("millrace_tagger_answers_total", {"source": s}) for s in ("history", "model")
     }

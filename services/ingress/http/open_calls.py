@@ -361,12 +361,15 @@ class OpenCalls:
     def keep_alive(self, now_s: float) -> None:
         """Send a comment in each stream that would else have nothing for ``keep_alive_s``. Called every LOOK_S.
 
+        A write is noticed at the next look, and the look after the last in time comes too late: hence two looks less.
         A call that no instance has taken yet is not opened: it waits for a bounded time, and its refusal has a status.
         """
         for view in self._views.values():
             if view.written:
                 view.written, view.quiet_s = False, now_s
-            elif now_s - view.quiet_s >= self._keep_alive_s - LOOK_S and (view.exchange.streaming or view.opens_early):
+            elif now_s - view.quiet_s >= self._keep_alive_s - 2 * LOOK_S and (
+                view.exchange.streaming or view.opens_early
+            ):
                 self._open_stream(view, COMMENT)
 
     def _abandon(self, request: str, reason: DisconnectReason) -> None:
