@@ -59,5 +59,5 @@ class _SpoiltCluster(RolesSoakCluster):
 
 
 def test_a_plan_in_which_nobody_decodes_fails_the_seed() -> None:
-    with pytest.raises(SimulationFailed, match="nobody decodes"):
+    with pytest.raises(SimulationFailed, match="no instance decodes"):
         RolesSoakRun(1, shape=roles_shape(1), faults=False, cluster=_SpoiltCluster).run()

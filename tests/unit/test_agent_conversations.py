@@ -18,7 +18,8 @@ from models.training.conversations import (
 from models.training.functions import draw_function
 from models.training.tokenizer import AGENT, BOS, EOS, TASKS, build_tokenizer, token_id, tokenizer_config
 from services.ingress.api.tokenizer import ChatTemplate
-from services.ingress.api.tools import ToolMode, ToolPlan, parse_calls
+from services.ingress.api.tool_call_parser import parse_calls
+from services.ingress.api.tools import ToolMode, ToolPlan
 
 TEMPLATE = ChatTemplate(AGENT.template, {"bos_token": BOS, "eos_token": EOS})
 

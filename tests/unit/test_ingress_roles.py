@@ -36,7 +36,7 @@ def test_a_decode_instance_is_asked_when_no_other_is_usable():
     bench = planned(w0=InstanceRole.PREFILL, w1=InstanceRole.DECODE, w2=InstanceRole.DECODE)
     die(bench, "w0")
     assert placements(bench, 4) == {"w1", "w2"}
-    assert bench.actor.usable_instances(MODEL) == 2
+    assert bench.actor.state.cluster.usable(MODEL) == 2
 
 
 def test_a_continuation_is_a_prefill():

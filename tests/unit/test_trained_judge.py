@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from jinja2 import Environment
-from millrace.contracts.judge import JudgeAnswer
-from services.judge.kinds.llm import llm_body
+from millrace.judging.question import judging_question
 
 from models.training.judge_documents import Answered, judged
 from models.training.tokenizer import BOS, CHAT_TEMPLATE, EOS, build_tokenizer
@@ -14,8 +13,7 @@ PROMPT = "<|bos|><|user|>Count from 1 to 4.<|eos|><|assistant|>"
 
 def _asked(answer: str) -> list[int]:
     """Tokens of the judge service's question, by the chat template."""
-    question = JudgeAnswer(request="r~1", cascade="c", tier=0, model="nano", kind="llm", prompt=PROMPT)
-    messages = llm_body(question, answer, model="millrace-judge")["messages"]
+    messages = [{"role": "user", "content": judging_question(PROMPT, answer)}]
     template = Environment().from_string(CHAT_TEMPLATE)
     text = template.render(messages=messages, bos_token=BOS, eos_token=EOS, tools=None, add_generation_prompt=True)
     return list(build_tokenizer().encode(text, add_special_tokens=False).ids)
