@@ -4,7 +4,7 @@ Starts `millrace up` with one ingress per policy, measures what the two engines 
 at the same times to each policy in turn. ``stated``: lengths are known beforehand. ``tagged``: the model ends when it
 likes and the tagger guesses. Latencies are ingress's own, from the arrival of the request. ``--keep FOLDER`` keeps the
 recordings for ``python -m bench fidelity --recordings FOLDER``. ``--unequal``: one engine much smaller than the other,
-and a load (stated lengths) on which policies differ; ``--rehearse SEEDS`` asks the simulation first whether they will.
+and a load (stated lengths) on which policies differ.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from typing import Any
 import msgspec
 
 from bench.live import unequal
-from bench.live.pairs import Key, keyed
 from bench.live.plan import Load
-from bench.live.recording import Figures, Recording, read_all, write
-from bench.live.rehearse import capacity_per_s, rehearsal_lines, rehearsed, simulated
-from bench.live.runs import Campaign, load_of, record
+from bench.live.recording import Recording, read_all, write
+from bench.live.runs import Campaign, record
 from bench.live.tables import campaign_table
 from papers import PAPERS
 
@@ -36,14 +34,8 @@ def main() -> int:
     add_options(parser)
     parser.add_argument("--recordings", type=Path, help="print the figures of these instead of running")
     parser.add_argument("--keep", type=Path, help="keep the recordings here")
-    parser.add_argument(
-        "--rehearse", type=int, default=0, metavar="SEEDS", help="in simulation alone, on unequal engines"
-    )
     options = parser.parse_args()
     try:
-        if options.rehearse:
-            print("\n".join(rehearsal(options)))
-            return 0
         recordings = read_all(options.recordings) if options.recordings else run(options)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -105,19 +97,3 @@ def run(options: argparse.Namespace) -> list[Recording]:
         return record(
             Path(folder) / "cluster", model_path=MODELS / options.model, engine=options.engine, campaign=campaign
         )
-
-
-def rehearsal(options: argparse.Namespace) -> list[str]:
-    """The campaign on unequal engines in simulation: as many rounds as there are seeds, all policies, all pairs."""
-    options.unequal = True
-    campaign = campaign_of(options)
-    records = [limits.record(f"worker-{index}") for index, limits in enumerate(unequal.LIMITS)]
-    capacity = capacity_per_s(records, campaign.load)
-    loads = [load_of(campaign, "stated", number, capacity) for number in range(options.rehearse)]
-    done: dict[str, dict[Key, Figures]] = {}
-    for policy in campaign.policies:
-        for number, load in enumerate(loads):
-            recording = rehearsed(load, policy=policy, records=records, number=number)
-            done.setdefault(policy, {}).update(keyed(recording, simulated(recording), simulated=True))
-    offered = f"{campaign.count} requests at {loads[0].rate_per_s:.1f}/s ({campaign.utilisation:.0%} of a full batch's)"
-    return [f"simulated: {offered}, rounds {len(loads)}", *rehearsal_lines(done)]

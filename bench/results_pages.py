@@ -1,9 +1,9 @@
 """Figures and runs as JSON, and the pages that are generated from them: ``python -m bench --pages``.
 
-Each area has a file: ``bench/results/AREA.json``, or ``papers/PAPER/results.json``. A **figure** is one value with its
-interval, its aim, and the command, machine and commit that it was measured with; None where the record lacks one. A
-**run** is what a bench printed. ``python -m bench NAME --save`` puts a run into its area in place of the one before
-under the same title, with the figures that the bench reports (``report``); all others keep their own commit.
+Each area has a file: ``bench/results/AREA.json``, or ``papers/PAPER/results.json``. A **figure** is one value with the
+command, machine and commit that it was measured with; None where the record lacks one. A **run** is a printed table.
+``python -m bench NAME --save`` puts a run into its area in place of the one before under the same title, with the
+figures that the bench reports (``report``); all others keep their own commit.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Figure(msgspec.Struct, kw_only=True, omit_defaults=True):
         interval: 95 % interval or spread, where the value does not say it.
         verdict: How the value compares with the aim, which was set before the measurement.
         key: Name under which the bench reports it; empty where it does not.
+        retired: The bench is gone; the commit has it.
         matters: Whether it stands on the first page.
     """
 
@@ -58,6 +59,7 @@ class Figure(msgspec.Struct, kw_only=True, omit_defaults=True):
     verdict: str | None = None
     key: str = ""
     matters: bool = False
+    retired: bool = False
     origin: Origin = Origin()
 
 
@@ -93,12 +95,12 @@ def area_files(root: Path = ROOT) -> list[Path]:
 
 
 def read_area(path: Path) -> Area:
-    """One file. Raises msgspec.ValidationError where it does not have the form above."""
+    """One file."""
     return msgspec.json.decode(path.read_bytes(), type=Area)
 
 
 def write_area(path: Path, area: Area) -> None:
-    """Writes it so that changes read well as a difference."""
+    """Writes one file."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(area), indent=1) + b"\n")
 
 
@@ -110,7 +112,7 @@ def pages(root: Path = ROOT) -> dict[Path, str]:
 
 
 def write_pages(root: Path = ROOT) -> None:
-    """Writes all of them."""
+    """Writes them."""
     for path, text in pages(root).items():
         (root / path).write_text(text)
 
@@ -161,9 +163,10 @@ def _page_of(path: Path) -> Path:
 
 def _first_page(files: dict[Path, Area]) -> str:
     links = {path: f"[{area.title}]({_relative(_page_of(path))})" for path, area in files.items()}
-    core = ", ".join(link for path, link in links.items() if path.parts[0] == "bench")
-    papers = ", ".join(link for path, link in links.items() if path.parts[0] != "bench")
-    parts = [_HEAD.format(source="the JSON files beside it"), _INTRODUCTION.format(areas=core, papers=papers)]
+    areas, papers = (
+        ", ".join(link for path, link in links.items() if (path.parts[0] == "bench") is own) for own in (True, False)
+    )
+    parts = [_HEAD.format(source="the JSON files beside it"), _INTRODUCTION.format(areas=areas, papers=papers)]
     for area in files.values():
         matter = [figure for figure in area.figures if figure.matters]
         if matter:
@@ -187,7 +190,8 @@ def _table(figures: Iterable[Figure]) -> str:
     lines = ["| figure | aim | measured | | bench, commit |", "|---|---|---|---|---|"]
     for figure in figures:
         value = f"{figure.value} {figure.interval}" if figure.interval else figure.value
-        where = f"`{figure.bench}`, {figure.origin.commit or 'commit not recorded'}"
+        bench = f"`{figure.bench}`{' (retired)' if figure.retired else ''}"
+        where = f"{bench}, {figure.origin.commit or 'commit not recorded'}"
         cells = (figure.claim, figure.aim or "", value, figure.verdict or "", where)
         lines.append("| " + " | ".join(re.sub(r"\s*\n\s*", " ", cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"

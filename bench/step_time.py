@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import step_time_rtx4090, step_time_silicon, step_time_skew
+from bench import step_time_rtx4090, step_time_silicon
 from bench.engine.fit_published import data_folder
 
-PARTS = {"silicon": step_time_silicon.report, "rtx4090": step_time_rtx4090.report, "skew": step_time_skew.report}
+PARTS = {"silicon": step_time_silicon.report, "rtx4090": step_time_rtx4090.report}
 
 
 def main() -> int:

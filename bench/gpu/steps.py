@@ -47,6 +47,10 @@ class PlannedStep(msgspec.Struct, frozen=True, kw_only=True):
     skipped: str = ""
 
 
+#: Cost of unequal lengths.
+UNEQUAL = ("-m", "papers.cascadeinfer.bench.gpu_heterogeneity")
+
+
 def steps(model: Path, out: Path) -> list[Step]:
     """Every step; together they stay below an hour.
 
@@ -90,7 +94,14 @@ def steps(model: Path, out: Path) -> list[Step]:
         Step(
             name="unequal lengths",
             answers="what one long sequence costs a decode batch",
-            words=[gpu[0], f"{gpu[1]}.heterogeneity", "--seconds", "600", "--json", str(out / "unequal.json")],
+            words=[
+                "-m",
+                "papers.cascadeinfer.bench.gpu_heterogeneity",
+                "--seconds",
+                "600",
+                "--json",
+                str(out / "unequal.json"),
+            ],
             seconds=700,
             needs=(Need.GPU,),
         ),

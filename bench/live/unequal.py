@@ -57,7 +57,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 #: worker-0 and worker-1.
 LIMITS = (Limits(sequences=16, blocks=1280), Limits(sequences=2, blocks=48))
 
-#: Chosen in simulation (``python -m bench live_policies --unequal --rehearse 5``), before real engines had it.
+#: Chosen in simulation, before real engines had it.
 LOAD = Load(
     kind="stated",
     count=0,

@@ -73,7 +73,8 @@ def benches() -> set[str]:
     ],
 )
 def test_every_command_that_a_document_names_exists(pattern: re.Pattern[str], known: set[str]) -> None:
-    named = [(path, verb) for path in DOCUMENTS for verb in pattern.findall(text_of(path))]
+    written = [path for path in DOCUMENTS if not text_of(path).startswith("<!-- Generated")]  # records of earlier runs
+    named = [(path, verb) for path in written for verb in pattern.findall(text_of(path))]
     assert named
     assert not [f"{path}: {verb}" for path, verb in named if verb not in known]
 

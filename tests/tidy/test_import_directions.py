@@ -52,6 +52,7 @@ ENGINE_HOMES = (
     "tests/gpu/",
     "tests/testbed/",
     "bench/",
+    "papers/cascadeinfer/bench/",
     "examples/vllm_bench.py",
 )
 

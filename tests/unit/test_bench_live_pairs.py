@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 from millrace.enginemodel.registered import scheduler_parameters
-from millrace.enginemodel.step_time_models import LinearStepTime
 
 from bench.live import unequal
-from bench.live.pairs import Difference, Key, Pair, Verdict, differences, keyed, pair_lines, pairs
+from bench.live.pairs import Difference, Key, Pair, Verdict, differences, pair_lines, pairs
 from bench.live.plan import Load, planned
 from bench.live.recording import Figures
-from bench.live.rehearse import capacity_per_s, rehearsal_lines, rehearsed, simulated
-from bench.live.replay import EngineFit, replay, scenario
 from bench.live.rig import worker_words
-from bench.live.transit import Transit
 from bench.live_policies import add_options, campaign_of
 from services.worker.config import WorkerConfig
 from services.worker.modelled import modelled_parameters
@@ -107,16 +102,6 @@ def test_pairs_are_made_of_the_requests_that_all_four_runs_served() -> None:
     assert pair.verdict == Verdict.SAME
 
 
-def test_a_request_has_the_number_of_the_plan_in_both_worlds() -> None:
-    recording = rehearsed(LOAD, policy="random", records=RECORDS, number=2)
-    first, second, *others = recording.outcomes
-    swapped = [msgspec.structs.replace(first, arrival_ns=second.arrival_ns + 1), second, *others]
-    recording = msgspec.structs.replace(recording, outcomes=swapped)
-    live = keyed(recording, [figure("r1", at_s=0.0, e2e_s=1.0), figure("lost", at_s=0.0, e2e_s=1.0)], simulated=False)
-    again = keyed(recording, [figure("0", at_s=0.0, e2e_s=1.0)], simulated=True)
-    assert list(live) == list(again) == [(2, 1)]
-
-
 def test_a_share_of_the_outputs_is_long_and_without_one_nothing_is_drawn_for_it() -> None:
     lengths = [request.max_tokens for request in planned(msgspec.structs.replace(LOAD, count=400))]
     assert 20 < sum(length > 140 for length in lengths) < 70
@@ -148,41 +133,3 @@ def test_settings_of_an_engine_are_ones_that_workers_know(limits: unequal.Limits
 
 def test_each_worker_is_told_its_own_and_one_without_settings_nothing() -> None:
     assert worker_words([{}, {"seed": 1}]) == ["--set", 'worker-1={"seed": 1}']
-
-
-def test_a_replay_has_the_limits_and_step_times_of_each_engine(tmp_path: Path) -> None:
-    recording = rehearsed(LOAD, policy="round_robin", records=RECORDS, number=0)
-    fast, slow = (LinearStepTime(fixed=fixed) for fixed in (1e6, 2e7))
-    fitted = {
-        record.instance: EngineFit(instance=record.instance, model=model, windows=0, sums=1.0, error=0.0)
-        for record, model in zip(RECORDS, (fast, slow), strict=True)
-    }
-    way = Transit(hop_least=1.0, hop_mean=2.0, worker_least=0.0, worker_mean=0.0)
-    spec = scenario(recording, fitted=fitted, way=way, folder=tmp_path)
-    assert [group.engine for group in spec.cluster.groups] == [
-        scheduler_parameters(record, prefix_caching=True) for record in RECORDS
-    ]
-    assert spec.cluster.groups[0].engine != spec.cluster.groups[1].engine
-    done = replay(spec, tmp_path, fitted=fitted)
-    paces = {name: min(f.tpot_s for f in done if f.instance.startswith(name)) for name in fitted}
-    assert paces["worker-0"] == pytest.approx(0.001, rel=0.1)
-    assert paces["worker-1"] == pytest.approx(0.020, rel=0.1)
-
-
-def test_a_rehearsal_of_unequal_engines_tells_a_blind_policy_from_one_that_looks() -> None:
-    done = {}
-    for policy in ("join_shortest_queue", "round_robin"):
-        recording = rehearsed(LOAD, policy=policy, records=RECORDS, number=0)
-        done[policy] = keyed(recording, simulated(recording), simulated=True)
-    assert all(len(requests) == LOAD.count for requests in done.values())
-    small = {p: sum(f.instance.startswith("worker-1") for f in requests.values()) for p, requests in done.items()}
-    assert small["round_robin"] == LOAD.count / 2 > small["join_shortest_queue"]
-    lines = rehearsal_lines(done)
-    assert any(
-        "e2e  mean join_shortest_queue - round_robin" in line and "1 of 1 rounds say first" in line for line in lines
-    )
-
-
-def test_the_smaller_engine_serves_the_smaller_part_of_a_capacity() -> None:
-    whole, larger = capacity_per_s(RECORDS, LOAD), capacity_per_s(RECORDS[:1], LOAD)
-    assert 0.5 * whole < larger < whole

@@ -19,11 +19,11 @@ from statistics import mean
 
 import msgspec
 
-from bench.scenarios.bound import fluid_bound
 from bench.scenarios.rows import Row, select
 from bench.scenarios.runs import Job, Options, add_options, options, run_all
 from bench.scenarios.scenarios import FRESH, data_folder, scenario, stand_in
 from bench.scenarios.tables import gains_table, latency_table
+from papers.block.bench.bound import fluid_bound
 from papers.block.bench.noise import BLOCK_SIGMA
 from papers.block.bench.pictures import PANELS, draw
 from papers.block.bench.variants import policy_settings

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import msgspec
 from millrace.workloads.shape import RequestShape
 
-from bench.scenarios.bound import fluid_bound, resident_tokens
 from bench.scenarios.rows import Row
 from bench.scenarios.runs import Capacity, Options, add_options, capacities, options, run_all
 from bench.scenarios.scenarios import FRESH, data_folder, scenario, stand_in
 from bench.scenarios.tables import GAIN_HEADS, figure, gains, latency_table, table
+from papers.block.bench.bound import fluid_bound, resident_tokens
 from papers.block.bench.noise import BLOCK_SIGMA, BLOCK_TABLE_1, quality
 from papers.block.bench.pictures import draw
 from papers.block.bench.variants import POLICIES, policy_settings

@@ -13,11 +13,11 @@ from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.workloads.shape import RequestShape
 
 from bench import forecast_default
-from bench.scenarios.bound import fluid_bound, resident_tokens
 from bench.scenarios.rows import Row, Store, key_of
 from bench.scenarios.runs import OUT_OF_TIME, Job, Options, add_options, capacities, options, run_all
 from bench.scenarios.scenarios import scenario
 from bench.scenarios.tables import confidence, figure, gains, gains_table, latency_table, table
+from papers.block.bench.bound import fluid_bound, resident_tokens
 from papers.block.bench.noise import BLOCK_SIGMA, quality
 from papers.block.bench.variants import POLICIES, policy_settings
 from simulator.scenarios.capacity import at_rate

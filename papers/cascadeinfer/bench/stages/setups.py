@@ -19,8 +19,8 @@ from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics, s
 from millrace.policies.stages.view import PlanningView, one_shape
 from millrace.workloads.shape import RequestShape
 
-from bench.scenarios.bound import fluid_bound
 from papers import PAPERS
+from papers.block.bench.bound import fluid_bound
 from simulator.scenarios.load import arrivals
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.spec import ScenarioSpec

@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bench import step_time_skew
 from bench.engine.fit_published import data_folder
+from papers.cascadeinfer.bench import step_time_skew
 
 #: The paper's two panels: sequences, tokens of each but one, tokens of that one. An H100 has 132 multiprocessors, and
 #: the paper's model 8 KV heads.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.gpu.heterogeneity import excess, kappa, unequal
+from papers.cascadeinfer.bench.gpu_heterogeneity import excess, kappa, unequal
 
 MULTIPROCESSORS, KV_HEADS = 132, 8
 
