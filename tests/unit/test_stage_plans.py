@@ -30,7 +30,10 @@ def plan(*stages: Stage, epoch: int = 3, boundary_epoch: int = 0) -> Plan:
         ([stage("s0", 0, 0, "a"), stage("s1", 0, None, "b")], "stage s0: length_max 0"),
         ([stage("s0", 0, 10, "a"), stage("s0", 10, None, "b")], "stages name s0 stands twice"),
         ([stage("s0", 0, 10, "a"), stage("s1", 10, None, "a")], "instance a stands twice"),
-        ([stage("s0", 0, 10, "a"), stage("s1", 10, None)], "stage s1: instances is empty and covered_by names nobody"),
+        (
+            [stage("s0", 0, 10, "a"), stage("s1", 10, None)],
+            "stage s1: instances is empty and covered_by names no stage",
+        ),
         ([stage("s0", 0, 10, "a"), stage("s1", 10, None, covered_by="s1")], "covered_by names s1"),
         ([stage("s0", 0, 10, "a"), stage("s1", 10, None, "b", covered_by="s0")], "but it has instances"),
     ],

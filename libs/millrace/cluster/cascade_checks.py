@@ -83,22 +83,22 @@ def _check_target(cascade: CascadeSpec) -> None:
 def _check_judge(cascade: CascadeSpec, models: Sequence[str]) -> None:
     if not 1 <= cascade.judges <= JUDGES_MAX:
         raise ConfigError(f"cascade.judges: {cascade.judges}, must be between 1 and {JUDGES_MAX}")
-    told = cascade.parameters
+    given = cascade.parameters
     if cascade.judge == CONFIDENCE:
-        if told:
+        if given:
             raise ConfigError(f"cascade.parameters: the judge {cascade.judge} has none")
         return
     for key, kind in REMOTE.items():
-        if key in told and not isinstance(told[key], kind):
-            raise ConfigError(f"cascade.parameters.{key}: {told[key]!r}")
-    own = {key: value for key, value in told.items() if key not in REMOTE}
+        if key in given and not isinstance(given[key], kind):
+            raise ConfigError(f"cascade.parameters.{key}: {given[key]!r}")
+    own = {key: value for key, value in given.items() if key not in REMOTE}
     try:
         JUDGES.choose(cascade.judge, own, key="judge")
     except PolicyError as error:
         raise ConfigError(f"cascade.{error}") from None
-    if "url" in told and not told["url"].startswith(("http://", "https://")):
+    if "url" in given and not given["url"].startswith(("http://", "https://")):
         raise ConfigError("cascade.parameters.url: it begins with http:// or https://")
-    if not told.get("model"):
+    if not given.get("model"):
         raise ConfigError(f"cascade.parameters.model: the judge {cascade.judge} needs one")
-    if "url" not in told and told["model"] not in models:
-        raise ConfigError(f"cascade.parameters.model: no such model {told['model']!r}; there are {', '.join(models)}")
+    if "url" not in given and given["model"] not in models:
+        raise ConfigError(f"cascade.parameters.model: no such model {given['model']!r}; there are {', '.join(models)}")

@@ -91,8 +91,8 @@ def _check_step_times(spec: ClusterSpec, where: str, model: ModelSpec, group: Gr
     """A real engine's file of step times is of its model; a modelled engine may stand for any other."""
     if group.engine is not EngineName.VLLM:
         return
-    told = {f"{where}.step_time": group.step_time, f"{where}.settings.step_time": group.settings.get("step_time")}
-    for field, file in {**told, "settings.worker.step_time": spec.settings.worker.get("step_time")}.items():
+    given = {f"{where}.step_time": group.step_time, f"{where}.settings.step_time": group.settings.get("step_time")}
+    for field, file in {**given, "settings.worker.step_time": spec.settings.worker.get("step_time")}.items():
         if not isinstance(file, str) or not file.endswith(".toml") or not Path(file).is_file():
             continue  # a set that ships, or one that this machine does not have: its reader says so
         try:

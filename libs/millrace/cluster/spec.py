@@ -129,7 +129,7 @@ class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         migration: Which instance takes a running sequence (migrator).
         stages: Which instances serve which lengths (coordinator). Stages that a model names in the file stay as they
             are, whatever the policy.
-        trading: Which running sequences instances trade with each other, and to whom (broker).
+        trading: Which running sequences move for balance, and where to (broker).
         provisioning: When instances are started and stopped (coordinator). ``instances_min`` and ``instances_max``
             follow from the groups unless they are given.
     """

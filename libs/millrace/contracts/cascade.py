@@ -20,7 +20,7 @@ class CascadeTier(msgspec.Struct, frozen=True, kw_only=True):
         threshold: Least score at which an answer of this tier is delivered, 0 to 100. 0 accepts every answer. The last
             tier's answer is delivered whatever its threshold.
         instances: That serve it now. A tier without one is skipped.
-        awaited: Nobody serves it now, and an instance is expected: the plan has not left it empty. An answer below it
+        awaited: Not served now, but an instance is expected: the plan has not left it empty. An answer below it
             is not the last tier's.
         share: Share of requests that the planner expects here, 0 to 1.
         p95_ns: 95th percentile of one attempt's latency that the planner expects; 0 for unknown.

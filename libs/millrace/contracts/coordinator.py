@@ -62,7 +62,7 @@ class OrderRefusal(StrEnum):
     """Reason why an order is not taken. Closed set."""
 
     UNKNOWN_INSTANCE = "unknown_instance"  # not in the plan in force
-    NOT_CAPABLE = "not_capable"  # a stage would have nobody to prefill, or nobody to decode
+    NOT_CAPABLE = "not_capable"  # a stage would have no instance to prefill, or none to decode
     OLD_PLAN = "old_plan"  # the plan has changed since
     FLIP_OPEN = "flip_open"  # another flip is under way in the stage
     FLIPPED_LATELY = "flipped_lately"  # the instance, or another one of its stage, has just been flipped

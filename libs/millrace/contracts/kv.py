@@ -151,5 +151,5 @@ class KvRefusal(StrEnum):
     EPOCH_REFUSED = "epoch_refused"  # ingress did not allot an epoch: ended, or it moves already
     UNANSWERED = "unanswered"  # a peer did not answer in time
     CANCELLED = "cancelled"  # the sequence was cancelled, or the migration aborted
-    NO_TARGET = "no_target"  # nobody else serves this model, or nobody has room
+    NO_TARGET = "no_target"  # no other instance serves this model, or none has room
     INVALID = "invalid"  # source and target are the same, unknown migration, contradictory fields

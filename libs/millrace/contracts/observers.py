@@ -44,7 +44,7 @@ class CandidateForecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
-    """A placement: what was decided, by whom, why, with every candidate's score.
+    """A placement: what was decided, by which policy, why, with every candidate's score.
 
     Attributes:
         request: Request id.
@@ -59,7 +59,7 @@ class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):
         output_tokens: Tokens that each had decoded before (a continuation).
         max_tokens: The client's bound.
         expected_output_tokens: Predicted mean output; None if unknown.
-        forecasts: What was predicted for those who were asked; empty where the policy asks nobody.
+        forecasts: Predictions of the instances asked; empty where the policy asks for none.
         fallback: Name of the policy that decided because predictions were missing; empty where none had to.
         block_size, block_hashes: Of each sequence's prompt, as in PredictLatency: what the chosen instance will have
             in its prefix cache.

@@ -152,8 +152,8 @@ def _check_members(stage: Stage, held: set[str]) -> None:
     if stage.instances and stage.covered_by:
         raise ValueError(f"stage {stage.name}: covered_by {stage.covered_by}, but it has instances")
     if not stage.instances and held and stage.covered_by not in held:
-        told = stage.covered_by or "nobody"
-        raise ValueError(f"stage {stage.name}: instances is empty and covered_by names {told}")
+        covered_by = stage.covered_by or "no stage"
+        raise ValueError(f"stage {stage.name}: instances is empty and covered_by names {covered_by}")
 
 
 def _refuse_repeated(names: Sequence[str], what: str) -> None:

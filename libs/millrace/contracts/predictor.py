@@ -21,7 +21,7 @@ class PredictLatency(Body, frozen=True, kw_only=True, tag="PredictLatency/1"):
         sequences: Choices that are placed together.
         block_size: Of the blocks that ``block_hashes`` names, tokens; 0 where there are none.
         block_hashes: Chain hashes of the prompt's full blocks from the first on (kvcache.chain), packed; empty where
-            nobody asked for them.
+            not asked for.
     """
 
     request: str

@@ -50,7 +50,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 def step_budget(config: SchedulerConfig, tokens: int) -> int:
     """The token budget of a step where so many tokens are asked for.
 
-    It leaves every running sequence its decode, so that nobody waits for several steps, and is never above the engine's
+    It leaves every running sequence its decode, so that none waits for several steps, and is never above the engine's
     own. Without chunked prefill a whole prompt must fit, and the budget stays.
 
     Args: tokens: 0 for the engine's own.

@@ -27,7 +27,7 @@ LINGER_S = 2.0
 LINGER_BYTES_MAX = 64_000_000
 
 #: A client that sends no more may have left, or may wait for its answer. It gets this, which a waiting one skips: where
-#: nobody is left, a further write fails. Written at once, after PROBE_S, and with each sweep until the answer begins.
+#: the peer is gone, a further write fails. Written at once, after PROBE_S, and with each sweep until the answer begins.
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 PROBE_S = 0.1
 _PLAIN = (b"", b"identity")

@@ -18,7 +18,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class DisconnectReason(StrEnum):
-    """Reason why nobody reads the response any more."""
+    """Reason why the response is not read any more."""
 
     CLIENT_GONE = "client_gone"
     SLOW_READER = "slow_reader"
@@ -145,13 +145,13 @@ class Exchange:
         self._channel.finished(self)
 
     def gone(self, reason: DisconnectReason) -> None:
-        """The connection says that nobody reads any more."""
+        """Called by the connection when its client is gone."""
         if self.closed:
             return
-        told, self.on_gone = self.on_gone, None
+        on_gone, self.on_gone = self.on_gone, None
         self._close()
-        if told is not None:
-            told(reason)
+        if on_gone is not None:
+            on_gone(reason)
 
     def _close(self) -> None:
         self.closed = True

@@ -4,7 +4,7 @@ The bytes go over NVLink where there is one, else over PCIe. Needs the compiled 
 ``why_not`` says what is missing. A source may tell of a block only when the step that filled it is complete on
 its GPU; the target may launch kernels that read a block once ``advance`` returned True.
 
-Whether the peer lives is told by a connection, as for shared memory: a page of shared memory is handed out for that
+Whether the peer lives is known from a connection, as for shared memory: a page of shared memory is handed out for that
 alone. What a process of this same machine exported cannot be mapped by itself: such a link uses the memory as it is.
 """
 

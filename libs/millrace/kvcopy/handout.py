@@ -2,7 +2,7 @@
 
 One greeting goes to whoever connects: the region's incarnation and size, with the memfd opened read-only. Then the
 connection stays open and silent; its end tells a reader that the owner is gone. Who may connect is decided by the
-socket's permissions (its owner only); who did is told to ``on_peer`` by the kernel's word (SO_PEERCRED).
+socket's permissions (its owner only); ``on_peer`` is called with the peer's process, from the kernel (SO_PEERCRED).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class RemoteRegion:
     """A peer's region, mapped read-only, and the connection that tells whether the peer is still there."""
 
     def __init__(self, path: str, *, incarnation: bytes, size: int) -> None:
-        """Asks the server at ``path``. Raises CopierError: nobody there, or somebody else, or another size."""
+        """Asks the server at ``path``. Raises CopierError: no server there, another one, or another size."""
         self._connection = _connect(path)
         try:
             self.memory: Bytes = self._receive(incarnation, size)
@@ -189,7 +189,7 @@ def _connect(path: str) -> socket.socket:
         connection.connect(path)
     except OSError as failure:
         connection.close()
-        raise CopierError(f"nobody hands out a region at {path}: {failure}") from failure
+        raise CopierError(f"no server hands out a region at {path}: {failure}") from failure
     return connection
 
 
@@ -210,7 +210,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes what a killed predecessor left. Raises OSError: somebody answers there, or it is no socket."""
+    """Removes what a killed predecessor left. Raises OSError: a server answers there, or it is no socket."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -17,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 #: How far a copy has come: pieces done, and bytes of the next one.
 Position = tuple[int, int]
 
-#: Linux 5.1: nobody can map it writable any more; mappings made before stay as they are. Python 3.11 does not name it.
+#: Linux 5.1: no new mapping is writable; mappings made before stay as they are. Python 3.11 does not name it.
 _F_SEAL_FUTURE_WRITE = 0x10
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 

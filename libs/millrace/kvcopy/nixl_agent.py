@@ -2,7 +2,7 @@
 optional, and ``why_not`` says what is missing.
 
 What NIXL does that one has to know (1.5.1): between processes of one host ``post`` itself copies, before it returns;
-over TCP somebody on the passive side must make progress; its progress thread would do that by burning a core, so it is
+over TCP the passive side must make progress; its progress thread would do that by burning a core, so it is
 off and a thread that looks every 20 ms does it; the first read of a peer takes 20 to 120 ms of hand-shakes.
 """
 
@@ -146,7 +146,7 @@ class NixlAgent:
     def tend(self) -> None:
         """Lets passive work go on: hand-shakes, and reads that peers make over TCP. Cheap where there is none."""
         with contextlib.suppress(CopierError), self._guarded("no progress"):
-            self._agent.get_new_notifs()  # nobody sends notes; one that came would be dropped here
+            self._agent.get_new_notifs()  # no notes are sent; one that came would be dropped here
 
     def close(self) -> None:
         """Stops the thread, deregisters, destroys the agent. Requests and peers must be given up before. Idempotent."""

@@ -1,7 +1,7 @@
 """The NIXL copier: reads over what UCX finds between two processes (cross-memory attach, InfiniBand, RoCE, TCP).
 
 A link's states: *wiring* (a read of a few bytes into a scratch buffer is under way; it makes UCX's connection) →
-*ready* → *broken* (peer gone, or a read could not be stopped) or closed. Connecting makes nobody wait, unless asked to:
+*ready* → *broken* (peer gone, or a read could not be stopped) or closed. Connecting does not block, unless asked to:
 reads of a link that is still wiring begin when it is ready.
 
 Copies happen inside ``advance`` where both are on one host. Each call starts ``bytes_max`` of them at most, wherever

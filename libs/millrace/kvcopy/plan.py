@@ -80,7 +80,7 @@ def panels(source: Sequence[KvPlane], target: Sequence[KvPlane]) -> list[Panel]:
         if not (0 <= plane.offset <= _OFFSET_MAX and 1 <= plane.bytes <= plane.stride <= _STRIDE_MAX):
             raise ValueError(f"a plane is malformed: {plane}")
     if [plane.bytes for plane in source] != [plane.bytes for plane in target]:
-        raise ValueError("the two regions have different planes; their fingerprints should have told them apart")
+        raise ValueError("the two regions have different planes; their fingerprints should have differed")
     merged: list[Panel] = []
     for here, there in sorted(zip(source, target, strict=True), key=lambda pair: pair[0].offset):
         panel = Panel(here.offset, here.stride, there.offset, there.stride, here.bytes)
