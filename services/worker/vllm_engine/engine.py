@@ -32,6 +32,7 @@ from millrace.actor.engine import (
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvEndpoint, KvRefusal
 from millrace.contracts.scheduler import scheduler_fields
+from millrace.contracts.worker import StructuredOutput
 from millrace.kvcopy.choice import choose
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
@@ -43,9 +44,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
 from services.worker.vllm_engine.device_memory import memory_busy
+from services.worker.vllm_engine.grammar_check import Verdict
 from services.worker.vllm_engine.hangs import LivenessJudge
 from services.worker.vllm_engine.kv_selftest import LoopBack
-from services.worker.vllm_engine.sampling import FINISH, sampling_params, token_logprobs
+from services.worker.vllm_engine.sampling import FINISH, sampling_params, structured_params, token_logprobs
 from services.worker.vllm_engine.scheduler_config import scheduler_config
 from services.worker.vllm_engine.snapshot_scheduler import decode_snapshot
 from services.worker.vllm_engine.states_selftest import read_states
@@ -76,6 +78,7 @@ class VllmEngine:
         self._listener: Callable[[EngineEvent], None] = lambda event: None
         self._active: dict[str, _Active] = {}
         self._identities: dict[str, str] = {}
+        self._on_trial: dict[str, EngineSequence] = {}
         self._serial = 0
         self._step = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -94,7 +97,7 @@ class VllmEngine:
         self._listener = listener
         path = snapshot_buffer.create()
         try:
-            self._llm = startup.launch(self._config, path)
+            self._llm, self._grammars = startup.launch(self._config, path)
             self._snapshots = snapshot_buffer.SnapshotReader(path)
         except Exception as error:
             raise EngineStartFailed(f"{type(error).__name__}: {error}") from error
@@ -155,9 +158,34 @@ class VllmEngine:
     # --- in
 
     def add(self, sequence: EngineSequence) -> None:
-        """Verifies and adds a sequence. The answer comes with the loop's next turn."""
+        """Verifies and adds a sequence. The answer comes with the loop's next turn, or after a constraint's trial. A
+        sequence that comes with its KV had that at its source.
+        """
+        constraint = sequence.sampling.structured
+        if constraint is None or sequence.handover is not None:
+            self._add(sequence)
+        elif (verdict := self._grammars.known(constraint)) is not None:
+            self._judged(sequence, verdict)
+        else:
+            self._on_trial[sequence.sequence] = sequence
+            self._spawn(self._add_after_trial(sequence, constraint))
+
+    async def _add_after_trial(self, sequence: EngineSequence, constraint: StructuredOutput) -> None:
+        verdict = await self._grammars.check(constraint)
+        if self._on_trial.get(sequence.sequence) is sequence:  # else it was cancelled, or replaced, meanwhile
+            del self._on_trial[sequence.sequence]
+            self._judged(sequence, verdict)
+
+    def _judged(self, sequence: EngineSequence, verdict: Verdict) -> None:
+        if verdict.refusal:
+            self._answer(SequenceRejected(sequence=sequence.sequence, detail=verdict.refusal))
+        else:
+            self._add(sequence, backend=verdict.backend)
+
+    def _add(self, sequence: EngineSequence, *, backend: str = "") -> None:
+        """``backend``: of vLLM's, which took its constraint on trial; empty where that is to be verified."""
         try:
-            request = self._request(sequence)
+            request = self._request(sequence, backend)
         except (VLLMClientError, ValueError, TypeError, OverflowError) as error:
             self._answer(SequenceRejected(sequence=sequence.sequence, detail=_sentence(error)))
             if sequence.handover is not None:
@@ -185,20 +213,28 @@ class VllmEngine:
             active.told = True
             self._say(SequenceAdded(sequence=active.sequence, kv_tokens=kv_tokens))
 
-    def _request(self, sequence: EngineSequence) -> EngineCoreRequest:
+    def _request(self, sequence: EngineSequence, backend: str) -> EngineCoreRequest:
         assert self._llm is not None, "start() first"
         self._serial += 1
-        return self._llm.input_processor.process_inputs(
+        constraint = sequence.sampling.structured
+        structured = structured_params(constraint) if constraint is not None else None
+        request = self._llm.input_processor.process_inputs(
             names.request_id(sequence.sequence, self._serial),
             tokens_input([*sequence.prompt_token_ids, *sequence.output_token_ids]),
-            sampling_params(sequence, time.time_ns()),
+            sampling_params(sequence, time.time_ns(), structured=None if backend else structured),
             supported_tasks=self._supported,
             arrival_time=(sequence.arrival_ns or time.time_ns()) / 1e9,
             priority=sequence.priority,
         )
+        if structured is not None and backend:  # verified on trial; here it would hold up the loop
+            structured._backend = backend
+            request.sampling_params.structured_outputs = structured
+        return request
 
     def cancel(self, sequences: list[str]) -> None:
         """Aborts sequences; nothing more is heard of them, and their blocks are free in the next snapshot."""
+        for name in sequences:
+            self._on_trial.pop(name, None)
         identities = [identity for name in sequences if (identity := self._identities.pop(name, None))]
         for identity in identities:
             del self._active[identity]
@@ -375,6 +411,7 @@ class VllmEngine:
         for task in list(self._tasks):
             task.cancel()
         llm = self._llm
+        self._grammars.stop()
         await asyncio.to_thread(llm.shutdown, STOP_TIMEOUT_S)
         self._snapshots.close()
         self._remove_sockets()

@@ -7,9 +7,10 @@ from typing import Any
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.kv import read_until_ns
-from millrace.contracts.worker import Sampling, StructuredOutput
+from millrace.contracts.worker import StructuredOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import FinishReason as VllmFinishReason
+from vllm.v1.structured_output.utils import choice_as_grammar
 
 from services.worker.vllm_engine.continuation import EXPECTED_TOKENS, OUTPUT_TOKENS
 from services.worker.vllm_engine.kv_words import ARRIVAL, TimedHandover, encode
@@ -23,7 +24,9 @@ FINISH = {
 }
 
 
-def sampling_params(sequence: EngineSequence, arrived_ns: int = 0) -> SamplingParams:
+def sampling_params(
+    sequence: EngineSequence, arrived_ns: int = 0, *, structured: StructuredOutputsParams | None = None
+) -> SamplingParams:
     """VLLM's parameters of a sequence: tokens only, no text. ``arrived_ns`` is when it came, unix ns, for its handover.
 
     Raises:
@@ -54,7 +57,7 @@ def sampling_params(sequence: EngineSequence, arrived_ns: int = 0) -> SamplingPa
         logprobs=sampling.logprobs,
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
-        structured_outputs=_structured(sampling),
+        structured_outputs=structured,
         extra_args=arguments or None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
@@ -62,16 +65,17 @@ def sampling_params(sequence: EngineSequence, arrived_ns: int = 0) -> SamplingPa
     )
 
 
-def _structured(sampling: Sampling) -> StructuredOutputsParams | None:
-    constraint: StructuredOutput | None = sampling.structured
-    if constraint is None:
-        return None
+def structured_params(constraint: StructuredOutput) -> StructuredOutputsParams:
+    """VLLM's parameters of a constraint.
+
+    Raises:
+        ValueError: it has not exactly one field.
+    """
     return StructuredOutputsParams(
         json=constraint.json_schema,
         json_object=constraint.json_object or None,
         regex=constraint.regex,
-        choice=constraint.choice,
-        grammar=constraint.grammar,
+        grammar=constraint.grammar if constraint.choice is None else choice_as_grammar(constraint.choice),
     )
 
 

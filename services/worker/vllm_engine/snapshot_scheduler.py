@@ -24,7 +24,7 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.vllm_engine import continuation, hangs, process, segment_queue, step_limit
+from services.worker.vllm_engine import continuation, hangs, metered_grammar, process, segment_queue, step_limit
 from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.kv_source import immovable
 from services.worker.vllm_engine.kv_words import KV_TOKENS
@@ -51,6 +51,7 @@ class SnapshotMixin(_Base):
         process.die_with_parent()
         if self.vllm_config.additional_config.get(segment_queue.SEGMENTS):
             segment_queue.install(self.kv_cache_manager)
+        metered_grammar.install(self.structured_output_manager)
         path = self.vllm_config.additional_config[SNAPSHOT_PATH]
         self._step_limit = step_limit.StepLimit(self)
         self._writer = SnapshotWriter(path)

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import torch
 from millrace.lengths.head import HEAD_FILE
-from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -21,6 +20,7 @@ from vllm.v1.executor import Executor
 
 from services.worker.config import MigrationConfig, WorkerConfig
 from services.worker.vllm_engine import compiling, kv_endpoint, kv_words
+from services.worker.vllm_engine.grammar_check import GrammarCheck
 from services.worker.vllm_engine.length_head_reader import STATES, StateSettings
 from services.worker.vllm_engine.process import children_on
 from services.worker.vllm_engine.segment_queue import SEGMENTS
@@ -66,6 +66,9 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
         "kv_cache_memory_bytes": config.kv_bytes or None,
         "num_gpu_blocks_override": config.kv_blocks or None,
         "async_scheduling": config.async_scheduling,
+        # One backend: an engine keeps that of its first constraint, and another one's leave out what it does not know.
+        # Optional white space is what small models write up to max_tokens.
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "scheduler_cls": f"{_PACKAGE}.snapshot_scheduler.SnapshotAsyncScheduler",
@@ -165,17 +168,9 @@ def _remove_if_dead(path: Path) -> None:
             pass  # another user's, gone meanwhile, or slow to answer
 
 
-def _write_compact_json(vllm_config: VllmConfig) -> None:
-    """Structured output without optional white space, of which small models write as much as ``max_tokens`` allows.
-
-    The backend is still vLLM's choice by the request. Its constructor refuses the option beside that choice, for the
-    sake of the last backend it tries (outlines); xgrammar and guidance, which it tries first, know it.
-    """
-    vllm_config.structured_outputs_config.disable_any_whitespace = True
-
-
-def launch(config: WorkerConfig, snapshot_path: Path) -> AsyncLLM:
-    """Starts the engine process and waits until it is ready. Call on the main thread (see process.py).
+def launch(config: WorkerConfig, snapshot_path: Path) -> tuple[AsyncLLM, GrammarCheck]:
+    """Starts the engine process, with what tries its constraints, and waits until it is ready. Call on the main thread
+    (see process.py).
 
     Raises:
         Exception: whatever vLLM raises for a bad argument, a missing model or a failed start.
@@ -185,16 +180,16 @@ def launch(config: WorkerConfig, snapshot_path: Path) -> AsyncLLM:
     given, own = vllm_config.additional_config, engine_settings(config, snapshot_path)
     # vLLM reads keys of its own from a dict alone, and hashes all of it.
     vllm_config.additional_config = {**given, **own} if given else compiling.EngineSettings(own)
-    if "structured_outputs_config" not in config.engine_args:
-        _write_compact_json(vllm_config)
     if current_platform.is_cpu():
         # vLLM asks for "spawn" here, for OpenMP's sake; with one thread a fork is safe, and ten times as fast.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         torch.set_num_threads(1)
+    grammars = GrammarCheck(vllm_config)
     with children_on(config.engine_cores):
-        return TokensOnlyAsyncLLM(
+        llm = TokensOnlyAsyncLLM(
             vllm_config=vllm_config,
             executor_class=Executor.get_class(vllm_config),
             log_requests=False,
             log_stats=False,
         )
+    return llm, grammars

@@ -1,0 +1,206 @@
+"""Constraints compiled on trial, before an engine gets them: in a process that can be given up.
+
+vLLM parses a constraint on the worker's event loop and compiles it in a thread of the engine. Neither can be ended, and
+the loop stands still meanwhile: a pattern of twenty characters held all streams of a worker for 13 s. So the first
+request with a constraint waits for a trial of both in a process of its own, under bounds of processor time, time and
+memory. The verdict is remembered, the worker does not parse again, and the engine compiles only what is short.
+
+    worker  --constraint-->  trial server  --fork-->  trial: vLLM's validation and compiler, then it ends
+            <--verdict------               <--exit--
+
+The server is forked before the engine, while the worker has one thread. It holds what the compiler needs of the
+tokenizer, so that a trial costs a fork. Trials run one at a time. A compiler that crashes, or that leaves something of
+the constraint out with a warning, refuses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import select
+import signal
+from collections import OrderedDict
+from hashlib import blake2b
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+from millrace.contracts.worker import StructuredOutput
+from vllm.config import VllmConfig
+from vllm.sampling_params import SamplingParams
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+from vllm.v1.structured_output.request import StructuredOutputRequest
+
+from services.worker.vllm_engine import process
+from services.worker.vllm_engine.sampling import structured_params
+
+#: Processor time of a trial. The engine compiles for as long beside its steps; real schemas take 5 to 100 ms.
+CPU_S = 0.5
+#: Time of a trial on a busy machine; ingress waits longer for the answer to a constraint (``dispatch/submission.py``).
+WALL_S = 3.0
+#: Memory that a trial may take beyond its parent's.
+MEMORY_BYTES = 512 << 20
+#: Verdicts that are remembered.
+VERDICTS_MAX = 1024
+#: The server prepares its compiler after so long without a question: not beside the engine's start.
+_PREPARE_AFTER_S = 3.0
+_DETAIL_MAX = 1_000
+_WARNING = re.compile(r"Warning: (.*)")
+#: Warnings of what ingress has judged: anchors that change nothing, alternatives that are told apart.
+_HARMLESS = re.compile(r"Anchor|'[\^$]' should be|oneOf")
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a trial.
+
+    Attributes:
+        refusal: As a sentence; empty where the constraint is taken.
+        backend: The one of vLLM's that takes it.
+        lasting: Another trial would end alike.
+    """
+
+    refusal: str = ""
+    backend: str = ""
+    lasting: bool = True
+
+
+_decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
+_decode_constraint = msgspec.msgpack.Decoder(StructuredOutput).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class GrammarCheck:
+    """The worker's side. Build it while the process has one thread."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        context = get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._pipe, vllm_config), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._one = asyncio.Lock()
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    def known(self, constraint: StructuredOutput) -> Verdict | None:
+        """The remembered verdict on a constraint."""
+        return self._verdicts.get(_key(_encode(constraint)))
+
+    async def check(self, constraint: StructuredOutput) -> Verdict:
+        """The verdict on a constraint, from a trial if none is remembered."""
+        async with self._one:
+            if (known := self.known(constraint)) is not None:
+                return known
+            question = _encode(constraint)
+            try:
+                verdict = _decode_verdict(await asyncio.to_thread(self._ask, question))
+            except (EOFError, OSError):
+                return Verdict(refusal="The process that tries output constraints has ended.", lasting=False)
+            if verdict.lasting:
+                self._verdicts[_key(question)] = verdict
+                if len(self._verdicts) > VERDICTS_MAX:
+                    self._verdicts.popitem(last=False)
+            return verdict
+
+    def _ask(self, question: bytes) -> bytes:
+        self._pipe.send_bytes(question)
+        return self._pipe.recv_bytes()
+
+    def stop(self) -> None:
+        """Ends the server."""
+        self._process.kill()
+        self._process.join()
+
+
+def _key(question: bytes) -> bytes:
+    return blake2b(question, digest_size=16).digest()
+
+
+def _serve(pipe: Connection, workers: Connection, vllm_config: VllmConfig) -> None:
+    """The server: answers until the worker ends."""
+    workers.close()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    process.die_with_parent()
+    process.yield_to_services()
+    pipe.poll(_PREPARE_AFTER_S)
+    manager = _manager(vllm_config)
+    while True:
+        try:
+            question = pipe.recv_bytes()
+        except EOFError:
+            return
+        pipe.send_bytes(_try(manager, question))
+
+
+def _manager(vllm_config: VllmConfig) -> StructuredOutputManager:
+    """The manager of vLLM's engines, compiling in the calling thread."""
+    manager = StructuredOutputManager(vllm_config)
+    manager._use_async_grammar_compilation = False
+    if vllm_config.structured_outputs_config.backend == "xgrammar":
+        vocabulary = vllm_config.model_config.get_vocab_size()
+        manager.backend = XgrammarBackend(vllm_config, tokenizer=manager.tokenizer, vocab_size=vocabulary)
+    return manager
+
+
+def _try(manager: StructuredOutputManager, question: bytes) -> bytes:
+    """Runs a trial in a process of its own; returns the verdict."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _limit()
+            os.write(writer, _encode(_verdict(manager, _decode_constraint(question))))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    answer = os.read(reader, 1 << 16) if select.select([reader], [], [], WALL_S)[0] else None
+    os.close(reader)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if answer:
+        return answer
+    if answer is None:
+        return _encode(Verdict(refusal=f"The output constraint took more than {WALL_S} s to compile.", lasting=False))
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+        return _encode(Verdict(refusal=f"The output constraint takes more than {CPU_S} s to compile."))
+    return _encode(Verdict(refusal="The output constraint crashes its compiler, or needs too much memory."))
+
+
+def _limit() -> None:
+    """Bounds this process, and sends what the compiler says to where it can be read."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])
+    data = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (data, data))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(os.memfd_create("said"), 2)
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+
+
+def _verdict(manager: StructuredOutputManager, constraint: StructuredOutput) -> Verdict:
+    config = manager.vllm_config
+    try:
+        params = SamplingParams(structured_outputs=structured_params(constraint))
+        params._validate_structured_outputs(config.model_config, config.structured_outputs_config, manager.tokenizer)
+        wanted = StructuredOutputRequest(params=params.structured_outputs)
+        manager.grammar_init(
+            SimpleNamespace(request_id="trial", sampling_params=params, structured_output_request=wanted)
+        )
+        if isinstance(wanted.grammar, Exception):
+            raise wanted.grammar
+        bitmask = manager.backend.allocate_token_bitmask(1)
+        wanted.grammar.fill_bitmask(bitmask, 0)
+        if not bitmask.any():
+            return Verdict(refusal="The output constraint allows no output.")
+    except Exception as error:  # noqa: BLE001 - compilers raise anything; all of it refuses this constraint
+        return Verdict(refusal=str(error)[:_DETAIL_MAX] or type(error).__name__)
+    said = os.pread(2, 1 << 16, 0).decode(errors="replace")
+    left_out = [warning for warning in _WARNING.findall(said) if not _HARMLESS.search(warning)]
+    if left_out:
+        return Verdict(refusal=f"The output constraint's compiler leaves out part of it: {left_out[0][:_DETAIL_MAX]}.")
+    return Verdict(backend=params.structured_outputs._backend)

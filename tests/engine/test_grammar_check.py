@@ -1,0 +1,151 @@
+"""Constraints on a real engine: tried in a process of their own, remembered, and metered while they match."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from millrace.actor.engine import SequenceAdded
+from millrace.contracts.ingress import FinishReason
+from millrace.contracts.worker import Sampling, StructuredOutput
+
+from services.worker.vllm_engine import grammar_check
+from testbed import tiny_llama
+from tests.engine.bench_engine import BenchEngine, config
+
+PROMPT = list(range(40, 60))
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchEngine]:
+    engine = BenchEngine(config(tiny_llama.build(tmp_path_factory.mktemp("grammars"))))
+    yield engine
+    engine.stop()
+
+
+def pattern(text: str) -> StructuredOutput:
+    return StructuredOutput(json_schema=json.dumps({"type": "string", "pattern": text}))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "sentence"),
+    [
+        (pattern("(a{1,9999}){1,9999}"), "takes more than 0.5 s to compile"),
+        (pattern("^(?=a)b$"), "Lookahead assertion is not supported and is ignored in regex"),
+        (StructuredOutput(json_schema='{"type":"number","multipleOf":0.5}'), "not supported"),
+        (StructuredOutput(regex="(" * 9_000 + "a" + ")" * 9_000), "Nest layer exceeded"),
+        (StructuredOutput(grammar="root ::= root"), "allows no output"),
+    ],
+    ids=["pattern", "lookahead", "multipleOf", "nested", "endless"],
+)
+def test_what_cannot_be_compiled_in_time_whole_and_alive_is_refused_before_the_engine_has_it(
+    engine: BenchEngine, constraint: StructuredOutput, sentence: str
+) -> None:
+    for attempt in range(2):
+        name = engine.add(PROMPT, Sampling(max_tokens=5, structured=constraint))
+        assert sentence in engine.rejection(name), attempt
+    assert not engine.failures()
+    assert engine.run(PROMPT, Sampling(max_tokens=3)).finish is FinishReason.LENGTH
+
+
+def burn() -> None:
+    while True:
+        pass
+
+
+def fill_memory() -> None:
+    filled = [bytearray(64 << 20) for _ in range(100)]
+    assert not filled
+
+
+class Compiler:
+    """A manager of constraints whose compiler does something else."""
+
+    def __init__(self, does: Callable[[], object]) -> None:
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(is_diffusion=False),
+            structured_outputs_config=SimpleNamespace(backend="xgrammar"),
+        )
+        self.tokenizer = object()
+        self.backend = SimpleNamespace(allocate_token_bitmask=np.ones)
+        self._does = does
+
+    def grammar_init(self, request: Any) -> None:
+        self._does()
+        request.structured_output_request.grammar = SimpleNamespace(fill_bitmask=lambda bitmask, row: None)
+
+
+@pytest.mark.parametrize(
+    ("does", "sentence", "lasting"),
+    [
+        (burn, "takes more than 0.5 s to compile", True),
+        (lambda: time.sleep(60), "took more than 3.0 s to compile", False),
+        (fill_memory, "MemoryError", True),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "crashes its compiler", True),
+        (lambda: os.write(2, b"x.cc:7: Warning: Half of it is ignored\n"), "leaves out part of it: Half of", True),
+    ],
+    ids=["burns", "sleeps", "memory", "crash", "warning"],
+)
+def test_a_trial_is_given_up_whatever_the_compiler_does(
+    does: Callable[[], object], sentence: str, *, lasting: bool
+) -> None:
+    manager: Any = Compiler(does)
+    verdict = msgspec.msgpack.decode(
+        grammar_check._try(manager, msgspec.msgpack.encode(StructuredOutput(regex="a"))), type=grammar_check.Verdict
+    )
+    assert sentence in verdict.refusal
+    assert verdict.lasting is lasting
+
+
+def test_a_sequence_that_is_cancelled_on_trial_is_not_added(tmp_path_factory: pytest.TempPathFactory) -> None:
+    engine = BenchEngine(config(tiny_llama.build(tmp_path_factory.mktemp("cancelled"))))
+    try:
+        name = engine.add(PROMPT, Sampling(max_tokens=5, structured=StructuredOutput(regex="[a-c]{5}")))
+        engine.cancel(name)
+        assert engine.run(PROMPT, Sampling(max_tokens=9, structured=StructuredOutput(regex="[a-c]{5}"))).finish
+        assert name not in {event.sequence for event in engine.events if isinstance(event, SequenceAdded)}
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [StructuredOutput(regex="(a*)*b"), StructuredOutput(grammar='root ::= root root root | root root | "a"')],
+    ids=["regex", "grammar"],
+)
+def test_a_grammar_that_gets_slow_to_match_ends_its_own_sequence(
+    engine: BenchEngine, constraint: StructuredOutput
+) -> None:
+    wanted = sorted_letter("a")
+    slow = engine.add(PROMPT, Sampling(max_tokens=900, logit_bias={wanted: 100.0}, structured=constraint))
+    beside = engine.run(PROMPT, Sampling(max_tokens=200, ignore_eos=True))
+    assert len(beside.tokens) == 200
+    engine.until(lambda: slow in engine.decoded and engine.decoded[slow].finish is not None)
+    assert engine.decoded[slow].finish is FinishReason.ERROR
+    assert set(engine.decoded[slow].tokens) == {wanted}
+    assert not engine.failures()
+
+
+def sorted_letter(letter: str) -> int:
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet()).index(letter)
+
+
+def test_a_constraint_is_tried_once_and_then_remembered(engine: BenchEngine) -> None:
+    constraint = StructuredOutput(choice=["certainly", "perhaps"])
+    sampling = Sampling(max_tokens=40, temperature=0.0, structured=constraint)
+    first = engine.run(PROMPT, sampling)
+    assert engine.engine._grammars.known(constraint)
+    engine.engine._grammars._process.kill()
+    assert engine.run(PROMPT, sampling).tokens == first.tokens
+    refused = engine.add(PROMPT, Sampling(max_tokens=5, structured=StructuredOutput(regex="never tried")))
+    assert "has ended" in engine.rejection(refused)
