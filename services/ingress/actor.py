@@ -79,7 +79,13 @@ from services.ingress.cascade.reactions import abandon_call, interrupt, open_cas
 from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
 from services.ingress.failover.hangs import leave_hung_engines
-from services.ingress.failover.instance_loss import lose_earlier_incarnation, lose_instance
+from services.ingress.failover.instance_loss import (
+    clear_suspects,
+    lose_earlier_incarnation,
+    lose_instance,
+    lose_silent,
+    mark_suspects,
+)
 from services.ingress.failover.resend import ask_after_outage, look_at_sequences
 from services.ingress.lifecycle import InstanceLost, LossCause, TargetLost
 from services.ingress.metrics import IngressMetrics
@@ -260,7 +266,8 @@ class IngressActor:
             lose_earlier_incarnation(state, summary.instance)
         if was_usable and known is not None and known.hang:
             leave_hung_engines(state)
-        if not was_usable and state.waiting and state.cluster.instances[summary.instance].usable:
+        if not was_usable and state.cluster.instances[summary.instance].usable:
+            clear_suspects(state, state.cluster.instances[summary.instance])
             dispatch_waiting(state, all_of_them=True)
 
     def _on_key(self, change: KeyChanged) -> None:
@@ -293,6 +300,8 @@ class IngressActor:
         if message.reason is not ReturnReason.REQUESTED:
             state.cluster.withdraw(instance)
         cause = LossCause.ENGINE_DIED if message.reason is ReturnReason.ENGINE_DIED else LossCause.OTHER
+        if cause is LossCause.ENGINE_DIED:
+            mark_suspects(state, instance)
         for name, epoch in message.sequences:
             sequence = state.sequences.get(name)
             if sequence is None:
@@ -325,8 +334,7 @@ class IngressActor:
         if state.now_ns >= state.deadline_ns:
             end_late_calls(state)
         if state.detecting(state.now_ns):
-            for instance in state.cluster.expire(state.now_ns):
-                lose_instance(state, instance, InstanceLost("instance_silent"))
+            lose_silent(state, state.cluster.expire(state.now_ns))
             leave_hung_engines(state)
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state)

@@ -88,6 +88,7 @@ class LossCause(Enum):
 
     ENGINE_ERROR = "engine error"  # the engine ended this sequence with an error
     ENGINE_DIED = "engine died"  # the engine or its worker died while it had this sequence, among others
+    ENGINE_SILENT = "engine silent"  # neither gives a sign of life since it has this sequence, among others
     OTHER = "other"
 
 
@@ -144,6 +145,7 @@ class Guard(Enum):
 
     LOG_COMPLETE = "the log already ends as its engine would have ended it"
     AT_FAULT = "the same failure repeats without a new token: the request causes it"
+    UNHEARD = "its instance gave no sign of life since it was asked"
     TARGET_ALIVE = "a migration is under way and its target is alive"
 
 
@@ -157,6 +159,7 @@ class Reaction(Enum):
     FORGET_QUESTION = "forget question"
     SUBMIT = "submit"
     ACCEPT = "accept"
+    ASK_AGAIN = "ask again"
     RETRY_REFUSED = "retry refused"
     RETRY_UNANSWERED = "retry unanswered"
     REQUEST_RESEND = "request resend"
@@ -185,8 +188,10 @@ TRANSITIONS = TransitionTable[SequencePhase, type[SequenceEvent], Guard, Reactio
     #
     Transition(_S.SUBMITTED, Accepted, _S.RUNNING, _R.ACCEPT),
     Transition(_S.SUBMITTED, SubmissionRefused, _S.WAITING, _R.RETRY_REFUSED),
+    Transition(_S.SUBMITTED, SubmissionUnanswered, _S.SUBMITTED, _R.ASK_AGAIN, guard=_G.UNHEARD),
     Transition(_S.SUBMITTED, SubmissionUnanswered, _S.WAITING, _R.RETRY_UNANSWERED),
     Transition(_S.SUBMITTED, InstanceLost, _S.ENDED, _R.FINISH_FROM_LOG, guard=_G.LOG_COMPLETE),
+    Transition(_S.SUBMITTED, InstanceLost, _S.ENDED, _R.REFUSE_AT_FAULT, guard=_G.AT_FAULT),
     Transition(_S.SUBMITTED, InstanceLost, _S.WAITING, _R.FAIL_OVER),
     Transition(_S.SUBMITTED, Cancelled, _S.ENDED, _R.RELEASE),
     #

@@ -8,12 +8,14 @@ from typing import Any
 from services.ingress.calls.completion import finish, release
 from services.ingress.dispatch.submission import (
     accept,
+    ask_again,
     await_forecasts,
     enqueue,
     forget_question,
     retry_refused,
     retry_unanswered,
     submit,
+    unheard,
 )
 from services.ingress.failover.failover import fail_over, finish_from_log, finish_reason_of
 from services.ingress.failover.poison import refuse_at_fault, request_at_fault
@@ -31,6 +33,7 @@ REACTIONS: Mapping[Reaction, Callable[[IngressState, OpenSequence, Any], None]] 
     Reaction.FORGET_QUESTION: forget_question,
     Reaction.SUBMIT: submit,
     Reaction.ACCEPT: accept,
+    Reaction.ASK_AGAIN: ask_again,
     Reaction.RETRY_REFUSED: retry_refused,
     Reaction.RETRY_UNANSWERED: retry_unanswered,
     Reaction.REQUEST_RESEND: request_resend,
@@ -53,6 +56,8 @@ def holds(state: IngressState, sequence: OpenSequence, event: SequenceEvent, gua
             return bool(finish_reason_of(state, sequence))
         case Guard.AT_FAULT:
             return request_at_fault(sequence, event)
+        case Guard.UNHEARD:
+            return unheard(state, sequence, event)
         case Guard.TARGET_ALIVE:
             return target_alive(state, sequence)
 

@@ -56,11 +56,14 @@ class RetryState:
         excluded: Instance -> incarnation that failed it.
         fruitless: Failovers in a row without a new token.
         errors, deaths: Those among them where the engine ended the sequence with an error, or died while it had it.
+        suspect: An instance was lost when it had come there and decoded nothing: it is tried alone, or not at all.
         alone: Its present submission is a trial, and no other sequence is on that instance.
         why: Why its instance was lost; empty for none.
     """
 
-    __slots__ = ("alone", "at_ns", "deaths", "errors", "excluded", "fruitless", "rounds", "since_ns", "tries", "why")
+    __slots__ = (
+        "alone", "at_ns", "deaths", "errors", "excluded", "fruitless", "rounds", "since_ns", "suspect", "tries", "why",
+    )  # fmt: skip
 
     def __init__(self, now_ns: int) -> None:
         self.tries = 0
@@ -69,12 +72,13 @@ class RetryState:
         self.since_ns = now_ns
         self.excluded: dict[str, int] = {}
         self.fruitless = self.errors = self.deaths = 0
-        self.alone = False
+        self.alone = self.suspect = False
         self.why = ""
 
     def progressed(self) -> None:
         """Forget failures: a new token arrived."""
         self.fruitless = self.errors = self.deaths = 0
+        self.alone = self.suspect = False
 
     def owned(self) -> None:
         """Reset all but the failures without a new token: an instance owns the sequence."""
@@ -180,7 +184,7 @@ class OpenSequence:
         instance, incarnation: Where it is, and the incarnation that was asked.
         moved: It came to its instance by a migration in this epoch.
         fresh: No token arrived in this epoch.
-        placed_ns: When its instance accepted it.
+        placed_ns: When it was submitted to its instance, then when that accepted it.
         last_ns: Latest token, or admission.
         asking, submit: Correlations of the open questions to predictors and to the worker; empty for none.
         blocks: Hashes of its prompt's blocks; None until a predictor is asked.

@@ -417,7 +417,7 @@ def test_a_dead_tier_is_passed_over_and_a_tier_that_dies_is_left_for_the_next():
     bench.ask("s")
     bench.accept()
     alive = ("w-middle", "w-large")
-    bench.pass_time(5.0, alive=alive)
+    bench.pass_time(6.0, alive=alive)
     assert bench.attempts()[-1] == ("s~2.0", "w-middle")
     bench.answer("ab$", logprob(90))
     report = bench.report("s")
@@ -429,7 +429,7 @@ def test_the_best_answer_so_far_is_delivered_where_the_next_tier_fails():
     bench.ask(stream=True)
     bench.answer("ab$", logprob(60))
     bench.accept()
-    bench.pass_time(5.0, alive=("w-small",))
+    bench.pass_time(6.0, alive=("w-small",))
     assert bench.text() == "ab"
     report = bench.report()
     assert (report.model, report.reason) == ("small", "tier_unavailable")
@@ -451,7 +451,7 @@ def _rejected_early(*judged: str, thresholds: tuple[float, ...] = (70.0, 0.0), *
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tier_that_was_rejected_early_answers_where_every_later_one_fails(stream: bool):
     bench = _rejected_early(stream=stream)
-    bench.pass_time(5.0, alive=("w-small",))
+    bench.pass_time(6.0, alive=("w-small",))
     assert bench.attempts()[2:] == [("r~3.0", "w-small")]
     bench.answer("abc", -0.5, end=False)
     assert bench.text() == ("abc" if stream else "")
@@ -471,10 +471,10 @@ def test_of_two_tiers_that_were_rejected_early_the_higher_answers_and_then_the_l
     bench = _rejected_early("small", "middle", thresholds=(70.0, 70.0, 0.0))
     bench.answer("ab", -0.5, end=False)
     bench.accept()
-    bench.pass_time(5.0, alive=("w-small", "w-middle"))
+    bench.pass_time(6.0, alive=("w-small", "w-middle"))
     assert bench.attempts()[3:] == [("r~4.0", "w-middle")]
     bench.accept()
-    bench.pass_time(5.0, alive=("w-small",))
+    bench.pass_time(6.0, alive=("w-small",))
     assert bench.attempts()[4:] == [("r~5.0", "w-small")]
     bench.accept()
     bench.pass_time(40.0, alive=())
@@ -484,14 +484,14 @@ def test_of_two_tiers_that_were_rejected_early_the_higher_answers_and_then_the_l
 
 def test_a_call_without_time_left_does_not_begin_anew():
     bench = _rejected_early(timeout_ns=4 * SECOND)
-    bench.pass_time(5.0)
+    bench.pass_time(6.0)
     assert len(bench.attempts()) == 2
     assert [e.kind for e in bench.made(RefuseCall)] == [RefusalKind.TIMEOUT]
 
 
 def test_a_tier_that_has_come_back_is_asked_after_the_last_resort():
     bench = _rejected_early("small", thresholds=(70.0, 70.0, 0.0))
-    bench.pass_time(5.0, alive=("w-small",))
+    bench.pass_time(6.0, alive=("w-small",))
     assert bench.attempts()[2:] == [("r~3.0", "w-small")]
     bench.summary("w-large")
     bench.answer("ab$", -1.0)

@@ -231,6 +231,7 @@ def test_a_late_summary_does_not_raise_the_dead_and_a_new_incarnation_does():
 def test_replayed_and_old_summaries_are_no_sign_of_life():
     bench = Bench()
     instance = bench.run_call()
+    bench.tokens(instance, chunk("a"))
     for _ in range(8):
         bench.pass_time(0.25, alive=tuple(n for n in bench.summary_at if n != instance))
         bench.summary_at[instance] = -5
@@ -291,7 +292,7 @@ def test_a_submission_under_way_at_the_death_is_placed_anew_without_being_a_cont
 def test_all_sequences_of_a_dead_instance_go_on_and_are_spread():
     bench = Bench(instances=3)
     for number in range(12):
-        bench.run_call(f"r{number}")
+        bench.tokens(bench.run_call(f"r{number}"), chunk("a", sequence=f"r{number}.0"))
     dead(bench, "w0")
     moved = bench.submissions()[12:]
     names = [s.subject.split(".")[-2] for s in moved]

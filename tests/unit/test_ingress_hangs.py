@@ -5,6 +5,7 @@ from millrace.contracts.local import TimerFired
 from millrace.contracts.observers import DecisionMade
 from millrace.contracts.worker import CancelSequence
 
+from services.ingress.failover.instance_loss import SUSPECTS_MAX
 from tests.unit.ingress_core import MILLISECOND, SECOND, Bench, chunk
 
 MS = MILLISECOND
@@ -41,13 +42,15 @@ def test_a_hung_engine_gets_no_new_sequence_and_its_first_good_sign_ends_that():
     assert usable(bench, "w0")
 
 
-def test_a_sequence_that_waits_there_moves_at_once_and_a_stream_a_little_later():
+def test_what_waits_there_moves_at_once_a_stream_a_little_later_and_suspects_stay():
     bench = Bench(instances=3)
     stream = bench.run_call("stream")
     bench.tokens(stream, chunk("ab", sequence="stream.0"))
     for other in bench.summary_at.keys() - {stream}:
         bench.summary(other, running=50, waiting=50, running_tokens=5000, waiting_prefill_tokens=5000)
-    assert bench.run_call("waits") == stream
+    for name in ("waits", *(f"last{number}" for number in range(SUSPECTS_MAX))):
+        assert bench.run_call(name) == stream
+        bench.now_ns += MS
     bench.effects.clear()
     hang(bench, stream, 0.5)
     assert [d.request for d in bench.sent(DecisionMade)] == ["waits"]
@@ -61,6 +64,10 @@ def test_a_sequence_that_waits_there_moves_at_once_and_a_stream_a_little_later()
         ("stream.0", "instance_hung"),
     }
     assert bench.submissions()[-1].body.output_token_ids == [0, 1]
+    bench.summary(stream, running=8)
+    for number in range(SUSPECTS_MAX):
+        bench.tokens(stream, chunk("a", sequence=f"last{number}.0"))
+    assert [d.request for d in bench.sent(DecisionMade)] == ["waits", "stream"]
 
 
 def test_without_another_instance_everything_stays():

@@ -42,7 +42,8 @@ def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[Instance
                 found.append((stage, candidates))
         if found:
             chosen = found[0][1] if len(stages) == 1 else first_with_room(found, length)
-            return prefer(state, sequence, chosen)
+            if preferred := prefer(state, sequence, chosen):
+                return preferred
     return ()
 
 

@@ -272,6 +272,15 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence) -> bool:
     """End the call if this sequence has waited for as long as it may; returns whether it did."""
     call = sequence.call
     waited_ns = state.now_ns - sequence.retry.since_ns
+    if sequence.retry.suspect:
+        if waited_ns < _longest_wait_ns(state, sequence):
+            return False
+        detail = (
+            "An engine died or fell silent when it had got this request. It is not tried again beside others, and "
+            f"within {waited_ns / 1e9:.1f} s no instance of {call.call.model} was free for it alone."
+        )
+        refuse_or_fail(state, call, RefusalKind.CONTINUATION_FAILED, detail)
+        return True
     if sequence.owned:
         if waited_ns < _longest_wait_ns(state, sequence):
             return False

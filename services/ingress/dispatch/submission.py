@@ -13,6 +13,7 @@ from services.ingress import tracing
 from services.ingress.calls.completion import cancel, detach, refuse_or_fail
 from services.ingress.calls.engine_errors import engine_error
 from services.ingress.calls.messages import RefusalKind
+from services.ingress.cluster.instances import KnownInstance
 from services.ingress.dispatch.dispatcher import arm_dispatch_timer, defer, dispatch
 from services.ingress.dispatch.trial import note_submission
 from services.ingress.lifecycle import (
@@ -20,6 +21,7 @@ from services.ingress.lifecycle import (
     Deferred,
     ForecastsReceived,
     ForecastsRequested,
+    SequenceEvent,
     SubmissionRefused,
     SubmissionUnanswered,
     Submitted,
@@ -28,7 +30,10 @@ from services.ingress.migration.replicas import note_resumed, use_replica
 from services.ingress.pending import PendingSubmit
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
+from services.ingress.times import SECOND_NS
 
+#: Time that a worker has besides for a constraint, which it compiles on trial.
+CONSTRAINT_NS = 4 * SECOND_NS
 #: Refusals that every instance would repeat.
 _PERMANENT = {RefusalReason.TOO_LONG: RefusalKind.TOO_LONG, RefusalReason.INVALID: RefusalKind.INVALID}
 
@@ -57,17 +62,38 @@ def submit(state: IngressState, sequence: OpenSequence, event: Submitted) -> Non
     """Submit a sequence to the chosen instance, with its log so far."""
     chosen = event.choice.decision.chosen
     assert chosen is not None
-    call = sequence.call
     instance = state.cluster.instances[chosen]
     sequence.retry.tries += 1
     sequence.epoch = sequence.next_epoch()
     sequence.instance, sequence.incarnation = instance, instance.member.incarnation
     sequence.fresh, sequence.moved = True, False
+    sequence.placed_ns = state.now_ns
     tracing.begin_placement(state, sequence, event.choice)
     note_submission(state, sequence, instance)
     instance.place(sequence.id, len(sequence.prompt) + len(sequence.log))
     state.owned.setdefault(instance.name, {})[sequence.id] = sequence
-    replica = use_replica(state, sequence, instance)
+    _ask(state, sequence, instance, replica=use_replica(state, sequence, instance))
+
+
+def ask_again(state: IngressState, sequence: OpenSequence, event: SubmissionUnanswered) -> None:
+    """Ask an instance that is silent since the first question once more: another one might be held up as well. The
+    question is idempotent, and whoever watches the instance takes the sequence from it in the end.
+    """
+    assert sequence.instance is not None
+    _ask(state, sequence, sequence.instance)
+
+
+def unheard(state: IngressState, sequence: OpenSequence, event: SequenceEvent) -> bool:
+    """Whether an instance that did not answer gave no sign of life either."""
+    assert isinstance(event, SubmissionUnanswered)
+    assert sequence.instance is not None
+    silent = sequence.instance.member.heard_ns < sequence.placed_ns
+    return silent and event.reason is RequestFailure.TIMEOUT and state.detecting(state.now_ns)
+
+
+def _ask(state: IngressState, sequence: OpenSequence, instance: KnownInstance, *, replica: str = "") -> None:
+    call = sequence.call
+    timeout_ns = state.times.submit_timeout + (CONSTRAINT_NS if sequence.sampling.structured is not None else 0)
     sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch, instance))
     state.emit(
         Request(
@@ -86,7 +112,7 @@ def submit(state: IngressState, sequence: OpenSequence, event: Submitted) -> Non
                 replica=replica,
             ),
             correlation=sequence.submit,
-            timeout_ns=max(1, min(state.times.submit_timeout, call.deadline_ns - state.now_ns)),
+            timeout_ns=max(1, min(timeout_ns, call.deadline_ns - state.now_ns)),
             request=call.request,
             traceparent=sequence.span.context,
         )

@@ -1,8 +1,9 @@
-"""Trials: a sequence with which two engines died is dispatched alone (``failover/poison.py``).
+"""Trials: a suspect, and a sequence with which two engines died, is dispatched alone (``failover/poison.py``).
 
-One trial at a time per ingress, on an idle instance where there is one; while it is alone there, other sequences avoid
-that instance unless there is no other. A sequence waits for another's trial for a second, then it is dispatched like
-any other, which proves nothing: where engines die for other reasons, suspects are many and must not queue.
+One trial at a time per ingress, on an idle instance; while it is alone there, other sequences avoid that instance
+unless there is no other. A suspect waits for that, and is refused where it waits too long. A stream that lost two
+engines takes any instance if none is idle, and waits for another's trial for a second only: where engines die for other
+reasons, such streams are many and must not queue.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NOT_AWAY = (SequencePhase.WAITING, SequencePhase.ENDED)
 
 def needs_trial(sequence: OpenSequence) -> bool:
     """Whether a sequence may only be dispatched alone."""
-    return sequence.retry.deaths >= DEATHS_BEFORE_TRIAL
+    return sequence.retry.suspect or sequence.retry.deaths >= DEATHS_BEFORE_TRIAL
 
 
 def must_wait(state: IngressState, sequence: OpenSequence) -> bool:
@@ -35,15 +36,16 @@ def must_wait(state: IngressState, sequence: OpenSequence) -> bool:
     if other is None or other is sequence:
         state.on_trial = sequence
         return False
-    return state.now_ns - sequence.retry.since_ns < WAIT_NS
+    return sequence.retry.suspect or state.now_ns - sequence.retry.since_ns < WAIT_NS
 
 
 def prefer(
     state: IngressState, sequence: OpenSequence, candidates: tuple[InstanceView, ...]
 ) -> tuple[InstanceView, ...]:
-    """Candidates by which a trial stays alone: idle ones for it, other instances for the others; all where none is."""
+    """Candidates by which a trial stays alone: idle ones for it, other instances for the others."""
     if state.on_trial is sequence:
-        return tuple(c for c in candidates if _idle(c)) or candidates
+        idle = tuple(c for c in candidates if _idle(c))
+        return idle if sequence.retry.suspect else idle or candidates
     other = _on_trial(state)
     if other is None or other.instance is None or not other.retry.alone:
         return candidates

@@ -78,7 +78,8 @@ def leave_instance(state: IngressState, sequence: OpenSequence, event: InstanceL
     assert sequence.instance is not None
     why = event.why
     sequence.retry.errors += event.cause is LossCause.ENGINE_ERROR
-    sequence.retry.deaths += event.cause is LossCause.ENGINE_DIED and not sequence.submit
+    lost = event.cause in (LossCause.ENGINE_DIED, LossCause.ENGINE_SILENT)
+    sequence.retry.deaths += lost and (sequence.retry.suspect or not sequence.submit)
     tracing.end_placement(state, sequence, why)
     sequence.retry.excluded[sequence.instance.name] = sequence.incarnation
     detach(state, sequence)

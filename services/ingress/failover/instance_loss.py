@@ -1,10 +1,60 @@
-"""Loss of an instance: tells each sequence that it had, and each migration to it."""
+"""Loss of an instance: tells each sequence that it had, and each migration to it; some are suspects.
+
+Whatever a request does to one engine (a crash, a hang, silence) is not tried on a second one. So the few sequences that
+came last and had not decoded a token are *suspects*: they may have caused it. All others fail over at once.
+
+    the instance died            a suspect is dispatched alone, on an idle instance (``dispatch/trial.py``)
+    it is silent, or hangs       a suspect stays there: if the instance is heard again, it goes on and is none
+    for HOLD_NS                  it is dispatched alone, too
+    it is lost in its trial      it is refused (``poison.py``)
+    its first token              it is none
+"""
 
 from __future__ import annotations
 
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.lifecycle import InstanceLost, LossCause, SequencePhase, TargetLost
+from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
+from services.ingress.times import MILLISECOND_NS, SECOND_NS
+
+#: Suspects of one loss: at many requests a second others are waiting by then, and nobody waits for their trials.
+SUSPECTS_MAX = 8
+#: How long suspects stay with a silent instance.
+HOLD_NS = 3 * SECOND_NS
+#: A sequence that came so long after the last sign of life was not taken up any more. Summaries come more often.
+SIGN_NS = 250 * MILLISECOND_NS
+
+
+def mark_suspects(state: IngressState, instance: KnownInstance, last_sign_ns: int | None = None) -> None:
+    """Mark what may have caused the loss of an instance: the last to come without a token ever."""
+    until_ns = state.now_ns if last_sign_ns is None else last_sign_ns + SIGN_NS
+    owned = state.owned.get(instance.name, {}).values()
+    young = [s for s in owned if not (s.log or s.moved) and s.placed_ns <= until_ns]
+    for sequence in sorted(young, key=_placed)[-SUSPECTS_MAX:]:
+        sequence.retry.suspect = True
+
+
+def _placed(sequence: OpenSequence) -> int:
+    return sequence.placed_ns
+
+
+def clear_suspects(state: IngressState, instance: KnownInstance) -> None:
+    """The instance is heard again: what stayed there did nothing to it that lasts."""
+    for sequence in state.owned.get(instance.name, {}).values():
+        sequence.retry.suspect = False
+
+
+def lose_silent(state: IngressState, instances: list[KnownInstance]) -> None:
+    """Fail over what instances have that have just fallen silent, and suspects that stayed with a silent one."""
+    event = InstanceLost("instance_silent", LossCause.ENGINE_SILENT)
+    for instance in instances:
+        mark_suspects(state, instance, instance.member.heard_ns)
+        lose_instance(state, instance, event)
+    for name in list(state.owned):
+        instance = state.cluster.instances[name]
+        if instance.dead and instance.member.silence_ns(state.now_ns) > HOLD_NS:
+            lose_instance(state, instance, event)
 
 
 def lose_instance(
@@ -17,8 +67,13 @@ def lose_instance(
     """Fail over everything that an instance has (or that an incarnation before the given one had), and give up
     migrations to it.
     """
+    if event.cause is LossCause.ENGINE_DIED:
+        mark_suspects(state, instance)
     for sequence in list(state.owned.get(instance.name, {}).values()):
         if sequence.phase is SequencePhase.ENDED:  # its call was given up by an earlier one
+            continue
+        silence_ns = instance.member.silence_ns(state.now_ns)
+        if event.cause is LossCause.ENGINE_SILENT and sequence.retry.suspect and silence_ns <= HOLD_NS:
             continue
         if before_incarnation is None or sequence.incarnation < before_incarnation:
             state.fire(sequence, event)

@@ -169,7 +169,7 @@ def _note_time(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -
     else:
         _note_first(state, sequence, chunk.cached_tokens)
     sequence.last_ns = now_ns
-    if sequence.retry.fruitless:
+    if sequence.retry.fruitless or sequence.retry.suspect:
         sequence.retry.progressed()
 
 

@@ -1,0 +1,204 @@
+"""A request that an engine was lost with is not given to a second one, unless alone; its neighbours go on at once."""
+
+from __future__ import annotations
+
+import pytest
+from millrace.contracts.local import RequestFailure, TimerFired
+from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.worker import CancelSequence, Sampling, StructuredOutput, SubmitSequence
+
+from services.ingress.calls.messages import CompleteCall, FailCall, RefusalKind, RefuseCall
+from services.ingress.failover.instance_loss import SUSPECTS_MAX
+from tests.unit.ingress_core import MILLISECOND, SECOND, Bench, chunk, instance_of
+
+
+def sent_to(bench: Bench, request: str) -> list[str]:
+    """The instances that a request was submitted to, in order."""
+    return [instance_of(s) for s in bench.submissions() if s.body.sequence == f"{request}.0"]
+
+
+def bench_with_neighbour(instances: int = 2) -> tuple[Bench, str]:
+    """A stream that has tokens, and a request that has none, on one instance."""
+    bench = Bench(instances=instances)
+    home = bench.run_call("stream")
+    bench.tokens(home, chunk("ab", sequence="stream.0"))
+    busy(bench, home)
+    assert bench.run_call("bad") == home
+    return bench, home
+
+
+def busy(bench: Bench, home: str) -> None:
+    """All other instances have so much work that the next request goes there."""
+    for other in bench.summary_at.keys() - {home}:
+        bench.summary(other, running=50, waiting=50, running_tokens=5000, waiting_prefill_tokens=5000)
+
+
+def pass_busy(bench: Bench, seconds: float, *alive: str) -> None:
+    """Time in which these instances live, with work of others."""
+    for _ in range(int(seconds * 4)):
+        bench.now_ns += 250 * MILLISECOND
+        for name in alive:
+            bench.summary(name, running=3)
+        for timer in bench.due():
+            bench.send(TimerFired(name=timer))
+
+
+def die(bench: Bench, instance: str) -> None:
+    incarnation = bench.incarnations[instance]
+    bench.send(
+        ServicePresence(
+            role="worker", name=instance, incarnation=incarnation, at_ns=bench.now_ns, state=PresenceState.DEAD
+        )
+    )
+
+
+def come_back(bench: Bench, instance: str) -> None:
+    bench.incarnations[instance] = bench.now_ns
+    bench.register(instance)
+    bench.summary(instance)
+
+
+def test_a_silent_instance_keeps_its_suspect_and_the_stream_beside_it_goes_on_elsewhere():
+    bench, home = bench_with_neighbour()
+    (other,) = bench.summary_at.keys() - {home}
+    pass_busy(bench, 3, other)
+    assert sent_to(bench, "stream") == [home, other]
+    assert sent_to(bench, "bad") == [home]
+    assert not [c for c in bench.sent(CancelSequence) if c.sequence == "bad.0"]
+    bench.summary(home)
+    bench.tokens(home, chunk("a", sequence="bad.0"))
+    pass_busy(bench, 9, home, other)
+    assert sent_to(bench, "bad") == [home], "it was cleared, and went on"
+
+
+def test_a_suspect_of_an_instance_that_stays_silent_is_tried_alone_or_refused():
+    bench, home = bench_with_neighbour(3)
+    others = sorted(bench.summary_at.keys() - {home})
+    pass_busy(bench, 8, *others)
+    assert sent_to(bench, "bad") == [home], "nobody is idle"
+    for _ in range(8):
+        bench.summary(others[0], running=3)
+        bench.pass_time(0.25, alive=(others[1],))
+    assert sent_to(bench, "bad") == [home, others[1]]
+
+
+def test_a_suspect_that_nobody_can_take_alone_is_refused_and_says_why():
+    bench, home = bench_with_neighbour()
+    (other,) = bench.summary_at.keys() - {home}
+    pass_busy(bench, 40, other)
+    (failed,) = bench.made(FailCall)
+    assert (failed.request, failed.kind) == ("bad", RefusalKind.CONTINUATION_FAILED)
+    assert "not tried again beside others" in failed.detail
+    assert sent_to(bench, "bad") == [home]
+
+
+def test_a_suspect_of_a_dead_instance_waits_for_its_return_and_is_refused_with_the_next_death():
+    bench, home = bench_with_neighbour()
+    (other,) = bench.summary_at.keys() - {home}
+    die(bench, home)
+    assert sent_to(bench, "stream") == [home, other], "at once"
+    pass_busy(bench, 2, other)
+    assert sent_to(bench, "bad") == [home]
+    come_back(bench, home)
+    pass_busy(bench, 1, other)
+    assert sent_to(bench, "bad") == [home, home]
+    assert bench.run_call("late") == other, "it is alone there"
+    die(bench, home)
+    (failed,) = bench.made(FailCall)
+    assert (failed.request, failed.kind) == ("bad", RefusalKind.AT_FAULT)
+    assert sent_to(bench, "bad") == [home, home]
+
+
+def test_a_suspect_that_holds_its_instance_up_in_its_trial_is_refused():
+    bench, home = bench_with_neighbour(3)
+    others = sorted(bench.summary_at.keys() - {home})
+    die(bench, home)
+    for _ in range(8):
+        bench.summary(others[0], running=3)
+        bench.pass_time(0.25, alive=(others[1],))
+    bench.accept()
+    assert sent_to(bench, "bad") == [home, others[1]]
+    pass_busy(bench, 8, others[0])
+    (failed,) = bench.made(FailCall)
+    assert (failed.request, failed.kind) == ("bad", RefusalKind.AT_FAULT)
+    assert sent_to(bench, "bad") == [home, others[1]]
+
+
+def test_a_worker_that_does_not_answer_and_gives_no_sign_is_asked_again_and_nobody_else():
+    bench = Bench()
+    bench.now_ns += MILLISECOND
+    bench.call("bad")
+    request, home = bench.last_submission()
+    (other,) = bench.summary_at.keys() - {home}
+    pass_busy(bench, 1, other)
+    bench.fail(request, RequestFailure.TIMEOUT)
+    assert sent_to(bench, "bad") == [home, home]
+    assert [s.body.epoch for s in bench.submissions()] == [0, 0]
+    assert not bench.sent(CancelSequence)
+    pass_busy(bench, 1, other)
+    bench.summary(home)
+    bench.accept(bench.submissions()[-1])
+    bench.tokens(home, chunk("a", sequence="bad.0"))
+    assert sent_to(bench, "bad") == [home, home]
+
+
+def test_a_worker_that_lives_and_does_not_answer_has_lost_the_question():
+    bench = Bench()
+    bench.call("r")
+    request, _ = bench.last_submission()
+    bench.pass_time(1)
+    bench.fail(request, RequestFailure.TIMEOUT)
+    assert len(set(sent_to(bench, "r"))) == 2
+
+
+def test_an_output_constraint_gives_the_worker_time_to_try_it():
+    bench = Bench()
+    bench.call("plain")
+    bench.call("bound", sampling=Sampling(max_tokens=4, structured=StructuredOutput(regex="a")))
+    plain, bound = (s.timeout_ns for s in bench.submissions())
+    assert bound == plain + 4 * SECOND
+
+
+def test_only_the_last_to_come_are_suspects_and_all_others_fail_over_at_once():
+    bench, home = bench_with_neighbour()
+    for number in range(20):
+        busy(bench, home)
+        bench.now_ns += MILLISECOND
+        assert bench.run_call(f"r{number}") == home
+    die(bench, home)
+    held = [f"r{number}" for number in range(20) if sent_to(bench, f"r{number}") == [home]]
+    assert held == [f"r{number}" for number in range(20 - SUSPECTS_MAX, 20)]
+    assert len(sent_to(bench, "bad")) == 2
+
+
+def test_what_came_after_the_last_sign_of_life_is_no_suspect():
+    bench, home = bench_with_neighbour()
+    (other,) = bench.summary_at.keys() - {home}
+    pass_busy(bench, 1, other)
+    bench.summary(other, running=50, waiting=50, running_tokens=5000, waiting_prefill_tokens=5000)
+    assert bench.run_call("late") == home
+    pass_busy(bench, 1, other)
+    assert sent_to(bench, "late") == [home, other]
+    assert sent_to(bench, "bad") == [home]
+
+
+@pytest.mark.parametrize("moment", ["accepted", "unanswered"])
+def test_a_request_is_a_suspect_before_its_worker_answers_and_after(moment: str):
+    bench = Bench()
+    busy(bench, "w0")
+    bench.call("bad")
+    request, home = bench.last_submission()
+    if moment == "accepted":
+        bench.accept(request)
+    die(bench, home)
+    (other,) = bench.summary_at.keys() - {home}
+    pass_busy(bench, 2, other)
+    assert sent_to(bench, "bad") == [home]
+    assert not bench.made(FailCall)
+    assert not bench.made(RefuseCall)
+    come_back(bench, home)
+    bench.accept()
+    bench.tokens(home, chunk("ab", sequence="bad.0", epoch=1))
+    assert not bench.made(CompleteCall)
+    assert not bench.actor.state.sequences["bad.0"].retry.suspect, "its first token clears it"
+    assert isinstance(request.body, SubmitSequence)
