@@ -33,7 +33,7 @@ from services.ingress.state import IngressState
 from services.ingress.times import SECOND_NS
 
 #: Time that a worker has besides for a constraint, which it compiles on trial.
-CONSTRAINT_NS = 4 * SECOND_NS
+CONSTRAINT_NS = 5 * SECOND_NS
 #: Refusals that every instance would repeat.
 _PERMANENT = {RefusalReason.TOO_LONG: RefusalKind.TOO_LONG, RefusalReason.INVALID: RefusalKind.INVALID}
 

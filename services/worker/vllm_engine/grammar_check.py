@@ -39,10 +39,11 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 from services.worker.vllm_engine import process
 from services.worker.vllm_engine.sampling import structured_params
 
-#: Processor time of a trial. The engine compiles for as long beside its steps; real schemas take 5 to 100 ms.
-CPU_S = 0.5
+#: Processor time of a trial. The engine compiles for as long beside its steps. Schemas take 5 to 100 ms; with 150,000
+#: tokens in the vocabulary and bounded strings (each length has a mask of its own), 1.7 s.
+CPU_S = 2.0
 #: Time of a trial on a busy machine; ingress waits longer for the answer to a constraint (``dispatch/submission.py``).
-WALL_S = 3.0
+WALL_S = 4.0
 #: Memory that a trial may take beyond its parent's.
 MEMORY_BYTES = 512 << 20
 #: Verdicts that are remembered.
