@@ -99,7 +99,8 @@ def test_a_trial_is_given_up_whatever_the_compiler_does(
 ) -> None:
     manager: Any = Compiler(does)
     verdict = msgspec.msgpack.decode(
-        grammar_check._try(manager, msgspec.msgpack.encode(StructuredOutput(regex="a"))), type=grammar_check.Verdict
+        grammar_check._try(manager, msgspec.msgpack.encode(StructuredOutput(regex="a"))),
+        type=grammar_check.TrialVerdict,
     )
     assert sentence in verdict.refusal
     assert lasting in (None, verdict.lasting)

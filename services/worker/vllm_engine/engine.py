@@ -44,7 +44,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
 from services.worker.vllm_engine.device_memory import memory_busy
-from services.worker.vllm_engine.grammar_check import Verdict
+from services.worker.vllm_engine.grammar_check import TrialVerdict
 from services.worker.vllm_engine.hangs import LivenessJudge
 from services.worker.vllm_engine.kv_selftest import LoopBack
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, structured_params, token_logprobs
@@ -176,7 +176,7 @@ class VllmEngine:
             del self._on_trial[sequence.sequence]
             self._judged(sequence, verdict)
 
-    def _judged(self, sequence: EngineSequence, verdict: Verdict) -> None:
+    def _judged(self, sequence: EngineSequence, verdict: TrialVerdict) -> None:
         if verdict.refusal:
             self._answer(SequenceRejected(sequence=sequence.sequence, detail=verdict.refusal))
         else:

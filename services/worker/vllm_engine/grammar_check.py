@@ -56,7 +56,7 @@ _WARNING = re.compile(r"Warning: (.*)")
 _HARMLESS = re.compile(r"Anchor|'[\^$]' should be|oneOf")
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class TrialVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a trial.
 
     Attributes:
@@ -70,7 +70,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     lasting: bool = True
 
 
-_decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
+_decode_verdict = msgspec.msgpack.Decoder(TrialVerdict).decode
 _decode_constraint = msgspec.msgpack.Decoder(StructuredOutput).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -85,13 +85,13 @@ class GrammarCheck:
         self._process.start()
         theirs.close()
         self._one = asyncio.Lock()
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, TrialVerdict] = OrderedDict()
 
-    def known(self, constraint: StructuredOutput) -> Verdict | None:
+    def known(self, constraint: StructuredOutput) -> TrialVerdict | None:
         """The remembered verdict on a constraint."""
         return self._verdicts.get(_key(_encode(constraint)))
 
-    async def check(self, constraint: StructuredOutput) -> Verdict:
+    async def check(self, constraint: StructuredOutput) -> TrialVerdict:
         """The verdict on a constraint, from a trial if none is remembered."""
         async with self._one:
             if (known := self.known(constraint)) is not None:
@@ -100,7 +100,7 @@ class GrammarCheck:
             try:
                 verdict = _decode_verdict(await asyncio.to_thread(self._ask, question))
             except (EOFError, OSError):
-                return Verdict(refusal="The process that tries output constraints has ended.", lasting=False)
+                return TrialVerdict(refusal="The process that tries output constraints has ended.", lasting=False)
             if verdict.lasting:
                 self._verdicts[_key(question)] = verdict
                 if len(self._verdicts) > VERDICTS_MAX:
@@ -167,10 +167,12 @@ def _try(manager: StructuredOutputManager, question: bytes) -> bytes:
     if answer:
         return answer
     if answer is None:
-        return _encode(Verdict(refusal=f"The output constraint took more than {WALL_S} s to compile.", lasting=False))
+        return _encode(
+            TrialVerdict(refusal=f"The output constraint took more than {WALL_S} s to compile.", lasting=False)
+        )
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return _encode(Verdict(refusal=f"The output constraint takes more than {CPU_S} s to compile."))
-    return _encode(Verdict(refusal="The output constraint crashes its compiler, or needs too much memory."))
+        return _encode(TrialVerdict(refusal=f"The output constraint takes more than {CPU_S} s to compile."))
+    return _encode(TrialVerdict(refusal="The output constraint crashes its compiler, or needs too much memory."))
 
 
 def _limit() -> None:
@@ -183,7 +185,7 @@ def _limit() -> None:
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
 
 
-def _verdict(manager: StructuredOutputManager, constraint: StructuredOutput) -> Verdict:
+def _verdict(manager: StructuredOutputManager, constraint: StructuredOutput) -> TrialVerdict:
     config = manager.vllm_config
     try:
         params = SamplingParams(structured_outputs=structured_params(constraint))
@@ -197,11 +199,13 @@ def _verdict(manager: StructuredOutputManager, constraint: StructuredOutput) -> 
         bitmask = manager.backend.allocate_token_bitmask(1)
         wanted.grammar.fill_bitmask(bitmask, 0)
         if not bitmask.any():
-            return Verdict(refusal="The output constraint allows no output.")
+            return TrialVerdict(refusal="The output constraint allows no output.")
     except Exception as error:  # noqa: BLE001 - compilers raise anything; all of it refuses this constraint
-        return Verdict(refusal=str(error)[:_DETAIL_MAX] or type(error).__name__)
+        return TrialVerdict(refusal=str(error)[:_DETAIL_MAX] or type(error).__name__)
     said = os.pread(2, 1 << 16, 0).decode(errors="replace")
     left_out = [warning for warning in _WARNING.findall(said) if not _HARMLESS.search(warning)]
     if left_out:
-        return Verdict(refusal=f"The output constraint's compiler leaves out part of it: {left_out[0][:_DETAIL_MAX]}.")
-    return Verdict(backend=params.structured_outputs._backend)
+        return TrialVerdict(
+            refusal=f"The output constraint's compiler leaves out part of it: {left_out[0][:_DETAIL_MAX]}."
+        )
+    return TrialVerdict(backend=params.structured_outputs._backend)
