@@ -1,8 +1,8 @@
 """The ladder: which rung acts on a model's load, and what keeps rungs apart. Pure.
 
 dispatch (ms) → move (1 s) → priority (1 s) → flip (5 to 10 s) → scale (30 s) → re-plan (minutes). A rung acts only on
-what the faster one reports it could not mend. FlowKV's three scenarios are read from it: dispatch and move are its
-normal load, priority and flip its imbalanced, scale and re-plan its extreme one.
+what the faster one reports it could not mend. Dispatch and move belong to a normal load,
+priority and flip to an imbalanced one, scale and re-plan to an extreme one.
 
 | faster rung | reports that it could not mend |
 |---|---|

@@ -22,7 +22,7 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A head's error: ``log(1 + p50) = log(1 + rest) + error``.
 
     Attributes:
-        every: Tokens between two estimates of a sequence; the paper's k is 20.
+        every: Tokens between two estimates of a sequence.
         generated: Output tokens from which on each of ``sigmas`` holds, rising from 0.
         sigmas: Standard deviation of the error.
         correlation: Of the errors at ``n`` and at ``2n`` output tokens.

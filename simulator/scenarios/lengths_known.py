@@ -13,7 +13,7 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 
 ACCEPTS = (TagRequest,)
 
-#: Block's bounds of the noise, section 6.3.
+#: Bounds of the noise.
 NOISE_MIN, NOISE_MAX = 0.1, 5.0
 
 

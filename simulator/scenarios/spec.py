@@ -211,7 +211,7 @@ class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         kind: ``oracle``: the truth; ``noisy``: the truth times a normal number around 1 with ``sigma``, cut to
-            [0.1, 5] (Block, section 6.3); ``tagger``: the tagger's model; ``none``: nothing.
+            [0.1, 5]; ``tagger``: the tagger's model; ``none``: nothing.
         asked: ``needed``: where the dispatch policy looks at lengths; ``always``: for each request, as brokers want it.
         remaining: What instances tell of the rest of a running sequence. ``submitted``: what was known beforehand until
             the sequence outruns it, from there on, and where nothing was known, the median of those that ended there

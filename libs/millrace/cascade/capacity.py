@@ -1,8 +1,8 @@
 """The highest rate of one tier on a number of GPUs, over every mixture of replica shapes.
 
 A mixture keeps a latency if each of its replicas keeps it at its own share of the rate, so rates add up: an unbounded
-knapsack over shapes. This covers what the paper's search over all (DP, TP, PP) combinations covers (170,786 multisets
-for an 8B model on 32 GPUs) in ``O(GPUs · shapes)``.
+knapsack over shapes. This covers all (DP, TP, PP) combinations (170,786 multisets for an 8B model on 32 GPUs)
+in ``O(GPUs · shapes)``.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ RATE_SHARES = (0.05, 0.2, 0.4, 0.55, 0.7, 0.8, 0.9, 0.97)
 #: Runs of one curve at once: the compiled engine model runs without Python's lock.
 THREADS = 2
 
-#: The percentile that counts as a tier's latency (Cascadia, section 4.1).
+#: The percentile that counts as a tier's latency.
 PERCENTILE = 95.0
 
 

@@ -1,7 +1,7 @@
 """Threshold routing of a judged sample: who reaches which tier, whose answer is delivered, how good it is.
 
-Source: Cascadia, section 3.3: every request starts at the first tier; an answer of tier i that scores at least h_i is
-accepted, else the next tier is asked; the last tier's answer is not judged.
+Every request starts at the first tier; an answer of tier i that scores at least h_i is accepted, else the next tier is
+asked; the last tier's answer is not judged.
 """
 
 from __future__ import annotations
@@ -97,10 +97,7 @@ def _lower_bound(values: Floats) -> float:
 
 
 def initial_thresholds(sample: JudgedSample) -> Thresholds:
-    """Thresholds with which tier i (counted from 1) gets 1/i of all requests, as nearly as ties allow.
-
-    Source: Cascadia, section 3.3 (θ0).
-    """
+    """Thresholds with which tier i (counted from 1) gets 1/i of all requests, as nearly as ties allow."""
     thresholds: list[float] = []
     open_ = np.ones(sample.count, dtype=np.bool_)
     for tier in range(sample.tiers - 1):

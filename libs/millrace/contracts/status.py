@@ -105,8 +105,7 @@ class PhaseQueues(msgspec.Struct, frozen=True, array_like=True):
 class LoadIndicators(msgspec.Struct, frozen=True, array_like=True):
     """Load indicators of an instance, as a policy on roles knows them.
 
-    Source: FlowKV, appendix B.2. The queue lengths are its L_r, L_w, L_sw and L_se for prefill and decode; token budget
-    used, KV use, busy time and memory bandwidth follow from ``totals``, the summary and the instance's record.
+    Token budget used, KV use, busy time and memory bandwidth follow from ``totals``, the summary and the record.
 
     Attributes:
         prefill_tokens_left: Prompt tokens that running and waiting sequences still have to compute.

@@ -15,9 +15,6 @@ Rules of the selection:
 
 So a cached block may be lost up to ``WINDOW`` places earlier than by strict order, and another may outlive its turn.
 Prefix hits are the same as long as no such block is asked for in between; docs/decisions/0012-segments.md has figures.
-
-Source: FlowKV, section 3.3, segment management; differs in keeping one queue in order of reuse, where FlowKV keeps
-heaps of segments by size and has no prefix cache.
 """
 
 from __future__ import annotations

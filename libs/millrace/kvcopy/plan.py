@@ -2,7 +2,7 @@
 
 Both sides' lists are aligned at once: pairs (source block, target block) that follow each other on *both* sides become
 one piece, in whatever order the lists name them. Planes of which every block is contiguous on both sides (block-major
-layouts) count as one. Source: FlowKV, section 3.3; differs in that the lists need not be sorted, and in merging planes.
+layouts) count as one.
 
 This file is the reference; ``native.py`` has the compiled one, equal to it piece by piece.
 """

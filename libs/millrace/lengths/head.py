@@ -2,9 +2,6 @@
 
 The input is the last layer's state of a sequence's last token, after the final norm, beside what is known without it;
 the output corrects survival's estimate in the logarithm, so that a head which learnt nothing says what survival says.
-
-Source: ARES, section 4.2; differs in its size (64 wide, not 2,048), in the quantiles (its head says one number, trained
-on the absolute error), and in the inputs besides the state.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Requests are parted by prompt, so that no prompt is on both sides: a third of th
 rest judge. Every token weighs the same: a scheduler meets a long output more often. (Were requests to weigh the same,
 few tokens of a long one would stand for all, and survival, which speaks of those that came so far, would not be right.)
 
-Source: ARES, section 4.2 (AdamW, early stopping on held-out requests); differs in the loss (pinball at 0.5 and 0.9 of
-log(1 + rest)) and in the guard, which is the tagger's.
+AdamW, early stopping on held-out requests; the loss is the pinball at 0.5 and 0.9 of log(1 + rest), and the guard is
+the tagger's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real lengths of prompts that came before (Block, section 6.3). Bounded."""
+"""Real lengths of prompts that came before. Bounded."""
 
 from __future__ import annotations
 

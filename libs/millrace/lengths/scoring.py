@@ -1,4 +1,4 @@
-"""Scores of predictions: Block's table 1 and pinball losses, with confidence intervals. Lengths in tokens."""
+"""Scores of predictions: errors, shares within bounds, pinball losses, with confidence intervals. Lengths in tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         count: Outcomes.
         error: Mean absolute error of the point prediction.
-        error_rate: That divided by the mean length: Block's "Avg Error Rate" (78.755 of 322 tokens is its 24.4 %).
+        error_rate: That divided by the mean length.
         relative_error: Mean of |error| / length; short answers weigh as much as long ones.
         acc_50, acc_100: Share of errors below 50 and 100 tokens.
         pinball: Mean of the pinball losses at 0.5 and 0.9.

@@ -1,7 +1,6 @@
 """Loads that a profile runs: lengths in buckets of powers of two, batches of 1, 2, 4, … up to the memory's limit.
 
-Source: CascadeInfer, section 4.1; differs in adding rounds of mixed lengths and rounds whose prompts come while others
-decode, since a step-time model needs both.
+Beside them rounds of mixed lengths, and rounds whose prompts come while others decode: a step-time model needs both.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _fleet(shape: FleetShape, name: str, seconds: int, seed: int) -> FleetOutcom
     moves_max = max(1, shape.count // 8) if many else 1
     cost = load_step_time(STEP_TIME).cost(EngineParameters(max_model_len=40_960, blocks_total=13_500))
     run = msgspec.structs.replace(shape, rule=rule, moves_max=moves_max, seconds=seconds, seed=seed)
-    return Fleet(run, cost, load_fitted("ares-sharegpt")).run()
+    return Fleet(run, cost, load_fitted("reasoning-sharegpt")).run()
 
 
 def _cells(own: Sequence[FleetOutcome], none: Sequence[FleetOutcome]) -> list[str]:

@@ -16,7 +16,7 @@ SCENARIO: dict[str, Any] = {
         "warm_up": 0,
         "output_limit": 3_000,
         "arrivals": {"kind": "poisson", "rate_per_s": 20.0},
-        "lengths": {"kind": "fitted", "name": "ares-sharegpt"},
+        "lengths": {"kind": "fitted", "name": "reasoning-sharegpt"},
     },
     "migration": {"on": True},
     "trading": {"on": True, "policy": f"{PAPERS}/cascadeinfer/trading.py"},

@@ -1,4 +1,4 @@
-"""Layout of the KV cache to ask vLLM for: one in which a block of all layers is one piece (FlowKV, section 3.3).
+"""Layout of the KV cache to ask vLLM for: one in which a block of all layers is one piece.
 
 vLLM asks every worker which layouts its attention backends can use, the preferred one first, and takes that one. Our
 preference is named here, not by ``VLLM_KV_CACHE_LAYOUT``: a backend that cannot use it then keeps its own, where the

@@ -1,4 +1,4 @@
-"""A free-block queue for vLLM that hands out contiguous runs (FlowKV, section 3.3): a request moves in fewer pieces.
+"""A free-block queue for vLLM that hands out contiguous runs: a request moves in fewer pieces.
 
 Which blocks it takes says ``millrace.kvcache.segments``; all else, the order of the queue included, is vLLM's own.
 Installed by the scheduler where ``WorkerConfig.migration.segments`` is set, before anything is allocated.

@@ -13,7 +13,7 @@ from millrace.enginemodel.forecast.question import Candidate
 COUNT_MAX = 1 << 40
 
 
-#: What a sequence that reached its prediction is given further, again and again, tokens. Source: Block, section 4.1.
+#: What a sequence that reached its prediction is given further, again and again, tokens.
 OUTRUN_TOKENS = 10
 
 

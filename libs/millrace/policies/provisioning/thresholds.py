@@ -17,7 +17,7 @@ DOUBLINGS_MAX = 4
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Conditions and limits of scaling. Ranges are checked; the defaults of the threshold and quantile are Block's.
+    """Conditions and limits of scaling. Ranges are checked.
 
     Attributes:
         threshold_s: A latency above it asks for more instances, seconds.

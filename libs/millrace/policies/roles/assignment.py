@@ -2,8 +2,7 @@
 
 Every way to run the model on the devices is tried: per kind one shape (tensor parallel size), and of its instances
 none, some or all prefill while the others decode, or all do both. The rating is the share of requests within the
-objectives, then the mean end-to-end time. Source: FlowKV, section 4.3 (heterogeneous nodes), which tries both
-assignments by hand; differs in that the assignment is found by simulation.
+objectives, then the mean end-to-end time.
 """
 
 from __future__ import annotations

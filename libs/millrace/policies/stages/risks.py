@@ -46,8 +46,7 @@ class LatencyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         ttft_ms: Time to the first token, milliseconds; above 0.
-        tpot_ms: Mean time per output token after the first, milliseconds; 0 for five times that of one sequence alone,
-            as the paper's section 6.4 has it.
+        tpot_ms: Mean time per output token after the first, milliseconds; 0 for five times that of one sequence alone.
         loss_max: By how much the expected share of requests beyond their bounds may exceed that of one stage, 0 to 1. 1
             takes any layout.
     """

@@ -22,12 +22,11 @@ class Parameters(QueryParameters, frozen=True, kw_only=True, forbid_unknown_fiel
         candidates: How many random candidates are asked; 0 for all.
         others_weight: Weight, 0 or more, of the delay that the request imposes on those already there against its own
             time, preemptions that it causes included. Of a request whose length nobody predicted it counts nothing:
-            how long it stays is a guess then. 0 is Block's rule.
+            how long it stays is a guess then.
         others_summed: ``preempting``: that delay is the mean over those already there, or their sum at every candidate
             where one of them is predicted to preempt; ``always``: the sum.
         ttft_weight: Weight, 0 or more, of the predicted time to the first token, added to ``e2e``: waiting counts more
-            than decoding, as it says that memory is short there, which those who come later pay for too. 0 is
-            Block's rule.
+            than decoding, as it says that memory is short there, which those who come later pay for too.
     """
 
     metric: Literal["e2e", "ttft"] = "e2e"

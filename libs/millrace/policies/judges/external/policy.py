@@ -1,7 +1,4 @@
-"""External: a model is asked for a number from 0 to 100.
-
-Source: Cascadia, section 3.3 (a judge that answers 0 to 100 in one or two tokens).
-"""
+"""External: a model is asked for a number from 0 to 100."""
 
 from __future__ import annotations
 
