@@ -26,7 +26,7 @@ from millrace.supervision.cluster_folder import command
 from millrace.telemetry.private_files import open_private
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.
-DETACHED_WAIT_S = 200.0
+DETACHED_WAIT_S = 620.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("up", "start a cluster on this machine, in the foreground", "millrace.cli.up"),
     Verb("down", "stop the cluster that was started here", "millrace.cli.down"),
     Verb("doctor", "show what this machine offers and what Millrace will use", "millrace.cli.doctor"),
+    Verb("selftest", "try serving, moving and a kill with engines of this machine", "millrace.cli.selftest"),
     Verb("cluster", "print and check the specification of a cluster", "millrace.cli.cluster_show"),
     Verb("status", "show instances, services and totals once", "millrace.cli.status"),
     Verb("top", "show the same, live", "millrace.cli.top"),

@@ -1,4 +1,4 @@
-"""The GPU worker whose V1 runner continues sequences. Read, not run: there is no GPU where this was written.
+"""The GPU worker whose V1 runner continues sequences.
 
 Importing it needs a CUDA build of vLLM, hence a module of its own.
 """

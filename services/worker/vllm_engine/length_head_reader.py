@@ -202,7 +202,7 @@ class WatchingMixin(_Base):
 
 
 class LateRows(AsyncModelRunnerOutput):
-    """Output of a step on a GPU, whose rows are estimated on the host when the output is there. Read, not run.
+    """Output of a step on a GPU, whose rows are estimated on the host when the output is there.
 
     Its rows were copied on the stream that vLLM copies the output by, before vLLM recorded the event that it waits for.
     """
@@ -216,7 +216,7 @@ class LateRows(AsyncModelRunnerOutput):
 
 
 def on_host(rows: Rows, stream: Any) -> Rows:
-    """The same rows in host memory, once the work on ``stream`` is done. Read, not run."""
+    """The same rows in host memory, once the work on ``stream`` is done."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         states = rows.states.to("cpu", non_blocking=True)
