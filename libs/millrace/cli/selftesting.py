@@ -57,7 +57,7 @@ class Failure(Exception):
     """A step cannot go on; the message says why."""
 
 
-class Stream:
+class GreedyStream:
     """One greedy stream, read by a thread.
 
     Attributes:
@@ -71,7 +71,7 @@ class Stream:
         self._body = {"model": "selftest", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0}
         self._url = url
 
-    def run(self) -> Stream:
+    def run(self) -> GreedyStream:
         """Reads it to its end."""
         began = last = time.monotonic()
         body = self._body | {"stream": True, "ignore_eos": True}
@@ -102,7 +102,7 @@ class SelfTest:
         #: By the engine that receives.
         self._copiers = {"worker-1": best[0], "worker-0": "nixl" if facts.nixl else best[0]}
         self._url = ""
-        self._expected = Stream("", 0)
+        self._expected = GreedyStream("", 0)
 
     def outcomes(self) -> Iterator[Outcome]:
         """Runs each step; what follows a failed start is skipped."""
@@ -161,8 +161,8 @@ class SelfTest:
         return "; ".join(f"{name} offers {', '.join(row['kv'])}" for name, row in rows.items())
 
     def _serve(self) -> str:
-        self._expected = Stream(self._url, self._arguments.tokens).run()
-        again = Stream(self._url, self._arguments.tokens)
+        self._expected = GreedyStream(self._url, self._arguments.tokens).run()
+        again = GreedyStream(self._url, self._arguments.tokens)
         began = time.monotonic()
         again.run()
         if again.text != self._expected.text:
@@ -196,7 +196,7 @@ class SelfTest:
         return said.partition("  ")[2]
 
     def _kill(self) -> str:
-        def kill(stream: Stream) -> str:
+        def kill(stream: GreedyStream) -> str:
             os.kill(self._engine(self._place()), signal.SIGKILL)
             return ""
 
@@ -207,9 +207,9 @@ class SelfTest:
                 raise Failure("the killed engine did not come back")
         return f"{told}; back {time.monotonic() - began:.1f} s after the stream's end"
 
-    def _disturbed(self, disturb: Callable[[Stream], str]) -> str:
+    def _disturbed(self, disturb: Callable[[GreedyStream], str]) -> str:
         """A stream that is disturbed in its middle, and goes on."""
-        stream = Stream(self._url, self._arguments.tokens)
+        stream = GreedyStream(self._url, self._arguments.tokens)
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(stream.run)
             while stream.events < self._expected.events * DISTURBED_AT and not running.done():
