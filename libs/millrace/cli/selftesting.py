@@ -154,7 +154,7 @@ class SelfTest:
         return "two engines are ready"
 
     def _self_tests(self) -> str:
-        """What engines found about themselves at their start: KV moved to the same engine, hidden states."""
+        """Results of the engines' own tests at their start: KV moved to the same engine, hidden states."""
         rows = self._instances()
         if refused := [f"{name}: {row['kv_refusal']}" for name, row in rows.items() if row["kv_refusal"]]:
             raise Failure("; ".join(refused))
