@@ -210,7 +210,7 @@ class Layout:
         return msgspec.structs.replace(child, command=command)
 
     def _taggers(self) -> list[ChildSpec]:
-        count = 0 if Role.TAGGER in hosted_by_ingress(self.spec) else self.spec.services.taggers
+        count = 0 if Role.TAGGER in hosted_by_ingress(self.spec) else 1
         return self._services("tagger", count, self._tagger_fields(), stop_order=3)
 
     def _tagger_fields(self) -> dict[str, Any]:

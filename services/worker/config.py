@@ -24,11 +24,8 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         queue_max: Sequences that may wait beyond the engine's running batch; further ones are refused FULL.
         drain_limit_ms: How long running sequences may go on after SIGTERM before they are handed back.
         linger_ms: How long a drained worker still answers ``resend`` for finished sequences nobody acknowledged.
-        finished_ttl_ms: How long finished, unacknowledged sequences are kept.
-        finished_max: How many of them are kept at most.
         ingress_silence_ms: An ingress silent for so long is taken for dead; its sequences are cancelled.
         status_interval_min_ms: Least time between two StatusSnapshots; 0 for one per engine step.
-        summary_interval_min_ms: Least time between two InstanceSummaries.
         report_interval_max_ms: Greatest time between two of each, with room for a late timer below 250.
         token_interval_ms: Tokens between a sequence's first and last message go out at most so often, together (as
             vLLM's ``--stream-interval``, but by time); 0 for with every step. Streams then come in larger pieces, for
@@ -38,13 +35,29 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     queue_max: int = 1024
     drain_limit_ms: int = 10_000
     linger_ms: int = 1_000
-    finished_ttl_ms: int = 30_000
-    finished_max: int = 4096
     ingress_silence_ms: int = 5_000
     status_interval_min_ms: int = 20
-    summary_interval_min_ms: int = 25
     report_interval_max_ms: int = 200
     token_interval_ms: int = 0
+
+
+class WorkerBounds(WorkerLimits, frozen=True, kw_only=True):
+    """Limits, with those that no configuration sets: simulations and tests do.
+
+    Attributes:
+        finished_ttl_ms: How long finished, unacknowledged sequences are kept.
+        finished_max: How many of them are kept at most.
+        summary_interval_min_ms: Least time between two InstanceSummaries.
+    """
+
+    finished_ttl_ms: int = 30_000
+    finished_max: int = 4096
+    summary_interval_min_ms: int = 25
+
+    @classmethod
+    def of(cls, limits: WorkerLimits) -> WorkerBounds:
+        """A configuration's limits, and the others as they are by default."""
+        return cls(**{name: getattr(limits, name) for name in limits.__struct_fields__})
 
 
 class ReplicaBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,10 +99,6 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         socket_folder: Where engines of one machine hand out their KV to each other; in containers a folder that all of
             them share. Empty for the folder of temporary files.
         leases_max: Sequences leased at a time; further ones are refused TOO_MANY.
-        reservations_max: Reservations held at a time; further ones are refused TOO_MANY.
-        lease_ms_max: Longest lease given.
-        freeze_ms_max: Longest freeze given: so long a client may wait for nothing where everything goes wrong.
-        reserve_ms_max: Longest reservation without news.
         replicas: What it holds of other instances' sequences for their continuation.
     """
 
@@ -101,20 +110,36 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     segments: bool = True
     socket_folder: str = ""
     leases_max: int = 3
-    reservations_max: int = 3
-    lease_ms_max: int = 10_000
-    freeze_ms_max: int = 2_000
-    reserve_ms_max: int = 10_000
     replicas: ReplicaBounds = ReplicaBounds()
 
     def __post_init__(self) -> None:
         """Refuses what would move nothing without saying so. Raises ValueError naming the field."""
         if self.verify is not None and not 0 <= self.verify <= 1:
             raise ValueError(f"verify must be a share from 0 to 1, is {self.verify}")
-        fields = ("copy_bytes_per_step", "leases_max", "reservations_max")
-        for field in (*fields, "lease_ms_max", "freeze_ms_max", "reserve_ms_max"):
+        for field in ("copy_bytes_per_step", "leases_max"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}; to move nothing set enabled")
+
+
+class MigrationBounds(MigrationConfig, frozen=True, kw_only=True):
+    """The same, with bounds that no configuration sets: simulations and tests do.
+
+    Attributes:
+        reservations_max: Reservations held at a time; further ones are refused TOO_MANY.
+        lease_ms_max: Longest lease given.
+        freeze_ms_max: Longest freeze given: so long a client may wait for nothing where everything goes wrong.
+        reserve_ms_max: Longest reservation without news.
+    """
+
+    reservations_max: int = 3
+    lease_ms_max: int = 10_000
+    freeze_ms_max: int = 2_000
+    reserve_ms_max: int = 10_000
+
+    @classmethod
+    def of(cls, config: MigrationConfig) -> MigrationBounds:
+        """A configuration's values, and the others as they are by default."""
+        return cls(**{name: getattr(config, name) for name in config.__struct_fields__})
 
 
 class RemainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

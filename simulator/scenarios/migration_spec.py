@@ -17,7 +17,7 @@ from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.runtime_sim import MICROSECOND, Simulation
 
 from services.migrator.config import MigratorConfig, MigratorLimits, ReplicaConfig, TargetConfig, target_policy
-from services.worker.config import MigrationConfig, ReplicaBounds
+from services.worker.config import MigrationBounds, ReplicaBounds
 
 #: A migrator is called so, with the first of its instances behind it.
 PREFIX = "migrator-"
@@ -107,10 +107,10 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return None
         return modelled_endpoint(engine, key=key, model=model, machine=host, token_bytes=self.token_bytes)
 
-    def worker_bounds(self) -> MigrationConfig:
+    def worker_bounds(self) -> MigrationBounds:
         """For the workers: their own bounds, or what the migrators' limits ask for where that is more."""
-        bounds, limits = MigrationConfig(), self.limits
-        return MigrationConfig(
+        bounds, limits = MigrationBounds(), self.limits
+        return MigrationBounds(
             leases_max=max(bounds.leases_max, limits.out_max),
             lease_ms_max=max(bounds.lease_ms_max, limits.lease_ms),
             freeze_ms_max=max(bounds.freeze_ms_max, limits.freeze_ms, limits.copy_freeze_ms),

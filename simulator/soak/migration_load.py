@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from services.ingress.config import IngressConfig
 from services.ingress.times import Times
 from services.migrator.config import MigratorLimits
-from services.worker.config import MigrationConfig
+from services.worker.config import MigrationBounds
 from simulator.soak.shape import REPLICAS_IN_MAX, REPLICAS_OUT_MAX, MigrationShape
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
     budget, tokens = engine.token_budget, engine.max_sequences * engine.max_model_len
     fullest = BatchComposition(decodes=engine.max_sequences, prefill_tokens=budget, context_tokens=tokens)
     step_ns = shape.step_time.duration_ns(fullest)
-    freeze_ns = MigrationConfig().freeze_ms_max * MILLISECOND
+    freeze_ns = MigrationBounds().freeze_ms_max * MILLISECOND
     beside = (REPLICAS_OUT_MAX, REPLICAS_IN_MAX) if shape.migration.replicas else (0, 0)
-    reads_max = max(limits.out_max + beside[0], MigrationConfig().reservations_max + beside[1])
+    reads_max = max(limits.out_max + beside[0], MigrationBounds().reservations_max + beside[1])
     elsewhere_ns = silence_ns + times.reconnect_grace + times.probe + times.resend_timeout + times.stall
     return PauseBounds(
         message=2 * (link.delay_ns + JITTERS * link.jitter_ns),

@@ -196,7 +196,8 @@ def stage(name: str, *lines: str) -> str:
         ),
         (SMALL + "[api]\nport = 0", "api.port: 0, must be between 1 and 65535"),
         (SMALL + "[kv_replicas]\nmemory_share = 0.0", "kv_replicas.memory_share: 0.0, must be above 0 and at most 1"),
-        (SMALL + "[kv_replicas]\ninterval_ms = 0", "kv_replicas.interval_ms: 0, must be at least 1"),
+        (SMALL + "[kv_replicas]\ntokens_min = 0", "kv_replicas.tokens_min: 0, must be at least 1"),
+        (SMALL + "[kv_replicas]\ninterval_ms = 9", "(set `settings.migrator.replicas.interval_ms`)"),
         (SMALL + "[telemetry]\ntrace_sample = 2.0", "telemetry.trace_sample: 2.0, must be between 0 and 1"),
     ],
 )

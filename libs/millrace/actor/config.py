@@ -20,8 +20,7 @@ class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         cluster: Cluster name, second token of every subject.
         servers: URLs, for example ``nats://127.0.0.1:4222``.
         user: NATS user: the service's role.
-        password: Its password; read from ``password_file`` where that is set instead.
-        password_file: File holding the password (docker secrets).
+        password: Its password.
         tls_ca: CA certificate file; empty for no TLS.
     """
 
@@ -29,7 +28,6 @@ class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     servers: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
     user: str = ""
     password: str = ""
-    password_file: str = ""
     tls_ca: str = ""
 
 

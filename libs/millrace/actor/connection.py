@@ -7,7 +7,6 @@ import re
 import secrets
 import ssl
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -111,7 +110,7 @@ class Connection:
 
     def _options(self, on_error: Callable[[Exception], Coroutine[Any, Any, None]]) -> dict[str, Any]:
         bus = self._bus
-        password = Path(bus.password_file).read_text().strip() if bus.password_file else bus.password
+        password = bus.password
         options: dict[str, Any] = {
             "servers": bus.servers,
             "name": self._name,

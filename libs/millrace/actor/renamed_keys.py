@@ -26,10 +26,24 @@ RENAMED: Mapping[str, str] = {
             "ContinuationConfig.resend_timeout_s",
             "ContinuationConfig.probe_s",
             "ModelledConfig.wire",
+            "WorkerLimits.finished_ttl_ms",
+            "WorkerLimits.finished_max",
+            "WorkerLimits.summary_interval_min_ms",
+            "MigrationConfig.reservations_max",
+            "MigrationConfig.lease_ms_max",
+            "MigrationConfig.freeze_ms_max",
+            "MigrationConfig.reserve_ms_max",
+            "ServiceCounts.taggers",
+            "Constraints.move_hysteresis",
         ),
         _CONSTANT,
     ),
     "DispatchConfig.policy_per_request": "removed: requests name no policy any more",
+    **{
+        f"KvReplicaSpec.{key}": f"set `settings.migrator.replicas.{key}`"
+        for key in ("per_instance_max", "bytes_per_s", "interval_ms")
+    },
+    "BusConfig.password_file": "removed: nothing wrote one; set `password`",
     "LimitsConfig.sequences_open_max": "it is twice `calls_open_max` now",
     "ModelledConfig.parameters": "the worker's own keys hold for modelled engines too: `max_num_seqs`, `kv_blocks`, "
     "`block_size`, `max_num_batched_tokens`, `max_model_len`, `enable_prefix_caching`",

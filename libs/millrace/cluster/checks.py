@@ -166,7 +166,7 @@ def _check_settings(spec: ClusterSpec, workers: list[str]) -> None:
 
 
 def _check_services(spec: ClusterSpec) -> None:
-    for name, least in (("ingresses", 1), ("predictors", 0), ("taggers", 0), ("coordinators", 1)):
+    for name, least in (("ingresses", 1), ("predictors", 0), ("coordinators", 1)):
         value = getattr(spec.services, name)
         if not least <= value <= PROCESSES_MAX:
             raise ConfigError(f"services.{name}: {value}, must be between {least} and {PROCESSES_MAX}")
@@ -201,9 +201,8 @@ def _check_replicas(spec: ClusterSpec) -> None:
     replicas = spec.kv_replicas
     if not 0 < replicas.memory_share <= 1:
         raise ConfigError(f"kv_replicas.memory_share: {replicas.memory_share}, must be above 0 and at most 1")
-    for field in ("tokens_min", "per_instance_max", "bytes_per_s", "interval_ms"):
-        if getattr(replicas, field) < 1:
-            raise ConfigError(f"kv_replicas.{field}: {getattr(replicas, field)}, must be at least 1")
+    if replicas.tokens_min < 1:
+        raise ConfigError(f"kv_replicas.tokens_min: {replicas.tokens_min}, must be at least 1")
     if replicas.enabled and not spec.services.migrators:
         raise ConfigError("kv_replicas.enabled: migrators copy them, and services.migrators is false")
 

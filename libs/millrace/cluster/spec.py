@@ -148,7 +148,6 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         ingresses: They share the API's port.
         predictors: They share the instances; 0 for none. One is hosted by each ingress where ``hosted_instances_max``
             allows, which saves the way over the bus; several are processes of their own.
-        taggers: A queue group; one is hosted in the same way.
         coordinators: One is active per model, the others stand by.
         migrators: Whether running sequences can move between instances.
         brokers: Whether instances trade them. Off by default: without brokers they move by order, drain or hand-off.
@@ -158,7 +157,6 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     ingresses: int = 1
     predictors: int = 1
-    taggers: int = 1
     coordinators: int = 1
     migrators: bool = True
     brokers: bool = False
@@ -215,17 +213,11 @@ class KvReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         memory_share: Share of each instance's KV blocks that replicas of others may take, 0 to 1. They give way to
             everything else.
         tokens_min: Tokens from which on a sequence gets one.
-        per_instance_max: Sequences of one instance that have one; the longest come first.
-        bytes_per_s: Copied from one instance at most.
-        interval_ms: Between two rounds of one sequence; what it decodes in this time is computed again.
     """
 
     enabled: bool = False
     memory_share: float = 0.25
     tokens_min: int = 512
-    per_instance_max: int = 16
-    bytes_per_s: int = 256 * 1024 * 1024
-    interval_ms: int = 500
 
 
 class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

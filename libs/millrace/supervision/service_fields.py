@@ -58,7 +58,7 @@ def hosted_by_ingress(spec: ClusterSpec) -> tuple[Role, ...]:
     instances = sum(len(slot.instances) for slot in workers_of(spec))
     if instances > spec.services.hosted_instances_max:
         return ()
-    counts = {Role.PREDICTOR: spec.services.predictors, Role.TAGGER: spec.services.taggers}
+    counts = {Role.PREDICTOR: spec.services.predictors, Role.TAGGER: 1}
     return tuple(role for role, count in counts.items() if count == 1)
 
 
@@ -111,8 +111,7 @@ def migrator_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
     fields: dict[str, Any] = {"instances": instances, **({"target": _chosen("policy", choice)} if choice.name else {})}
     if not replicas.enabled:
         return fields
-    bounds = ("tokens_min", "per_instance_max", "bytes_per_s", "interval_ms")
-    return fields | {"replicas": {"enabled": True, **{name: getattr(replicas, name) for name in bounds}}}
+    return fields | {"replicas": {"enabled": True, "tokens_min": replicas.tokens_min}}
 
 
 def broker_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:

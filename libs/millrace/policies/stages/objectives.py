@@ -31,7 +31,6 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         slots_used_max: Mean share of the transfer slots in use, each way, 0 to 1.
         slowdown_max: phi: no stage's time per token is more than 1 + phi times that of one stage over all lengths.
         move_gap_s: Time for which a moved sequence stands still, seconds.
-        move_hysteresis: A sequence moves when it is this factor past its boundary, at least 1.
     """
 
     kv_used_max: float = 0.85
@@ -39,7 +38,6 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     slots_used_max: float = 0.7
     slowdown_max: float = 0.5
     move_gap_s: float = 0.02
-    move_hysteresis: float = 1.0
 
 
 #: A layout in force may exceed the constraints by these shares before it must change: figures of two periods differ. At
@@ -121,7 +119,7 @@ def open_costs(
         at_times * np.maximum(1.0 / instance.max_sequences, context[:, :, None] / instance.kv_tokens) <= 1.0
     )
     fits &= np.isfinite(sequences)
-    moves = [_moves_per_s(statistics, edge, constraints) for edge in edges]
+    moves = [_moves_per_s(statistics, edge) for edge in edges]
     busy = np.asarray([rate * instance.copy_s(_length(edge)) for rate, edge in zip(moves, edges, strict=True)])
     slots = np.maximum(busy[:, None], busy[None, :])[:, :, None] / (instance.copies_max * sums.instances)
     allowed = sums.valid & fits & (slots <= constraints.slots_used_max)
@@ -174,10 +172,8 @@ def priced(costs: StageCosts, cut_margin: float) -> StageCosts:
     return replace(costs, cut=costs.cut + cut_margin * one)
 
 
-def _moves_per_s(statistics: LengthStatistics, edge: int, constraints: Constraints) -> float:
-    bins = round(math.log2(constraints.move_hysteresis) * PER_OCTAVE)
-    inner = 0 < edge < BINS
-    return statistics.crossing(edge, hysteresis_bins=bins) / (statistics.span_s or 1.0) if inner else 0.0
+def _moves_per_s(statistics: LengthStatistics, edge: int) -> float:
+    return statistics.crossing(edge) / (statistics.span_s or 1.0) if 0 < edge < BINS else 0.0
 
 
 def _length(edge: int) -> float:
