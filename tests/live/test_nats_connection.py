@@ -1,12 +1,22 @@
 """A connection that is closed while its server goes away."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from millrace.actor.config import BusConfig
 from millrace.actor.connection import Connection
+from millrace.actor.effects import WatchKeys
+from millrace.actor.loop import run_to_end
 from millrace.actor.meter import RuntimeMeter
+from millrace.actor.runtime_nats import NatsRuntime
+from millrace.contracts.channels import Role
+from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from prometheus_client import CollectorRegistry
+
+from tests.contract.bus.harness import Logged
+from tests.contract.bus.probe import Probe
+from tests.testbed.nats_process import NatsProcess
 
 
 class Server:
@@ -85,3 +95,28 @@ async def test_closing_while_the_server_goes_away_raises_nothing(monkeypatch: py
     await connection.close()
     await connection.close()
     server.go_away()
+
+
+def test_a_process_whose_server_and_supervisor_die_together_ends(tmp_path: Path) -> None:
+    """It closes both of its connections; what waits for a socket that is gone must not keep it."""
+    config = NatsServerOptions(store_dir=str(tmp_path / "s"))
+    server = NatsProcess(tmp_path, nats_config(config, dict.fromkeys(Role, "x")))
+    server.start()
+    left = run_to_end(_closed_at_once(server))
+    assert not left
+
+
+async def _closed_at_once(server: NatsProcess) -> list[asyncio.Task[object]]:
+    """Tasks that are still there after a runtime was closed just when its server went away."""
+    bus = BusConfig(servers=[server.url], user="ingress", password="x")
+    runtime = NatsRuntime(bus=bus, name="i", telemetry=Logged(), registry=CollectorRegistry())
+    await runtime.connect()
+    runtime.add(Probe("p", WatchKeys(bucket="plan")), accepts=())
+    running = asyncio.create_task(runtime.run(signals=False))
+    await asyncio.sleep(0.3)
+    server.kill()
+    await asyncio.sleep(0)
+    await runtime.close()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -120,9 +120,11 @@ class DirectClient(Client):
 
 async def close_client(client: Client) -> None:
     """Disconnect, also where the server goes away meanwhile."""
+    if not client.is_connected:
+        client._pending, client._pending_data_size = [], 0  # nats-py would write it to a socket that is closed
     try:
         await client.close()
-    except (NatsError, OSError):
+    except (NatsError, OSError, RuntimeError):
         pass  # it went away while the client wrote what was left
     except asyncio.CancelledError:
         # A client that cancels its attempt to reconnect may cancel the end of the socket, too, which it awaits next.
