@@ -104,6 +104,14 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str | None]] = {
     "a bias for no token": (CHAT, chat(logit_bias={"999999": 1}), 400, "logit_bias", None),
     "a bias for a word": (CHAT, chat(logit_bias={"word": 1}), 400, "logit_bias", "invalid_value"),
     "a bias that is no number": (CHAT, chat(logit_bias={"1": 1, "2": "x"}), 400, "logit_bias", "invalid_value"),
+    "a list of biases": (CHAT, chat(logit_bias=[1]), 400, "logit_bias", "invalid_value"),
+    "a list of metadata": (CHAT, chat(metadata=[None, None]), 400, "metadata", "invalid_value"),
+    "a wrong bias twice over": (
+        CHAT, chat(logit_bias={"word": 1})[:-1] + b',"user":"\xff', 400, "logit_bias", "invalid_value",
+    ),
+    "a bias that a later one replaces": (
+        CHAT, chat()[:-1] + b',"logit_bias":{"1":"x","1":1}}', 400, "logit_bias", "invalid_value",
+    ),
     "too many biases": (CHAT, chat(logit_bias={str(i): 1 for i in range(2000)}), 400, "logit_bias", None),
     "a seed that overflows with its choices": (CHAT, chat(seed=2**63 - 1, n=2), 400, "seed", None),
     "a stop token that is none": (CHAT, chat(stop_token_ids=[99999]), 400, "stop_token_ids", None),

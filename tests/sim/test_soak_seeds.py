@@ -51,7 +51,7 @@ def test_the_replay_command_names_every_choice_and_is_accepted(monkeypatch: pyte
     soak.add_arguments(parser)
     options = parser.parse_args(command.split()[3:])
     assert (options.seeds, soak._run((options.first, options))) == (1, (23, "failed"))
-    assert ran == [((23, "round_robin"), {**kinds, "migrations": False, "cascades": ""})]
+    assert ran == [((23, "round_robin"), {**kinds, "migrations": False, "cascades": False})]
 
 
 def test_a_run_of_another_shape_that_fails_says_how_to_run_it_again(request: pytest.FixtureRequest) -> None:

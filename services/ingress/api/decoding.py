@@ -15,7 +15,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
-_PATH = re.compile(r" - at (?:`key` in )?`\$(?P<path>[^`]*)`$")
+_PATH = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`$")
 _ENUM = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
 _STEP = re.compile(r"(?P<name>[^.\[\]]+)|\[(?P<index>[0-9.]*)\]")
 #: Escapes that matter for half pairs of UTF-16: an escaped backslash, a whole pair, a lone half.
@@ -108,21 +108,25 @@ def _invalid(text: str, body: bytes, kind: type[Any]) -> ApiError:
     if not path:
         return ApiError(400, f"The body is wrong: {sentence}.", code="invalid_type")
     field = path.removesuffix("[...]")
-    if field in _MAPS:
-        path, sentence = field, f"key `{_wrong_key(body, field)}`: {sentence}"
+    if field in _MAPS and at and (at["key"] or path != field):  # an entry is wrong, not what it is in
+        path, sentence = field, _wrong_key(body, field) + sentence
     elif enum := _ENUM.match(sentence):
         sentence = f"{enum['value'][:100]} is none of {', '.join(sorted(map(repr, _allowed(kind, path))))}"
     return ApiError(400, f"Invalid value for `{path}`: {sentence}.", param=path, code="invalid_value")
 
 
 def _wrong_key(body: bytes, field: str) -> str:
-    """The first key of one of ``_MAPS`` whose entry is refused."""
-    for key, value in msgspec.json.decode(body)[field].items():
+    """Names the first key of one of ``_MAPS`` whose entry is refused; empty where the rest of the body hides it."""
+    try:
+        entries = msgspec.json.decode(body)[field]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    for key, value in entries.items() if isinstance(entries, dict) else ():
         try:
             msgspec.convert({key: value}, _MAPS[field])
         except msgspec.ValidationError:
-            return str(key)[:100]
-    return ""  # the last of several equal keys counts, and is right
+            return f"key `{key[:100]}`: "
+    return ""  # of several equal keys the last one counts here
 
 
 def _allowed(kind: type[Any], path: str) -> set[Any]:
