@@ -1,8 +1,12 @@
-"""Real vLLM behind Millrace against the same vLLM's own server: throughput ratio, TTFT and ITL beside it.
+"""Real vLLM behind Millrace against the same vLLM's own server, with vLLM's defaults: speed and latency.
 
 One engine on one core; all of Millrace (ingress, NATS, coordinator, tagger, the worker's front) and the load
-generator on the other, as vLLM's own API server and the
-load generator are in turn. `--both` adds two engines sharing both cores with Millrace, reported as it is.
+generator on the other, as vLLM's own API server and the load generator are in turn. With `--rate` requests come at
+random at so many a second instead of `--concurrency` at once. `--both` compares two engines on two cores: Millrace's
+against two of vLLM's servers that get requests in turn, as from a router that costs nothing.
+
+vLLM's servers have `vllm serve`'s defaults but for the length of contexts and the size of the KV cache, of which vLLM
+would take nearly all memory, and one thread per engine.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +36,8 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 class Target:
     """Something that speaks the OpenAI API."""
 
-    def __init__(self, name: str, url: str, model: str) -> None:
-        self.name, self.url, self.model = name, url, model
+    def __init__(self, name: str, model: str, *urls: str) -> None:
+        self.name, self.model, self.urls = name, model, urls
 
 
 class Figures:
@@ -44,6 +48,7 @@ class Figures:
         self.seconds = 0.0
         self.ttft: list[float] = []
         self.itl: list[float] = []
+        self.e2e: list[float] = []
 
     @property
     def rate(self) -> float:
@@ -52,67 +57,77 @@ class Figures:
     def row(self, name: str) -> str:
         """One line of the table."""
         p = [np.percentile(values, q) * 1000 for values in (self.ttft, self.itl) for q in (50, 99)]
-        return f"{name:34} {self.rate:8.0f} {p[0]:9.1f} {p[1]:9.1f} {p[2]:9.2f} {p[3]:9.2f}"
+        whole = np.mean(self.e2e)
+        return f"{name:34} {self.rate:8.0f} {p[0]:9.1f} {p[1]:9.1f} {p[2]:9.2f} {p[3]:9.2f} {whole:9.3f}"
 
 
-async def load(target: Target, *, concurrency: int, requests: int, prompt_tokens: int, tokens: int) -> Figures:
-    """A closed load of streams; every prompt differs, so the prefix cache helps nobody."""
+async def load(target: Target, options: argparse.Namespace, requests: int) -> Figures:
+    """A load of streams; every prompt differs, so the prefix cache helps nobody."""
     figures = Figures()
     queue = list(range(requests))
+    pauses = np.random.default_rng(0).exponential(1 / options.rate, requests) if options.rate else ()
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
         began = time.monotonic()
-        await asyncio.gather(
-            *(_client(client, target, queue, figures, prompt_tokens, tokens) for _ in range(concurrency))
-        )
+        async with asyncio.TaskGroup() as group:
+            for pause in pauses:
+                await asyncio.sleep(pause)
+                group.create_task(_request(client, target, queue.pop(), figures, options))
+            for _ in range(0 if options.rate else options.concurrency):
+                group.create_task(_client(client, target, queue, figures, options))
         figures.seconds = time.monotonic() - began
     return figures
 
 
 async def _client(
-    client: httpx.AsyncClient, target: Target, queue: list[int], figures: Figures, prompt_tokens: int, tokens: int
+    client: httpx.AsyncClient, target: Target, queue: list[int], figures: Figures, options: argparse.Namespace
 ) -> None:
     while queue:
-        number = queue.pop()
-        prompt = [6 + (number * 31 + position * 7) % 200 for position in range(prompt_tokens)]
-        body = {
-            "model": target.model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        began = last = time.monotonic()
-        first = 0.0
-        async with client.stream("POST", f"{target.url}/v1/completions", json=body) as answer:
-            assert answer.status_code == 200, (await answer.aread()).decode()
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                now = time.monotonic()
-                event = json.loads(line[6:])
-                if event["choices"]:
-                    if not first:
-                        first = now
-                        figures.ttft.append(now - began)
-                    else:
-                        figures.itl.append(now - last)
-                    last = now
-                if event.get("usage"):
-                    figures.tokens += event["usage"]["completion_tokens"]
+        await _request(client, target, queue.pop(), figures, options)
+
+
+async def _request(
+    client: httpx.AsyncClient, target: Target, number: int, figures: Figures, options: argparse.Namespace
+) -> None:
+    prompt = [6 + (number * 31 + position * 7) % 200 for position in range(options.prompt_tokens)]
+    body = {
+        "model": target.model,
+        "prompt": prompt,
+        "max_tokens": options.tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    began = last = time.monotonic()
+    first = 0.0
+    async with client.stream("POST", f"{target.urls[number % len(target.urls)]}/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, (await answer.aread()).decode()
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            now = time.monotonic()
+            event = json.loads(line[6:])
+            if event["choices"]:
+                if not first:
+                    first = now
+                    figures.ttft.append(now - began)
+                else:
+                    figures.itl.append(now - last)
+                last = now
+            if event.get("usage"):
+                figures.tokens += event["usage"]["completion_tokens"]
+    figures.e2e.append(time.monotonic() - began)
 
 
 @contextmanager
-def vllm_direct(folder: Path, model: Path, options: argparse.Namespace, cores: list[int]) -> Iterator[Target]:
-    """VLLM's own API server with one engine."""
+def vllm_direct(folder: Path, model: Path, cores: list[int]) -> Iterator[Target]:
+    """VLLM's own API server with one engine; front and engine on these cores."""
     port = free_port()
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--served-model-name", "m"),
-        *("--port", str(port), "--host", "127.0.0.1", "--block-size", "32", "--max-num-seqs", "64", "--enforce-eager"),
-        *("--max-num-batched-tokens", "2048", "--disable-uvicorn-access-log", "--max-model-len", "2048"),
+        *("--port", str(port), "--host", "127.0.0.1", "--disable-uvicorn-access-log", "--max-model-len", "2048"),
         *("--kv-cache-memory-bytes", str(256 * 1024 * 1024)),
     ]
     environment = os.environ | {
@@ -123,11 +138,12 @@ def vllm_direct(folder: Path, model: Path, options: argparse.Namespace, cores: l
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
     }
-    with (folder / "direct.log").open("wb") as log:
+    told = folder / f"direct-{port}.log"
+    with told.open("wb") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    target = Target("vLLM's own server", f"http://127.0.0.1:{port}", "m")
+    target = Target("vLLM's own server", "m", f"http://127.0.0.1:{port}")
     try:
-        _wait(f"{target.url}/health", server, folder / "direct.log")
+        _wait(f"{target.urls[0]}/health", server, told)
         _pin(server.pid, cores)
         yield target
     finally:
@@ -166,7 +182,7 @@ def _pin_threads(pid: int, core: int) -> None:
 @contextmanager
 def millrace(folder: Path, model: Path, *, instances: int, cores: list[int]) -> Iterator[Target]:
     """Millrace with real engines; with one engine everything but it is kept on the first core."""
-    worker: dict[str, Any] = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 2048}
+    worker: dict[str, Any] = {"max_model_len": 2048}
     if instances == 1:
         worker |= {"engine_cores": [cores[1]], "worker_cores": [cores[0]]}
     rig = UpRig(
@@ -189,7 +205,7 @@ def millrace(folder: Path, model: Path, *, instances: int, cores: list[int]) -> 
             engines = set(rig.log_pids("worker-0")[1:])
             for process in rig.processes():
                 _pin_threads(process.pid, cores[1] if process.pid in engines else cores[0])
-        yield Target(f"Millrace, {instances} engine{'s' * (instances > 1)}", rig.url, rig.model)
+        yield Target(f"Millrace, {instances} engine{'s' * (instances > 1)}", rig.model, rig.url)
     finally:
         rig.stop()
 
@@ -203,35 +219,36 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--both", action="store_true", help="two engines as well")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0 for a closed load")
+    parser.add_argument("--both", action="store_true", help="two engines on two cores instead of one")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:2]
     model = MODELS / options.model if (MODELS / options.model).is_dir() else Path(options.model)
     print(f"{model.name}, {options.requests} requests, {options.concurrency} at once, "
           f"{options.prompt_tokens} tokens in, {options.tokens} out")  # fmt: skip
-    print(f"{'':34} {'tok/s':>8} {'TTFT p50':>9} {'p99 ms':>9} {'ITL p50':>9} {'p99 ms':>9}")
+    print(f"{'':34} {'tok/s':>8} {'TTFT p50':>9} {'p99 ms':>9} {'ITL p50':>9} {'p99 ms':>9} {'mean s':>9}")
     ratios = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        os.sched_setaffinity(0, {cores[0]})  # the load generator, and what it starts until that pins itself
+        os.sched_setaffinity(0, set(cores) if options.both else {cores[0]})  # what starts here until it pins itself
         for _ in range(options.turns):
-            with vllm_direct(folder, model, options, cores) as target:
-                direct = _measure(target, options)
-            with millrace(folder, model, instances=1, cores=cores) as target:
+            with ExitStack() as stack:
+                pairs = [[core, core] for core in cores] if options.both else [cores]
+                servers = [stack.enter_context(vllm_direct(folder, model, pair)) for pair in pairs]
+                urls = [url for server in servers for url in server.urls]
+                direct = _measure(Target(f"vLLM's own server{', two in turn' * options.both}", "m", *urls), options)
+            with millrace(folder, model, instances=1 + options.both, cores=cores) as target:
                 through = _measure(target, options)
-            ratios.append(through.rate / direct.rate)
-        if options.both:
-            os.sched_setaffinity(0, set(cores))
-            with millrace(folder, model, instances=2, cores=cores) as target:
-                _measure(target, options)
-    print(f"throughput through Millrace / direct: {', '.join(f'{ratio:.3f}' for ratio in ratios)}; "
-          f"median {np.median(ratios):.3f}")  # fmt: skip
+            ratios.append((through.rate / direct.rate, np.mean(through.e2e) / np.mean(direct.e2e)))
+    for what, column in zip(("tokens a second", "mean end-to-end time"), zip(*ratios, strict=True), strict=True):
+        print(
+            f"{what}, Millrace / vLLM: {', '.join(f'{ratio:.3f}' for ratio in column)}; median {np.median(column):.3f}"
+        )
     return 0
 
 
 def _measure(target: Target, options: argparse.Namespace) -> Figures:
-    sizes = {"prompt_tokens": options.prompt_tokens, "tokens": options.tokens}
-    asyncio.run(load(target, concurrency=options.concurrency, requests=options.concurrency * 2, **sizes))
-    figures = asyncio.run(load(target, concurrency=options.concurrency, requests=options.requests, **sizes))
+    asyncio.run(load(target, options, options.concurrency * 2))
+    figures = asyncio.run(load(target, options, options.requests))
     print(figures.row(target.name), flush=True)
     return figures

@@ -79,6 +79,7 @@ class NixlAgent:
         logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells every agent's birth on stderr
         self.lock = threading.RLock()
         self._registered: list[Any] = []
+        self._name = name
         with self._guarded("no NIXL agent can be made"):
             settings = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
             self._agent: Any = api.nixl_agent(name, settings)
@@ -100,13 +101,17 @@ class NixlAgent:
             return bytes(self._agent.get_agent_metadata())
 
     def add_peer(self, metadata: bytes) -> str:
-        """Learns of a peer; returns its name. Nothing is connected yet."""
+        """Learns of a peer; returns its name. Nothing is connected yet. The agent itself it knows."""
+        if metadata == self.metadata():
+            return self._name
         with self._guarded("the peer's NIXL metadata cannot be used"):
             name = self._agent.add_remote_agent(metadata)
             return str(name.decode() if isinstance(name, bytes) else name)
 
     def connect(self, peer: str) -> None:
         """Begins to connect; the first read finishes it."""
+        if peer == self._name:
+            return
         with self._guarded(f"no NIXL connection to {peer}"):
             self._agent.make_connection(peer)
 
@@ -118,6 +123,8 @@ class NixlAgent:
 
     def remove_peer(self, peer: str) -> None:
         """Disconnects and forgets. A peer that is gone already is no error."""
+        if peer == self._name:
+            return
         with contextlib.suppress(CopierError), self._guarded(f"{peer} cannot be removed"):
             self._agent.remove_remote_agent(peer)
 

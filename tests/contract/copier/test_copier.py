@@ -58,6 +58,17 @@ def test_blocks_arrive_whole_and_nothing_else_changes(own: Side, peer: Peer) -> 
         assert not any(map(any, blocks_of(own.memory, untouched)))
 
 
+def test_an_owner_reads_its_own_region_as_an_engines_self_test_does(kind: CopierKind, tmp_path: Path) -> None:
+    side = sides.make(kind, tmp_path, "own", seed=1)
+    try:
+        link = side.copier.connect(side.rank)
+        finish(link.begin(plan(side.rank, [5], side.rank, [20])))
+        assert blocks_of(side.memory, 20) == blocks_of(side.memory, 5) == blocks_of(pattern(1), 5)
+        link.close()
+    finally:
+        side.close()
+
+
 def test_the_whole_region_arrives_through_one_piece_and_through_one_for_each_block(own: Side, peer: Peer) -> None:
     link = own.copier.connect(peer.ranks[0])
     forward, backward = list(range(BLOCKS)), list(range(BLOCKS))[::-1]
