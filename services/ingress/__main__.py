@@ -204,8 +204,6 @@ class IngressProcess:
         return found
 
     def _served(self, name: str, tokenizer: ModelTokenizer) -> ServedModel:
-        if not tokenizer.max_model_len:
-            raise ConfigError(f"model {name}: its config.json has no max_position_embeddings")
         created = self._incarnation // 1_000_000_000
         return ServedModel(name=name, tokenizer=tokenizer, max_model_len=tokenizer.max_model_len, created=created)
 

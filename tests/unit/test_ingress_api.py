@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from millrace.cluster.model_folders import context_length_of
 from millrace.contracts.worker import Sampling, StructuredOutput
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from services.ingress.api.errors import REFUSALS, ApiError, refusal
 from services.ingress.api.logprobs import CompletionLogprobs
-from services.ingress.api.models import ModelRegistry, ServedModel, Serving
+from services.ingress.api.models import LENGTH_UNKNOWN, ModelRegistry, ServedModel, Serving
 from services.ingress.api.openapi import openapi_document
 from services.ingress.api.parsed_requests import (
     Bounds,
@@ -353,6 +354,21 @@ def test_a_folder_in_hugging_faces_layout_is_read(tmp_path: Path):
     tokenizer = ModelTokenizer.load(tmp_path)
     assert tokenizer.template.render([]) == "new <eos>"
     assert (tokenizer.max_model_len, tokenizer.eos_token_ids) == (77, frozenset({3, 5, 6, 257}))
+
+
+@pytest.mark.parametrize(
+    ("config", "engines", "limit"),
+    [
+        ({"max_position_embeddings": 77}, 0, 77),
+        ({"text_config": {"max_position_embeddings": 77}}, 50, 50),
+        ({"model_type": "mamba2"}, 900, 900),
+        ({"model_type": "mamba2"}, 0, LENGTH_UNKNOWN),
+    ],
+)
+def test_the_limit_of_a_context_is_read_where_a_family_has_it(config: dict[str, Any], engines: int, limit: int):
+    model = ServedModel(name="m", tokenizer=byte_tokenizer(), max_model_len=context_length_of(config))
+    registry = ModelRegistry({"m": model}, lambda _: Serving(1, engines, True))
+    assert registry.limit(model) == limit
 
 
 def test_the_api_page_names_every_parameter_that_is_taken():

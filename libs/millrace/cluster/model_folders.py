@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -53,8 +54,13 @@ def _shipped() -> str:
 
 def context_length(folder: Path) -> int:
     """Tokens of prompt and output together that the model was made for; 0 where its config.json does not say."""
-    config = json.loads((folder / "config.json").read_text())
-    return int(config.get("max_position_embeddings") or 0)
+    return context_length_of(json.loads((folder / "config.json").read_text()))
+
+
+def context_length_of(config: dict[str, Any]) -> int:
+    """The same of a config.json's content. A model that also sees has its text's part nested."""
+    nested = config.get("text_config") or {}
+    return int(config.get("max_position_embeddings") or nested.get("max_position_embeddings") or 0)
 
 
 def judge_files(spec: ClusterSpec) -> dict[str, Path]:

@@ -9,6 +9,9 @@ import msgspec
 from services.ingress.api.errors import ApiError, unknown_model
 from services.ingress.api.tokenizer import ModelTokenizer
 
+#: Bound of a model whose config.json has none, until an engine says what vLLM derives.
+LENGTH_UNKNOWN = 1 << 20
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -30,7 +33,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """One served model.
 
     Attributes:
-        max_model_len: Prompt plus output bound, tokens.
+        max_model_len: Prompt plus output bound, tokens; 0 where only engines know it.
         created: Unix seconds, shown in ``/v1/models``.
     """
 
@@ -80,8 +83,8 @@ class ModelRegistry:
 
     def limit(self, model: ServedModel) -> int:
         """Its length bound now, tokens: the instances may have been started with less than the model can."""
-        live = self._serving(model.name).max_model_len
-        return min(live, model.max_model_len) if live else model.max_model_len
+        limits = (self._serving(model.name).max_model_len, model.max_model_len)
+        return min(filter(None, limits), default=LENGTH_UNKNOWN)
 
     def waiting_for(self) -> list[str]:
         """Names of models that no instance serves now, although someone planned one."""

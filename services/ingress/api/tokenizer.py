@@ -19,6 +19,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from millrace.actor.errors import ConfigError
+from millrace.cluster.model_folders import context_length_of
 from tokenizers import Tokenizer
 
 from services.ingress.api.model_schema_bounds import NO_BOUNDS, SchemaBounds, read_bounds
@@ -166,7 +167,7 @@ class ModelTokenizer:
         return cls(
             tokenizer,
             ChatTemplate(source, special) if source else None,
-            max_model_len=int(config.get("max_position_embeddings") or 0),
+            max_model_len=context_length_of(config),
             eos_token_ids=ends | _ids(tokenizer.token_to_id(special.get("eos_token", ""))),
             fingerprint=_fingerprint(file.read_bytes(), source, special, bounds),
             schema_bounds=bounds,
