@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
+from millrace.contracts.bounds import Count, PortOrNone, Span, Wait
 from millrace.membership import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy, QueryParameters
 from millrace.policies.registry import PolicyError
@@ -26,10 +27,10 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: PortOrNone = 8000
     url: str = ""
     reuse_port: bool = False
-    body_bytes_max: int = 4_000_000
+    body_bytes_max: Count = 4_000_000
     keep_alive_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     keys_file: str = ""
 
@@ -119,9 +120,9 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         drain_s: After SIGTERM running calls may go on for so long.
     """
 
-    calls_open_max: int = 8_192
-    call_timeout_s: float = 600.0
-    drain_s: float = 30.0
+    calls_open_max: Count = 8_192
+    call_timeout_s: Span = 600.0
+    drain_s: Wait = 30.0
 
 
 class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,7 +138,7 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     policy: str = "forecast"
     parameters: dict[str, Any] = {}
-    wait_s: float = 10.0
+    wait_s: Wait = 10.0
     stage_by: Literal["present", "expected"] = "present"
 
 
@@ -150,7 +151,7 @@ class TaggingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     mode: Literal["always", "needed", "never"] = "always"
-    timeout_s: float = 0.05
+    timeout_s: Span = 0.05
 
 
 class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,12 +167,12 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         fruitless_max: Continuations in a row without a single new token, then the call fails.
     """
 
-    hang_s: float = 0.5
-    hang_failover_s: float = 1.75
-    stall_s: float = 30.0
-    queue_stall_s: float = 120.0
-    deadline_s: float = 30.0
-    fruitless_max: int = 6
+    hang_s: Span = 0.5
+    hang_failover_s: Span = 1.75
+    stall_s: Span = 30.0
+    queue_stall_s: Span = 120.0
+    deadline_s: Span = 30.0
+    fruitless_max: Count = 6
 
 
 class IngressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.contracts.bounds import Count, Natural
 from millrace.membership import MembershipConfig
 
 
@@ -28,13 +29,13 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     name: str = "predictor-0"
     instances: list[str] = []
-    shard: int = 0
-    shards: int = 1
-    default_output_tokens: int = 128
+    shard: Natural = 0
+    shards: Count = 1
+    default_output_tokens: Count = 128
     learn_lengths: bool = True
     calibrate: bool = True
     prefixes: bool = True
-    transit_us: int = 1_000
+    transit_us: Natural = 1_000
     step_times: dict[str, str] = {}
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
@@ -43,9 +44,5 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         """Refuses what cannot be. Raises ValueError naming the field."""
-        if self.shards < 1 or not 0 <= self.shard < self.shards:
+        if self.shard >= self.shards:
             raise ValueError(f"shard must be in [0, shards), is {self.shard} of {self.shards}")
-        if self.default_output_tokens < 1:
-            raise ValueError(f"default_output_tokens must be at least 1, is {self.default_output_tokens}")
-        if self.transit_us < 0:
-            raise ValueError(f"transit_us must not be negative, is {self.transit_us}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.contracts.bounds import Count, Natural, Wait
 
 
 class LearningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,9 +20,9 @@ class LearningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     pretrained: bool = True
     directory: str = ""
-    retrain_outcomes: int = 500
-    outcomes_min: int = 300
-    retrain_pause_s: float = 60.0
+    retrain_outcomes: Natural = 500
+    outcomes_min: Count = 300
+    retrain_pause_s: Wait = 60.0
 
 
 #: For simulations, where nothing is written and no process is started: history and cache only.

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.contracts.bounds import Count, Natural, Share
 from millrace.contracts.kv import CopierKind
 
 
@@ -32,13 +33,13 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             fewer messages; keep it well below 2 s, after which ingress asks for them.
     """
 
-    queue_max: int = 1024
-    drain_limit_ms: int = 10_000
-    linger_ms: int = 1_000
-    ingress_silence_ms: int = 5_000
-    status_interval_min_ms: int = 20
-    report_interval_max_ms: int = 200
-    token_interval_ms: int = 0
+    queue_max: Natural = 1024
+    drain_limit_ms: Natural = 10_000
+    linger_ms: Natural = 1_000
+    ingress_silence_ms: Count = 5_000
+    status_interval_min_ms: Natural = 20
+    report_interval_max_ms: Count = 200
+    token_interval_ms: Natural = 0
 
 
 class WorkerBounds(WorkerLimits, frozen=True, kw_only=True):
@@ -70,17 +71,9 @@ class ReplicaBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             lost.
     """
 
-    memory_share: float = 0.0
-    count_max: int = 64
-    hold_ms: int = 10_000
-
-    def __post_init__(self) -> None:
-        """Refuses what cannot be. Raises ValueError naming the field."""
-        if not 0 <= self.memory_share <= 1:
-            raise ValueError(f"memory_share must be a share from 0 to 1, is {self.memory_share}")
-        for field in ("count_max", "hold_ms"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}; for none set memory_share 0")
+    memory_share: Share = 0.0
+    count_max: Count = 64
+    hold_ms: Count = 10_000
 
 
 class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,22 +96,14 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     enabled: bool = True
-    verify: bool | float | None = None
-    copy_bytes_per_step: int = 1 << 20
+    verify: bool | Share | None = None
+    copy_bytes_per_step: Count = 1 << 20
     copiers: list[CopierKind] = []
     self_test: bool | None = None
     segments: bool = True
     socket_folder: str = ""
-    leases_max: int = 3
+    leases_max: Count = 3
     replicas: ReplicaBounds = ReplicaBounds()
-
-    def __post_init__(self) -> None:
-        """Refuses what would move nothing without saying so. Raises ValueError naming the field."""
-        if self.verify is not None and not 0 <= self.verify <= 1:
-            raise ValueError(f"verify must be a share from 0 to 1, is {self.verify}")
-        for field in ("copy_bytes_per_step", "leases_max"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}; to move nothing set enabled")
 
 
 class MigrationBounds(MigrationConfig, frozen=True, kw_only=True):
@@ -155,13 +140,8 @@ class RemainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     enabled: bool = True
     head: str = ""
-    every: int = 8
+    every: Count = 8
     record: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuses what cannot be. Raises ValueError naming the field."""
-        if self.every < 1:
-            raise ValueError(f"every must be at least 1, is {self.every}")
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -203,19 +183,19 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: str
     model: str
     engine: EngineKind = EngineKind.VLLM
-    instances: int = 1
+    instances: Count = 1
     model_path: str = ""
     dtype: str = "auto"
     load_format: str = "auto"
-    block_size: int = 32
-    kv_bytes: int = 0
-    kv_blocks: int = 0
-    max_model_len: int = 0
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
+    block_size: Count = 32
+    kv_bytes: Natural = 0
+    kv_blocks: Natural = 0
+    max_model_len: Natural = 0
+    max_num_seqs: Count = 64
+    max_num_batched_tokens: Count = 2048
     enable_prefix_caching: bool = True
     seed: int = 0
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Count = 1
     async_scheduling: bool | None = None
     enforce_eager: bool | None = None
     engine_args: dict[str, Any] = {}

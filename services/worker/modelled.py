@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence, KvCommand
 from millrace.actor.errors import EngineStartFailed
+from millrace.contracts.bounds import Natural, Wait
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.enginemodel.coefficients import load_step_time
@@ -46,10 +47,10 @@ class ModelledConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     coefficients: str = "cpu-8m"
-    speed: float = 1.0
+    speed: Wait = 1.0
     lengths: OutputLengths = OutputLengths()
     tokenizer: str = ""
-    snapshot_interval_ns: int = 0
+    snapshot_interval_ns: Natural = 0
 
 
 def modelled_parameters(config: WorkerConfig) -> EngineParameters:

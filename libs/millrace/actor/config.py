@@ -9,6 +9,7 @@ import msgspec
 
 from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
+from millrace.contracts.bounds import Natural, PortOrNone, Share
 
 T = TypeVar("T")
 
@@ -53,9 +54,9 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     log_file: str = ""
     otlp_endpoint: str = ""
     trace_dir: str = ""
-    trace_sample: float = 1.0
-    trace_first_per_s: int = 0
-    metrics_port: int = 0
+    trace_sample: Share = 1.0
+    trace_first_per_s: Natural = 0
+    metrics_port: PortOrNone = 0
     metrics_host: str = "127.0.0.1"
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from millrace.contracts.bounds import Processes, Score, Span
+
 #: Name of a cascade where none is given.
 CASCADE_NAME = "cascade"
 
@@ -39,14 +41,14 @@ class CascadeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     name: str = CASCADE_NAME
     tiers: list[str]
-    thresholds: list[float] = []
-    quality: float | None = None
-    latency_s: float | None = None
+    thresholds: list[Score] = []
+    quality: Score | None = None
+    latency_s: Span | None = None
     sample: str = ""
-    period_s: float = 60.0
+    period_s: Span = 60.0
     judge: str = CONFIDENCE
     parameters: dict[str, Any] = {}
-    judges: int = 1
+    judges: Processes = 1
     settings: dict[str, Any] = {}
 
     @property

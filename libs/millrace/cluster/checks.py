@@ -24,9 +24,6 @@ from millrace.policies.trading import TRADING_POLICIES
 #: Instances that one cluster is asked to run at most.
 INSTANCES_MAX = 2_000
 
-#: Processes of one service.
-PROCESSES_MAX = 64
-
 
 def check_spec(spec: ClusterSpec) -> None:
     """Refuses a cluster that cannot be.
@@ -50,7 +47,6 @@ def check_spec(spec: ClusterSpec) -> None:
     for index, model in enumerate(spec.models):
         _check_model(f"models[{index}]", model, instances_of(spec, model))
     _check_settings(spec, [slot.name for slot in workers])
-    _check_services(spec)
     _check_extra_services(spec.extra_services, {name for slot in workers for name in {slot.name, *slot.instances}})
     _check_policies(spec)
     _check_replicas(spec)
@@ -165,22 +161,6 @@ def _check_settings(spec: ClusterSpec, workers: list[str]) -> None:
             raise ConfigError(f"settings.workers: no such worker {name!r}; there are {_some(workers)}")
 
 
-def _check_services(spec: ClusterSpec) -> None:
-    for name, least in (("ingresses", 1), ("predictors", 0), ("coordinators", 1)):
-        value = getattr(spec.services, name)
-        if not least <= value <= PROCESSES_MAX:
-            raise ConfigError(f"services.{name}: {value}, must be between {least} and {PROCESSES_MAX}")
-    if spec.services.hosted_instances_max < 0:
-        raise ConfigError(f"services.hosted_instances_max: {spec.services.hosted_instances_max}, must not be negative")
-    if spec.telemetry.trace_first_per_s < 0:
-        raise ConfigError(f"telemetry.trace_first_per_s: {spec.telemetry.trace_first_per_s}, must not be negative")
-    if not 0 <= spec.telemetry.trace_sample <= 1:
-        raise ConfigError(f"telemetry.trace_sample: {spec.telemetry.trace_sample}, must be between 0 and 1")
-    for where, port in (("api.port", spec.api.port), ("nats.port", spec.nats.port)):
-        if not 1 <= port <= 65_535:
-            raise ConfigError(f"{where}: {port}, must be between 1 and 65535")
-
-
 def _check_extra_services(services: list[ExtraService], instances: set[str]) -> None:
     _check_names("extra_services[].name", [service.name for service in services])
     for index, service in enumerate(services):
@@ -189,8 +169,6 @@ def _check_extra_services(services: list[ExtraService], instances: set[str]) -> 
             raise ConfigError(f"{where}.name: {service.name} is a service of every cluster")
         if not service.module.replace(".", "_").isidentifier():
             raise ConfigError(f"{where}.module: {service.module!r} is no Python module")
-        if not 1 <= service.count <= PROCESSES_MAX:
-            raise ConfigError(f"{where}.count: {service.count}, must be between 1 and {PROCESSES_MAX}")
         if taken := sorted(instances & {f"{service.name}-{number}" for number in range(service.count)}):
             raise ConfigError(f"{where}.name: {taken[0]} is an instance")
         if fixed := sorted({"name", "bus", "telemetry"} & service.settings.keys()):
@@ -199,10 +177,8 @@ def _check_extra_services(services: list[ExtraService], instances: set[str]) -> 
 
 def _check_replicas(spec: ClusterSpec) -> None:
     replicas = spec.kv_replicas
-    if not 0 < replicas.memory_share <= 1:
-        raise ConfigError(f"kv_replicas.memory_share: {replicas.memory_share}, must be above 0 and at most 1")
-    if replicas.tokens_min < 1:
-        raise ConfigError(f"kv_replicas.tokens_min: {replicas.tokens_min}, must be at least 1")
+    if replicas.enabled and not replicas.memory_share:
+        raise ConfigError("kv_replicas.memory_share: 0, but replicas are enabled")
     if replicas.enabled and not spec.services.migrators:
         raise ConfigError("kv_replicas.enabled: migrators copy them, and services.migrators is false")
 

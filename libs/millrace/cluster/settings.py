@@ -33,7 +33,8 @@ def with_cluster_settings(spec: ClusterSpec, settings: Iterable[str]) -> Cluster
     try:
         return msgspec.convert(table, ClusterSpec)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"--set: {plain(str(error))}{nearest_field(str(error), ClusterSpec)}") from None
+        where = "--set: " if settings else ""
+        raise ConfigError(f"{where}{plain(str(error))}{nearest_field(str(error), ClusterSpec)}") from None
 
 
 def _full(setting: str, workers: list[str]) -> str:

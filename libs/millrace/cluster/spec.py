@@ -20,6 +20,7 @@ import msgspec
 from msgspec import field
 
 from millrace.cluster.cascade_spec import CascadeSpec
+from millrace.contracts.bounds import Count, Natural, PortNumber, Processes, Share
 from millrace.contracts.channels import Role
 from millrace.contracts.plan import InstanceRole
 
@@ -87,7 +88,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     name: str
-    length_min: int = 0
+    length_min: Natural = 0
     length_max: int | None = None
     instances: list[str] = []
 
@@ -155,12 +156,12 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             tagger; each of them then follows every instance. 0 for processes of their own.
     """
 
-    ingresses: int = 1
-    predictors: int = 1
-    coordinators: int = 1
+    ingresses: Processes = 1
+    predictors: Natural = 1
+    coordinators: Processes = 1
     migrators: bool = True
     brokers: bool = False
-    hosted_instances_max: int = 64
+    hosted_instances_max: Natural = 64
 
 
 class ExtraService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -180,7 +181,7 @@ class ExtraService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: str
     module: str
     role: Role
-    count: int = 1
+    count: Processes = 1
     settings: dict[str, Any] = {}
 
 
@@ -216,8 +217,8 @@ class KvReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     enabled: bool = False
-    memory_share: float = 0.25
-    tokens_min: int = 512
+    memory_share: Share = 0.25
+    tokens_min: Count = 512
 
 
 class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -230,7 +231,7 @@ class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: PortNumber = 8000
     keys: str = ""
 
 
@@ -242,8 +243,8 @@ class NatsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         monitor_port: For its HTTP monitoring.
     """
 
-    port: int = 4222
-    monitor_port: int = 8222
+    port: PortNumber = 4222
+    monitor_port: PortNumber = 8222
 
 
 class TelemetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -259,11 +260,11 @@ class TelemetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     otlp: str = ""
-    trace_first_per_s: int = 20
-    trace_sample: float = 0.01
+    trace_first_per_s: Natural = 20
+    trace_sample: Share = 0.01
     log_format: str = "console"
     log_level: str = "info"
-    metrics_port: int = 9100
+    metrics_port: PortNumber = 9100
 
 
 class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
