@@ -24,7 +24,6 @@ from millrace.supervision.fork_server import ForkServer
 from millrace.telemetry import open_telemetry
 
 from services.supervisor.actor import ACCEPTS
-from services.supervisor.buckets import create_buckets
 from services.supervisor.build import SupervisedMachine, build
 from services.supervisor.config import LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner, open_api_warning
@@ -32,18 +31,21 @@ from services.supervisor.effects import SignalChild, StartChild
 from services.supervisor.launcher import Launcher, last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import (
+    SOCKETS,
     AlreadyRunning,
     check,
     claim,
     clear_leftovers,
+    clear_sockets,
     free_ports,
     last_end,
     socket_folder,
+    store_folder,
 )
-from services.supervisor.probes import http_ready, wait_for
+from services.supervisor.probes import http_ready
+from services.supervisor.store_guard import CHECK_S, StoreGuard
 
-#: How long nats-server may take to answer /healthz, seconds. It takes 0.1 s; JetStream recovering a large store takes
-#: longer.
+#: How long nats-server may take to say that it is well, seconds. It takes 0.1 s.
 NATS_START_LIMIT_S = 15.0
 
 #: A child that ended so often before it was ever ready will not come up: its configuration or its model is wrong.
@@ -64,6 +66,7 @@ class Cluster:
         self._layout = layout
         self._directory = Path(config.directory)
         self._launcher = Launcher(self._directory / "logs", self._notify, fork_server)
+        self._store = StoreGuard(config.bus, self._directory)
         if any(child.fork_config for child in config.children):
             from services.supervisor.worker_forker import WorkerForker
 
@@ -93,7 +96,6 @@ class Cluster:
                     bus=self._config.bus, name=self._config.name, telemetry=telemetry, registry=telemetry.registry
                 )
                 await runtime.connect()
-                await create_buckets(self._config.bus)
                 self._handle = runtime.add(
                     self._actor,
                     accepts=ACCEPTS,
@@ -102,15 +104,25 @@ class Cluster:
                 self._actor.adopt("nats", self._nats_pid, runtime.now_ns())
                 self._listen_for_signals()
                 running = asyncio.create_task(runtime.run())
+                looking = asyncio.create_task(self._look_after_machine())
                 code = await self._until_ready(display, running)
                 while not running.done():
                     display.update()  # what dies and what comes back
                     await asyncio.wait([running], timeout=WATCH_S)
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
             await running
             display.say("the cluster is down")
             return code
         finally:
+            await self._store.close()
             telemetry.close()
+
+    async def _look_after_machine(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            self._notify(await self._store.check())
+            clear_sockets(self._directory / "run" / SOCKETS, time.time())
 
     async def _until_ready(self, display: Display, running: asyncio.Task[str]) -> int:
         """Draws until the API answers, then says where it is; stops the cluster where that takes too long."""
@@ -168,9 +180,10 @@ class Cluster:
 
     async def _start_nats(self) -> None:
         self._launcher.start(StartChild(spec=self._config.nats))
-        url = f"{self._config.nats_monitor_url}/healthz"
-        if not await wait_for(url, NATS_START_LIMIT_S):
-            raise BusError(f"nats-server is not healthy; its log is {self._launcher.log_path('nats')}")
+        try:
+            await self._store.wait_until_well(NATS_START_LIMIT_S)
+        except BusError as error:
+            raise BusError(f"{error}; its log is {self._launcher.log_path('nats')}") from None
         self._nats_pid = next(body.pid for body in self._early if hasattr(body, "pid") and body.pid)
         self._early.clear()
 
@@ -227,6 +240,7 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_s
         if ended := last_end(directory):
             print(ended)  # noqa: T201  # to the person who typed `up`
         clear_leftovers(directory)
+        stack.enter_context(store_folder(directory))
         os.environ.setdefault("VLLM_RPC_BASE_PATH", stack.enter_context(socket_folder(directory)))
         cores = options.cores or sorted(os.sched_getaffinity(0))
         spec = stack.enter_context(free_ports(spec))

@@ -17,6 +17,7 @@ for it |
 StartChild |
 | StopInstance | RETIRING; forgotten once its process has ended | InstanceStopping or ProvisionRefused, DrainWorker |
 | TimerFired(retire/NAME) | should be gone by now | SignalChild(SIGTERM) |
+| MachineChecked | trouble that status shows; a store that stays ill | SignalChild(nats, SIGKILL) |
 | StopRequested | first: STOPPING in stop_order; again: everything is killed | SignalChild, in the end Stop |
 
 Invariants: a child has at most one process; nothing is started once stopping began; a name is free again only after
@@ -48,7 +49,7 @@ from millrace.contracts.worker import DrainWorker
 from millrace.membership import Heartbeat
 
 from services.supervisor.config import ChildSpec
-from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, SignalChild, StartChild
+from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, MachineChecked, SignalChild, StartChild
 from services.supervisor.roster import Roster
 from services.supervisor.state import Child, ChildState
 
@@ -64,6 +65,12 @@ HEALTHY_NS = 1_000_000_000
 
 #: After its drain limit a retiring worker lingers for a second and leaves; then it is asked by signal as well.
 RETIRE_GRACE_NS = 3_000_000_000
+
+#: A store that is ill for this long does not get well by itself: nats-server is started anew.
+STORE_PATIENCE_NS = 6_000_000_000
+
+#: Time that a new nats-server gets before it is started anew once more; streams pause each time.
+STORE_AGAIN_NS = 30_000_000_000
 
 ACCEPTS = (ServicePresence, StartInstance, StopInstance)
 
@@ -82,6 +89,9 @@ class SupervisorActor:
         self._roster = roster
         self._drained: dict[str, ChildSpec] = {}
         self._stopping = False
+        self._trouble = ""
+        self._store_ill_ns = 0  # since when; 0 while it is well
+        self._store_again_ns = 0
 
     def start(self, now_ns: int) -> list[Effect]:
         """Listens to presences and starts every child that waits for none."""
@@ -109,6 +119,8 @@ class SupervisorActor:
                 return self._on_ready(self._children[body.name], now_ns)
             case ChildExited() as body:
                 return self._on_exited(body, now_ns)
+            case MachineChecked() as body:
+                return self._on_checked(body, now_ns)
             case StartInstance() as body:
                 return self._on_start_instance(body, message.reply_to, now_ns)
             case StopInstance() as body:
@@ -167,6 +179,30 @@ class SupervisorActor:
             *dead,
             Log(level="warning", event="child_exited", fields=fields),
             StartTimer(name=f"restart/{body.name}", at_ns=now_ns + pause_ns),
+        ]
+
+    def _on_checked(self, body: MachineChecked, now_ns: int) -> list[Effect]:
+        store = f"JetStream takes no writes: {body.store}" if body.store else ""
+        trouble = "; ".join(filter(None, (body.disk, store)))
+        effects: list[Effect] = []
+        if trouble != self._trouble:
+            self._trouble = trouble
+            level, text = ("error", trouble) if trouble else ("info", "over")
+            effects.append(Log(level=level, event="machine_trouble", fields={"trouble": text}))
+        self._store_ill_ns = (self._store_ill_ns or now_ns) if body.store else 0
+        nats = self._children.get("nats")
+        if nats is None or not nats.pid or self._stopping:
+            return effects
+        if not body.store:
+            return effects + self._on_ready(nats, now_ns)
+        patient_until_ns = max(self._store_ill_ns + STORE_PATIENCE_NS, self._store_again_ns)
+        if not body.room or now_ns < patient_until_ns:
+            return effects
+        self._store_again_ns = now_ns + STORE_AGAIN_NS
+        return [
+            *effects,
+            Log(level="warning", event="store_restarted", fields={"reason": body.store}),
+            SignalChild(name="nats", pid=nats.pid, signal=signal.SIGKILL),
         ]
 
     def _on_timer(self, timer: str, now_ns: int) -> list[Effect]:
@@ -335,7 +371,7 @@ class SupervisorActor:
     def _presence(self, now_ns: int) -> Publish:
         specs = self._drained.values()
         drained = [DrainedInstance(name, spec.model) for spec in specs for name in spec.presences]
-        return self._heartbeat.presence(now_ns, drained=drained)
+        return self._heartbeat.presence(now_ns, drained=drained, trouble=self._trouble)
 
     def _dead(self, role: str, name: str, now_ns: int) -> Publish:
         body = ServicePresence(role=role, name=name, incarnation=0, at_ns=now_ns, state=PresenceState.DEAD)

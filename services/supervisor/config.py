@@ -61,7 +61,6 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         name: Unique name on the bus.
         directory: Folder of the cluster's files (``.millrace``).
         nats: The NATS server's process; started first, stopped last.
-        nats_monitor_url: Base URL of its monitoring endpoint.
         children: Everything else.
         spares: Workers that are not started at first, one instance each: what provisioning may add.
         devices: Devices by kind that its workers share; kinds that are not named have no bound but the spares.
@@ -77,7 +76,6 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     nats: ChildSpec
-    nats_monitor_url: str
     children: list[ChildSpec]
     spares: list[ChildSpec] = []
     devices: dict[str, int] = {}

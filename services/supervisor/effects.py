@@ -45,6 +45,20 @@ class ChildExited(Body, frozen=True, kw_only=True, tag="local.ChildExited/1"):
     detail: str = ""
 
 
+class MachineChecked(Body, frozen=True, kw_only=True, tag="local.MachineChecked/1"):
+    """The shell has looked at the store and at the disk.
+
+    Attributes:
+        store: Reason why JetStream takes no writes; empty where it does.
+        room: Whether there is room where JetStream's files are.
+        disk: Sentence where the disk of the cluster's folder is full; else empty.
+    """
+
+    store: str
+    room: bool
+    disk: str
+
+
 class ChildReady(Body, frozen=True, kw_only=True, tag="local.ChildReady/1"):
     """The shell knows that a child without presence is ready (the worker fork server, nats-server)."""
 

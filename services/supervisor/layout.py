@@ -77,7 +77,6 @@ class Layout:
                 self._telemetry() | {"log_file": str(self.root / "logs" / "supervisor.log")}, TelemetryConfig
             ),
             nats=nats,
-            nats_monitor_url=f"http://127.0.0.1:{spec.nats.monitor_port}",
             children=children,
             spares=self._workers([slot for slot in slots if slot.spare], slots),
             devices=spec.devices,
@@ -131,7 +130,6 @@ class Layout:
         server = NatsServerOptions(
             cluster=spec.name,
             port=spec.nats.port,
-            monitor_port=spec.nats.monitor_port,
             store_dir=str(self.root / "jetstream"),
             hosted={Role.INGRESS: hosted} if (hosted := hosted_by_ingress(spec)) else {},
         )

@@ -26,6 +26,19 @@ METRICS_PORTS = 16
 #: Folder of vLLM's sockets below the cluster's ``run``.
 SOCKETS = "ipc"
 
+#: Sockets that are younger are left alone, seconds.
+SOCKET_AGE_S = 2.0
+
+#: Folder of JetStream's files below the cluster's.
+STORE = "jetstream"
+
+#: Where it lies in memory, and the room that must be there. Plans and registrations are some hundred KB.
+MEMORY = Path("/dev/shm")
+STORE_BYTES_MIN = 64 * 1024 * 1024
+
+#: Names of folders outside of the cluster's begin so.
+ELSEWHERE = "millrace-"
+
 #: A socket's path has 107 bytes at most, of which vLLM takes 37 for a slash and a UUID.
 SOCKET_FOLDER_BYTES_MAX = 107 - 37
 
@@ -59,14 +72,72 @@ def socket_folder(directory: Path) -> Iterator[str]:
     """
     folder = (directory / "run" / SOCKETS).absolute()
     if len(os.fsencode(folder)) > SOCKET_FOLDER_BYTES_MAX:
-        with tempfile.TemporaryDirectory(prefix="millrace-") as name:
-            yield name
+        with _elsewhere(folder, Path(tempfile.gettempdir())) as made:
+            yield str(made)
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         yield str(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def store_folder(directory: Path) -> Iterator[None]:
+    """JetStream's folder in memory, gone at the end: a full disk then stops no write of a plan or a registration.
+
+    Nothing in it is needed after the cluster has ended. Where there is no memory for it, it lies on the disk.
+    """
+    if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < STORE_BYTES_MIN:
+        yield
+        return
+    with _elsewhere(directory / STORE, MEMORY):
+        yield
+
+
+@contextlib.contextmanager
+def _elsewhere(link: Path, parent: Path) -> Iterator[Path]:
+    """A folder of one's own in ``parent``, to which ``link`` leads, so that the next start finds it."""
+    made = Path(tempfile.mkdtemp(prefix=ELSEWHERE, dir=parent))
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(made)
+    try:
+        yield made
+    finally:
+        _clear(link)
+
+
+def _clear(path: Path) -> None:
+    """Removes a folder, and where it is a link what it leads to."""
+    if path.is_symlink():
+        target = path.readlink()
+        path.unlink()
+        if not target.name.startswith(ELSEWHERE):
+            return
+        path = target
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def clear_sockets(folder: Path, now_s: float) -> None:
+    """Removes sockets that nobody listens to, as a killed engine leaves them. One that was made just now may be
+    listened to in a moment.
+    """
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if path.is_socket() and now_s - path.lstat().st_mtime > SOCKET_AGE_S and not _is_heard(path):
+                path.unlink()
+
+
+def _is_heard(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True  # it listens and is busy, or cannot be asked
+    return True
 
 
 def last_end(directory: Path) -> str:
@@ -86,8 +157,8 @@ def last_end(directory: Path) -> str:
 
 def clear_leftovers(directory: Path) -> None:
     """Removes what an earlier cluster left that must not be believed: plans, leases, registrations, sockets."""
-    shutil.rmtree(directory / "jetstream", ignore_errors=True)
-    shutil.rmtree(directory / "run" / SOCKETS, ignore_errors=True)
+    _clear(directory / STORE)
+    _clear(directory / "run" / SOCKETS)
     for name in ("cluster.json", "banner.txt", "fork.sock"):
         (directory / "run" / name).unlink(missing_ok=True)
 
@@ -124,7 +195,7 @@ def free_ports(spec: ClusterSpec) -> Iterator[ClusterSpec]:
 
     Those of metrics are kept from other supervisors of this machine: services listen on them seconds later.
     """
-    nats = NatsSpec(port=_this_or_free(spec.nats.port), monitor_port=_this_or_free(spec.nats.monitor_port))
+    nats = NatsSpec(port=_this_or_free(spec.nats.port))
     first, reservation = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS)
     with reservation:
         telemetry = msgspec.structs.replace(spec.telemetry, metrics_port=first)

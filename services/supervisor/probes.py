@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from urllib.parse import urlsplit
 
 
 async def http_ready(base_url: str) -> bool:
     """Whether ``GET <base_url>/ready`` answers 200."""
     return await _status(f"{base_url}/ready") == 200
-
-
-async def wait_for(url: str, limit_s: float) -> bool:
-    """Polls a URL until it answers 200, or the limit is reached."""
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if await _status(url) == 200:
-            return True
-        await asyncio.sleep(0.02)
-    return False
 
 
 async def _status(url: str) -> int:

@@ -24,6 +24,7 @@ SHELLS = (
     "supervisor/launcher.py",
     "supervisor/layout.py",
     "supervisor/preflight.py",
+    "supervisor/store_guard.py",
     "supervisor/probes.py",
     "supervisor/worker_forker.py",
     "tagger/shell.py",

@@ -17,13 +17,27 @@ from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.status import PresenceState, ServicePresence
 
-from services.supervisor.actor import BACKOFF_NS, BACKOFF_NS_MAX, HEALTHY_NS, SupervisorActor
+from services.supervisor.actor import (
+    BACKOFF_NS,
+    BACKOFF_NS_MAX,
+    HEALTHY_NS,
+    STORE_AGAIN_NS,
+    STORE_PATIENCE_NS,
+    SupervisorActor,
+)
 from services.supervisor.config import ChildSpec, LaunchOptions
 from services.supervisor.display import open_api_warning
-from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, SignalChild, StartChild
+from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, MachineChecked, SignalChild, StartChild
 from services.supervisor.launcher import last_lines
 from services.supervisor.layout import Layout
-from services.supervisor.preflight import SOCKET_FOLDER_BYTES_MAX, check, clear_leftovers, last_end, socket_folder
+from services.supervisor.preflight import (
+    SOCKET_FOLDER_BYTES_MAX,
+    check,
+    clear_leftovers,
+    last_end,
+    socket_folder,
+    store_folder,
+)
 
 NATS = ChildSpec(name="nats", role="nats", command=["nats-server"], stop_order=9)
 FORK_SERVER = ChildSpec(
@@ -45,7 +59,8 @@ class Bench:
         self.actor.adopt("nats", 10, self.now_ns)
         self.effects = self.actor.start(self.now_ns)
 
-    def send(self, body: Body) -> list[Effect]:
+    def send(self, body: Body, *, after_ns: int = 0) -> list[Effect]:
+        self.now_ns += after_ns
         effects = self.actor.handle(Message(body), self.now_ns)
         self.actor.check_invariants()
         return effects
@@ -524,6 +539,63 @@ def test_sockets_of_a_killed_cluster_are_cleared_at_the_next_start() -> None:
     with tempfile.TemporaryDirectory() as short, socket_folder(Path(short)) as name:
         clear_leftovers(Path(short))
         assert not Path(name).exists()
+
+
+def test_what_lies_outside_of_a_killed_cluster_s_folder_is_cleared_at_the_next_start(tmp_path: Path) -> None:
+    with store_folder(tmp_path / "c"), socket_folder(tmp_path / "c" / ("x" * 100)) as sockets:
+        links = [tmp_path / "c" / "jetstream", tmp_path / "c" / ("x" * 100) / "run" / "ipc"]
+        folders = [link.readlink() for link in links]
+        assert folders[1] == Path(sockets)
+        for link in links:
+            (link / "left").touch()
+        clear_leftovers(tmp_path / "c")
+        clear_leftovers(tmp_path / "c" / ("x" * 100))
+        assert not [path for path in (*links, *folders) if path.exists()]
+
+
+def test_a_link_to_somebody_s_folder_is_removed_and_the_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "jetstream").symlink_to(tmp_path / "mine")
+    clear_leftovers(tmp_path)
+    assert (tmp_path / "mine").is_dir()
+    assert not (tmp_path / "jetstream").is_symlink()
+
+
+def ill(*, room: bool = True) -> MachineChecked:
+    return MachineChecked(store="write error", room=room, disk="" if room else "no space is left")
+
+
+def test_a_store_that_stays_ill_has_nats_started_anew_and_not_again_at_once() -> None:
+    bench = Bench()
+    assert not signalled(bench.send(ill()))
+    assert signalled(bench.send(ill(), after_ns=STORE_PATIENCE_NS)) == [("nats", signal.SIGKILL)]
+    bench.send(ChildExited(name="nats", pid=10, status=-9))
+    bench.send(TimerFired(name="restart/nats"))
+    bench.send(ChildStarted(name="nats", pid=77))
+    assert not signalled(bench.send(ill(), after_ns=STORE_PATIENCE_NS))
+    assert signalled(bench.send(ill(), after_ns=STORE_AGAIN_NS)) == [("nats", signal.SIGKILL)]
+
+
+def test_a_store_without_room_is_left_alone_and_status_is_told_why() -> None:
+    bench = Bench()
+    bench.send(ill(room=False))
+    assert not signalled(bench.send(ill(room=False), after_ns=10 * STORE_PATIENCE_NS))
+    (presence,) = [effect.body for effect in bench.send(TimerFired(name="tick")) if isinstance(effect, Publish)]
+    assert presence.trouble == "no space is left; JetStream takes no writes: write error"
+    bench.send(MachineChecked(store="", room=True, disk=""))
+    (presence,) = [effect.body for effect in bench.send(TimerFired(name="tick")) if isinstance(effect, Publish)]
+    assert presence.trouble == ""
+
+
+def test_nats_that_was_started_anew_is_ready_once_its_store_is_well() -> None:
+    bench = Bench()
+    bench.send(ChildExited(name="nats", pid=10, status=-9))
+    bench.send(TimerFired(name="restart/nats"))
+    bench.send(ChildStarted(name="nats", pid=77))
+    bench.send(ill())
+    assert bench.state("nats") == "starting"
+    bench.send(MachineChecked(store="", room=True, disk=""))
+    assert bench.state("nats") == "ready"
 
 
 def test_a_cluster_that_was_not_stopped_in_order_is_told_of_at_the_next_start(tmp_path: Path) -> None:

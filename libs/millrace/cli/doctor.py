@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from millrace.cli.machine_report import MachineDefaults
 
-#: API, NATS, its monitoring, the first port of metrics.
-PORTS = (8000, 4222, 8222, 9100)
+#: API, NATS, the first port of metrics.
+PORTS = (8000, 4222, 9100)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

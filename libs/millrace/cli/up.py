@@ -65,10 +65,16 @@ def _detach(words: list[str], directory: Path) -> int:
             raise CliError(f"it did not start:\n{_since(log, before)}")
         if banner.is_file() and banner.stat().st_mtime >= began:
             stop = command("down", directory)
+            print(_note(_since(log, before)), end="")
             print(f"{banner.read_text()}It runs in the background; `{stop}` stops it.")
             return 0
         time.sleep(0.05)
     raise CliError(f"not ready after {DETACHED_WAIT_S:.0f} s; see {log}")
+
+
+def _note(said: str) -> str:
+    """The supervisor's note on a cluster that was not stopped in order: its first two lines, where there is one."""
+    return "".join(f"{line}\n" for line in said.splitlines()[:2]) if said.startswith("note: ") else ""
 
 
 def _since(log: Path, offset: int) -> str:

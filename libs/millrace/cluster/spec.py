@@ -236,15 +236,13 @@ class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class NatsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Ports of nats-server on 127.0.0.1; another free one is taken where one is in use.
+    """Settings of nats-server.
 
     Attributes:
-        port: For clients: services and the command line.
-        monitor_port: For its HTTP monitoring.
+        port: On 127.0.0.1, for services and the command line; another free one is taken where it is in use.
     """
 
     port: PortNumber = 4222
-    monitor_port: PortNumber = 8222
 
 
 class TelemetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -15,6 +15,9 @@ from millrace.contracts.subjects import Subjects, covers
 #: Begins every inbox; the asker's role follows.
 INBOX = "_INBOX."
 
+#: Here the server answers whether it is well, to users of its system account.
+HEALTH_SUBJECT = "$SYS.REQ.SERVER.PING.HEALTHZ"
+
 
 class Permissions(msgspec.Struct, frozen=True):
     """Subjects that one role may publish to and subscribe to, as NATS patterns."""
@@ -68,6 +71,11 @@ def store_permissions(role: Role, cluster: str) -> Permissions:
 def store_user(role: str) -> str:
     """The user under which a role reaches the store: another one than on the bus, in another account."""
     return f"{role}-store"
+
+
+def health_user(role: str) -> str:
+    """The user that may ask the server for its health and nothing else: the supervisor's."""
+    return f"{role}-health"
 
 
 def key_subject(subjects: Subjects, bucket: str) -> str:

@@ -287,6 +287,7 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/2"):
             tells of at once.
         instances: Of a broker: the instances that it acts for.
         drained: Of a supervisor: instances that an operator has drained.
+        trouble: Of an ingress: what it cannot serve, and why. Of a supervisor: what is wrong with its store or disk.
     """
 
     role: str
@@ -299,3 +300,4 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/2"):
     moving: list[InstanceMigrations] = []
     migrations: list[MigrationStatus] = []
     drained: list[DrainedInstance] = []
+    trouble: str = ""

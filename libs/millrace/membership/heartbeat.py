@@ -45,6 +45,7 @@ class Heartbeat:
         moving: Sequence[InstanceMigrations] = (),
         migrations: Sequence[MigrationStatus] = (),
         drained: Sequence[DrainedInstance] = (),
+        trouble: str = "",
     ) -> Publish:
         """The presence as of now. ``moving``, ``migrations``: of a migrator. ``drained``: of a supervisor."""
         fixed = self._fixed
@@ -59,6 +60,7 @@ class Heartbeat:
             moving=list(moving),
             migrations=list(migrations),
             drained=list(drained),
+            trouble=trouble,
         )
         return Publish(subject=self._subject, body=body)
 

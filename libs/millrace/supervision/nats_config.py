@@ -16,8 +16,10 @@ import msgspec
 from millrace.contracts.catalog import BUCKETS
 from millrace.contracts.channels import Role
 from millrace.contracts.permissions import (
+    HEALTH_SUBJECT,
     INBOX,
     Permissions,
+    health_user,
     key_subject,
     permissions,
     read_subject,
@@ -42,7 +44,7 @@ class NatsServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         store_dir: Folder of JetStream's files.
-        monitor_port: HTTP port of ``/healthz``, ``/varz``, ...; 0 for none.
+        monitor_port: Port on 127.0.0.1 of ``/healthz``, ``/varz``, ..., which ask nobody for a password; 0 for none.
         hosted: Roles whose actors run in processes of another role, whose user gets their permissions as well. Each
             process keeps its actors to their own (``millrace.actor.local_bus``).
         tls_cert: Certificate file; empty for no TLS. With ``tls_key``, and ``tls_ca`` to check clients' certificates.
@@ -78,12 +80,16 @@ def nats_config(options: NatsServerOptions, passwords: Mapping[Role, str]) -> st
         f"jetstream {{ store_dir: {json.dumps(options.store_dir)}, max_file_store: 1GB, max_memory_store: 256MB }}",
     ]
     if options.monitor_port:
-        lines.append(f"http: {json.dumps(f'{options.host}:{options.monitor_port}')}")
+        lines.append(f"http: {json.dumps(f'127.0.0.1:{options.monitor_port}')}")
     if options.tls_cert:
         lines.append(_tls(options))
     subjects = Subjects(options.cluster)
     bus = [_user(str(role), _allowed(role, options, permissions), passwords[role]) for role in Role]
-    accounts = [f"  BUS {{ users: [\n{_lines(bus)}\n  ] }}", _store(subjects, passwords[Role.SUPERVISOR])]
+    health = health_user(Role.SUPERVISOR)
+    asks = _user(health, Permissions([HEALTH_SUBJECT], [f"{INBOX}{health}.>"]), passwords[Role.SUPERVISOR])
+    lines.append("system_account: SYS")
+    accounts = [f"  SYS {{ users: [\n{asks}\n  ] }}", f"  BUS {{ users: [\n{_lines(bus)}\n  ] }}"]
+    accounts.append(_store(subjects, passwords[Role.SUPERVISOR]))
     accounts += [
         _store_of(role, allowed, passwords[role], subjects)
         for role in Role

@@ -6,13 +6,13 @@ import logging
 import os
 import secrets
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from millrace.lengths.head import HEAD_FILE
+from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -150,7 +150,7 @@ def _verified(migration: MigrationConfig) -> float:
 
 def socket_path(socket_folder: str = "") -> str:
     """Path of the sockets on which an engine's ranks hand out their KV, ``{rank}`` to be filled in."""
-    folder = Path(socket_folder or tempfile.gettempdir())
+    folder = Path(socket_folder or envs.VLLM_RPC_BASE_PATH)  # beside vLLM's own
     for left in folder.glob(f"{_SOCKET_PREFIX}*"):
         _remove_if_dead(left)
     return str(folder / f"{_SOCKET_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{{rank}}")

@@ -1,0 +1,104 @@
+"""Asks nats-server whether JetStream is well, and makes the buckets where they are gone.
+
+A stream whose file could once not be written refuses every write until the server is started anew, also when there is
+room again. The server says so in its health, which a user of the system account may ask for; the actor decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import nats
+from millrace.actor.config import BusConfig
+from millrace.actor.errors import BusError
+from millrace.actor.nats_client import close_client
+from millrace.contracts.permissions import HEALTH_SUBJECT, health_user
+from nats.aio.client import Client
+
+from services.supervisor.buckets import create_buckets
+from services.supervisor.effects import MachineChecked
+from services.supervisor.preflight import STORE
+
+#: Pause between two checks, seconds.
+CHECK_S = 2.0
+
+#: How long the server may take to answer, seconds.
+ANSWER_S = 2.0
+
+#: A disk with less has no room for logs, and NATS none for its streams.
+ROOM_BYTES = 16 * 1024 * 1024
+
+
+class StoreGuard:
+    """Looks after the store of one cluster."""
+
+    def __init__(self, bus: BusConfig, directory: Path) -> None:
+        self._bus = bus
+        self._directory = directory
+        self._client: Client | None = None
+
+    async def wait_until_well(self, limit_s: float) -> None:
+        """Returns once the store is there, with its buckets.
+
+        Raises:
+            BusError: it is not within the limit.
+        """
+        problem = "it does not answer"
+        try:
+            async with asyncio.timeout(limit_s):
+                while problem := await self._problem():  # noqa: ASYNC110 the server is asked, it tells nobody
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise BusError(f"nats-server is not healthy: {problem}") from None
+
+    async def check(self) -> MachineChecked:
+        """One look at the store and at the disk."""
+        free = shutil.disk_usage(self._directory).free
+        disk = "" if free >= ROOM_BYTES else f"no space is left for {self._directory}"
+        room = shutil.disk_usage(self._directory / STORE).free >= ROOM_BYTES
+        return MachineChecked(store=await self._problem(), room=room, disk=disk)
+
+    async def close(self) -> None:
+        """Ends its connection."""
+        if self._client is not None:
+            await close_client(self._client)
+
+    async def _problem(self) -> str:
+        """Reason why the store does not take writes; empty where it does."""
+        try:
+            if self._client is None or not self._client.is_connected:
+                await self._connect()
+            assert self._client is not None
+            answer = await self._client.request(HEALTH_SUBJECT, b"", timeout=ANSWER_S)
+        except (BusError, OSError, nats.errors.Error, TimeoutError) as error:
+            return str(error) or type(error).__name__
+        health = json.loads(answer.data).get("data", {})
+        return "" if health.get("status") == "ok" else str(health.get("error", "unknown"))
+
+    async def _connect(self) -> None:
+        """A new connection may mean a new server, perhaps without its buckets."""
+        await self.close()
+        self._client = None
+        user = health_user(self._bus.user)
+        client = await nats.connect(
+            self._bus.servers,
+            user=user,
+            password=self._bus.password,
+            inbox_prefix=f"_INBOX.{user}",
+            connect_timeout=1,
+            allow_reconnect=False,
+            error_cb=_ignore,
+        )
+        try:
+            await create_buckets(self._bus)
+        except BaseException:
+            await close_client(client)
+            raise
+        self._client = client
+
+
+async def _ignore(error: Exception) -> None:
+    """The next check says what is wrong."""

@@ -1,0 +1,118 @@
+"""A cluster whose disk is full: requests go on through kills, status names the disk, and an ill store gets well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live.ingress_rig import write_model_folder
+from tests.testbed.up_cluster import UpRig
+
+#: An ill store is left alone for 6 s before its server is started anew; then the cluster has to find itself.
+PATIENCE_S = 45.0
+
+
+class SmallDisk:
+    """A file system of a few MB."""
+
+    def __init__(self, folder: Path, size: str = "32m") -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False, capture_output=True
+        )
+        if done.returncode:
+            pytest.skip(f"mounting is not allowed here: {done.stderr.decode().strip()}")
+
+    def fill(self) -> None:
+        """Takes the last byte."""
+        with (self.folder / "junk").open("ab", buffering=0) as junk:
+            for piece in (b"x" * 65536, b"x"):
+                try:
+                    while True:
+                        junk.write(piece)
+                except OSError:
+                    continue
+
+    def free(self) -> None:
+        (self.folder / "junk").unlink()
+
+    def close(self) -> None:
+        subprocess.run(["umount", "-l", self.folder], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    made = SmallDisk(tmp_path / "disk")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(disk: SmallDisk, tmp_path: Path) -> Iterator[UpRig]:
+    model = write_model_folder(tmp_path / "model")
+    made = UpRig(disk.folder / "c", model_path=model, engine="modelled", instances=2)
+    made.start()
+    yield made
+    made.stop()
+
+
+def kill(rig: UpRig, what: str) -> None:
+    for pid in rig.log_pids("worker-0")[:1] if what == "worker-0" else rig.pids(what):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def ask(rig: UpRig) -> tuple[int, str]:
+    async with httpx.AsyncClient(base_url=rig.url, timeout=30) as client:
+        answer = await client.post("/v1/completions", json={"model": "m", "prompt": "a b", "max_tokens": 2})
+        return answer.status_code, answer.text
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await asyncio.to_thread(holds):  # noqa: ASYNC110 nobody signals it
+            await asyncio.sleep(0.3)
+
+
+async def until_served(rig: UpRig) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while (await ask(rig))[0] != 200:  # noqa: ASYNC110 as above
+            await asyncio.sleep(0.3)
+
+
+async def test_requests_go_on_through_kills_and_status_names_the_disk(rig: UpRig, disk: SmallDisk) -> None:
+    disk.fill()
+    await until(lambda: f"no space is left for {rig.folder}" in rig.cli("status"))
+    for what in ("worker-0", "services.migrator", "services.coordinator", "nats-server"):
+        kill(rig, what)
+        await asyncio.sleep(2)
+        for _ in range(5):
+            status, text = await ask(rig)
+            assert status == 200, (what, text)
+    disk.free()
+    await until(lambda: "no space" not in rig.cli("status"))
+    assert (await ask(rig))[0] == 200
+
+
+async def test_a_store_that_stays_ill_after_its_disk_has_room_gets_well(rig: UpRig) -> None:
+    small = SmallDisk((rig.folder / "jetstream").resolve(), size="32m")  # over the store: the next server writes there
+    try:
+        kill(rig, "nats-server")
+        await asyncio.sleep(3)
+        await until_served(rig)
+        small.fill()
+        await until(lambda: "JetStream takes no writes" in rig.cli("status"))
+        small.free()
+        await until(lambda: "JetStream" not in rig.cli("status"))
+        kill(rig, "worker-0")  # it can register again
+        await asyncio.sleep(2)
+        await until_served(rig)
+    finally:
+        small.close()
