@@ -185,7 +185,8 @@ class IngressProcess:
     def _serving(self, model: str) -> Serving:
         cluster = self._actor.state.cluster
         wanted = self._actor.state.cascades.wants(model, seen=cluster.expects(model))
-        return Serving(cluster.usable(model), cluster.length_max(model) or 0, wanted)
+        why = "" if cluster.usable(model) else cluster.why_unserved(model)
+        return Serving(cluster.usable(model), cluster.length_max(model) or 0, wanted, why)
 
     def _cascades(self) -> dict[str, list[str]]:
         served = self._actor.state.cascades.served

@@ -354,7 +354,16 @@ class IngressActor:
         dispatch_waiting(state, all_of_them=True)
 
     def _presence(self, presence: PresenceState) -> Publish:
-        return self._heartbeat.presence(self._state.now_ns, presence)
+        return self._heartbeat.presence(self._state.now_ns, presence, trouble="; ".join(self.unserved().values()))
+
+    def unserved(self) -> dict[str, str]:
+        """Models that are wanted and that no instance serves now, with what a client gets and why."""
+        cluster, cascades = self._state.cluster, self._state.cascades
+        return {
+            model: f"{model} is answered with 503: {cluster.why_unserved(model)}"
+            for model in self._state.models
+            if not cluster.usable(model) and cascades.wants(model, seen=cluster.expects(model))
+        }
 
     def _on_stop(self, body: StopRequested) -> None:
         state = self._state

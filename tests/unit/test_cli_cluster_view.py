@@ -178,6 +178,12 @@ def test_services_are_alive_then_silent() -> None:
     assert row.state == "silent"
 
 
+def test_what_is_wrong_stands_above_the_instances() -> None:
+    view = ClusterView()
+    view.hear(presence("ingress", "ingress-0", trouble="m is answered with 503"), T0)
+    assert "ingress-0: m is answered with 503" in drawn(view)
+
+
 def test_totals_leave_out_the_dead() -> None:
     view = ClusterView()
     view.hear(summary("w0"), T0)

@@ -123,7 +123,7 @@ def test_models_lists_the_cascade_after_its_members_and_readiness_skips_what_the
     assert cards[-1]["cascade"] == ["small", "twin", "large"]
     assert cards[-1]["max_model_len"] == 2048
     assert models.card_of("auto") == cards[-1]
-    assert models.waiting_for() == ["large"]
+    assert list(models.waiting_for()) == ["large"]
 
 
 def test_a_body_says_who_answered_and_what_all_attempts_cost():

@@ -131,6 +131,8 @@ def test_a_plan_of_an_older_epoch_is_ignored_unless_the_store_had_lost_its_plans
     cluster.take_plan("m", plan(stage("s", 0, None, "a"), epoch=4))
     assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["a", "b"]
     assert cluster.ignored == 1
+    assert cluster.why_unserved("m") == "a never heard of, b never heard of"
+    assert cluster.why_unserved("other") == "no plan of it could be read"
     cluster.take_plan("m", None)
     assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["a", "b"]
     cluster.take_plan("m", plan(stage("s", 0, None, "a"), epoch=1))

@@ -71,6 +71,7 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         state: ``alive``, ``leaving``, ``dead`` or ``silent``.
+        trouble: What an ingress cannot serve, or what is wrong with a supervisor's machine; else empty.
     """
 
     role: str
@@ -79,6 +80,7 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     uptime_s: float
     heard_s_ago: float
+    trouble: str = ""
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):

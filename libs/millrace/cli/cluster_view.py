@@ -160,6 +160,7 @@ class ClusterView:
                 url=body.url,
                 uptime_s=max(0, now_ns - body.incarnation) / 1e9 if body.incarnation else 0.0,
                 heard_s_ago=max(0, now_ns - at_ns) / 1e9,
+                trouble=body.trouble,
             )
             for (role, _), (at_ns, body) in sorted(self._presences.items())
             if role != "worker" and now_ns - at_ns < GONE_NS

@@ -71,6 +71,7 @@ def cluster_tables(
     parts: list[RenderableType] = [_headline(cluster, view.totals(instances), width)]
     if not view.connected:
         parts.append(Text("The NATS server does not answer; this is the last that was heard.", style="red"))
+    parts += [Text(f"{row.name}: {row.trouble}", style="red") for row in services if row.trouble]
     stages = view.stages(instances)
     if stages:
         parts += [_stages(stages), Text("")]

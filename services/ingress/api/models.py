@@ -22,11 +22,13 @@ class Serving(msgspec.Struct, frozen=True):
         instances: Instances that take work now.
         max_model_len: Smallest limit among them, tokens; 0 where unknown.
         wanted: Someone planned instances for it. False for a tier that its cascade's plan leaves empty.
+        why_none: Reason why no instance takes work; empty where one does.
     """
 
     instances: int = 0
     max_model_len: int = 0
     wanted: bool = True
+    why_none: str = ""
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +88,10 @@ class ModelRegistry:
         limits = (self._serving(model.name).max_model_len, model.max_model_len)
         return min(filter(None, limits), default=LENGTH_UNKNOWN)
 
-    def waiting_for(self) -> list[str]:
-        """Names of models that no instance serves now, although someone planned one."""
+    def waiting_for(self) -> dict[str, str]:
+        """Models that no instance serves now, although someone planned one, and why."""
         serving = {name: self._serving(name) for name in self._models}
-        return [name for name, live in serving.items() if live.wanted and live.instances < 1]
+        return {name: live.why_none for name, live in serving.items() if live.wanted and live.instances < 1}
 
     def card(self, model: ServedModel) -> dict[str, object]:
         """One entry of ``/v1/models``; with ``planned: false`` for a tier that its cascade's plan leaves empty."""

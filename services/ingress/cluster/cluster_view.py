@@ -11,6 +11,9 @@ from millrace.membership import Member, Membership, MembershipChange, Membership
 from services.ingress.cluster.instances import DEFAULT_LIMITS, HangLimits, KnownInstance, StageCandidates
 from services.ingress.cluster.stage_routing import StageBoundaries, in_order
 
+#: Instances that are named where none takes work.
+REASONS_MAX = 3
+
 
 class IngressClusterView:
     """All instances and plans. Methods take observations; their return values say that an incarnation is lost.
@@ -173,6 +176,14 @@ class IngressClusterView:
             usable = {i.name for s in self._stages.get(model, ()) for i in s.instances if i.usable}
             self._usable[model] = len(usable)
         return self._usable[model]
+
+    def why_unserved(self, model: str) -> str:
+        """Reason why no instance takes new work, where none does."""
+        if model not in self.plans:
+            return "no plan of it could be read"
+        why = [f"{i.name} {i.why_not()}" for s in self._stages.get(model, ()) for i in s.instances if not i.usable]
+        more = f" and {len(why) - REASONS_MAX} more" if len(why) > REASONS_MAX else ""
+        return ", ".join(why[:REASONS_MAX]) + more if why else "its plan names no instance that is registered"
 
     def check_invariants(self) -> None:
         """Raises AssertionError where views and lists are not what the facts say."""

@@ -143,7 +143,8 @@ class App:
 
     def _ready(self, exchange: Exchange, holder: KeyHolder) -> None:
         waiting = self._models.waiting_for()
-        body = _encode({"status": "waiting" if waiting else "ready", "models_without_instance": waiting})
+        status = "waiting" if waiting else "ready"
+        body = _encode({"status": status, "models_without_instance": list(waiting), "reasons": waiting})
         self._answer(exchange, body, 503 if waiting else 200)
 
     def _metrics_text(self, exchange: Exchange, holder: KeyHolder) -> None:
