@@ -10,6 +10,7 @@ from pathlib import Path
 
 from millrace.enginemodel.coefficients import load_step_time
 
+from bench.results_pages import report
 from simulator.scenarios.reading import read_scenario
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.statistics import summarise
@@ -43,6 +44,7 @@ def main() -> int:
     wanted = {**SMALL, **LARGE} if options.large else SMALL
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(f"{'':<34}{'wall s':>8}{'cpu s':>8}{'goal':>6}{'messages':>12}{'per cpu s':>10}{'steps':>11}{'peak GB':>9}")
+    took: dict[str, str] = {}
     for label, (file, settings, goal_s) in wanted.items():
         if label in SMALL:
             settings = (*settings, f"workload.arrivals.rate_per_s={options.rate}")
@@ -50,6 +52,7 @@ def main() -> int:
         began_s = time.process_time()
         outcome = run_scenario(spec, step_times=load_step_time, folders=folders, clock=time.perf_counter)
         cpu_s = time.process_time() - began_s
+        took[label] = f"{cpu_s:.1f}"
         peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         print(
             f"{label:<34}{outcome.wall_s:>8.1f}{cpu_s:>8.1f}{goal_s:>6}{outcome.messages:>12,}"
@@ -60,6 +63,7 @@ def main() -> int:
             f"{'':<4}seed {spec.seed}, trace {summary.trace_hash}, {summary.rate_per_s:.1f} req/s, TTFT mean "
             f"{summary.ttft_s.mean:.3f} s, P99 {summary.ttft_s.p99:.3f} s, end to end {summary.e2e_s.mean:.2f} s"
         )
+    report("small", f"{', '.join(took[label] for label in SMALL)} s of processor time")
     return 0
 
 
