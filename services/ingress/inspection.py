@@ -47,7 +47,7 @@ def snapshot(state: IngressState) -> dict[str, Any]:
         },
         "plans": {model: plan.epoch for model, plan in state.cluster.plans.items()},
         "predictors": {
-            model: {"silences": health.silences, "paused": state.now_ns < health.from_ns}
+            model: {"silences": health.failures, "paused": state.now_ns < health.from_ns}
             for model, health in state.predictors.items()
         },
         "discarded": state.metrics.discarded.plain(),

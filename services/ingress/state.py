@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from millrace.contracts.subjects import Subjects
 from millrace.policies.dispatch import DispatchPolicy
 
+from services.ingress.answer_health import AnswerHealth
 from services.ingress.calls.limits import AdmissionLimits
 from services.ingress.calls.listener import ClientListener
 from services.ingress.calls.open_call import OpenCall
@@ -28,42 +29,20 @@ from services.ingress.times import Times, hang_limits
 from services.ingress.tokens.detokenizer import TextModel
 
 
-class PredictorsHealth:
+class PredictorsHealth(AnswerHealth):
     """Record of how the predictors of one model have answered.
 
     Attributes:
-        silences: Questions in a row without any answer.
-        from_ns: Nobody is asked before.
-        logged_missing: The log says that predictions are missing, and not yet that they are back.
         logged_absurd: The log has shown a prediction that cannot be true.
         budget: Forecasts that may be asked for now.
     """
 
-    __slots__ = ("budget", "from_ns", "logged_absurd", "logged_missing", "silences")
+    __slots__ = ("budget", "logged_absurd")
 
     def __init__(self) -> None:
+        super().__init__()
         self.budget = ForecastBudget()
-        self.silences = 0
-        self.from_ns = 0
-        self.logged_missing = False
         self.logged_absurd = False
-
-
-class TaggerHealth:
-    """Record of how the tagger has answered.
-
-    Attributes:
-        failures: Questions in a row without an answer.
-        from_ns: It is not asked before.
-        logged_missing: The log says that tags are missing, and not yet that they are back.
-    """
-
-    __slots__ = ("failures", "from_ns", "logged_missing")
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self.from_ns = 0
-        self.logged_missing = False
 
 
 class React(Protocol):
@@ -141,7 +120,7 @@ class IngressState:
         self.connected = True
         self.detectors_from_ns = 0
         self.outage_end_ns = 0
-        self.tagger = TaggerHealth()
+        self.tagger = AnswerHealth()
         self.predictors: dict[str, PredictorsHealth] = {}  # by model
         self.holders = PrefixHolders()
         self.stopping = False

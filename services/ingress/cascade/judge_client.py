@@ -73,10 +73,12 @@ def take_answer(state: IngressState, pending: PendingJudge, answer: Any) -> None
         attempt.detail = f"the judge's answer is {result}"
     pause_ns = int(parent.served.config.judge_pause_s * SECOND_NS)
     answered = result in ("answered", "unknown")
-    event = parent.served.health.note(answered=answered, now_ns=state.now_ns, pause_ns=pause_ns)
+    event = parent.served.health.note(answered=answered, useful=answered, now_ns=state.now_ns, pause_ns=pause_ns)
     if event:
-        level = "warning" if event == "judge_missing" else "info"
-        state.emit(Log(level=level, event=event, fields={"cascade": parent.call.model}, request=parent.request))
+        level = "warning" if event == "missing" else "info"
+        state.emit(
+            Log(level=level, event=f"judge_{event}", fields={"cascade": parent.call.model}, request=parent.request)
+        )
 
 
 def _result(answer: Any) -> str:

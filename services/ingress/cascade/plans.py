@@ -8,9 +8,9 @@ from millrace.actor.metric_set import LabelledCounter
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.subjects import subject_token
 
+from services.ingress.answer_health import AnswerHealth
 from services.ingress.cascade.budget import EscalationBudget
 from services.ingress.cascade.configured import check_cascade, configured_plan
-from services.ingress.cascade.health import JudgeHealth
 from services.ingress.config import CascadeConfig
 
 #: Cascades at once; an operator publishes a handful.
@@ -31,7 +31,7 @@ class ServedCascade:
         self.config = config
         self.plan = plan
         self.unconfirmed = True  # no published plan is known: any epoch replaces this one
-        self.health = JudgeHealth()
+        self.health = AnswerHealth()
         self._budgets: dict[str, EscalationBudget] = {}
 
     @property

@@ -30,8 +30,6 @@ from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState, PredictorsHealth
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
-#: Questions in a row without any answer after which nobody is asked for a while.
-SILENCES_MAX = 3
 #: A longer prediction is discarded: no request may take so long.
 PREDICTED_MAX_NS = 3_600 * SECOND_NS
 #: Forecasts listed per decision: the best, the chosen one among them. A broadcast asks hundreds.
@@ -196,14 +194,12 @@ def _update_health(
     """Count silences, pause after some, and log once when predictions go missing and once when they are back."""
     model = pending.sequences[0].call.call.model
     health = state.predictors.setdefault(model, PredictorsHealth())
-    health.silences = 0 if answers else health.silences + 1
-    if health.silences >= SILENCES_MAX:
-        health.from_ns = state.now_ns + pending.pause_ns
-    if read.predictions and health.logged_missing:
-        health.logged_missing = False
+    event = health.note(
+        answered=bool(answers), useful=bool(read.predictions), now_ns=state.now_ns, pause_ns=pending.pause_ns
+    )
+    if event == "back":
         state.emit(Log(level="info", event="forecasts_back", fields={"model": model}))
-    elif not read.predictions and not health.logged_missing and (answers or health.silences >= SILENCES_MAX):
-        health.logged_missing = True
+    elif event:
         why = sorted(set(read.notes.values()))
         fields = {"model": model, "asked": len(pending.asked), "why": ", ".join(why[:3])}
         state.emit(Log(level="warning", event="forecasts_missing", fields=fields))

@@ -16,8 +16,6 @@ from services.ingress.calls.open_call import OpenCall
 from services.ingress.pending import PendingTag
 from services.ingress.state import IngressState
 
-#: Failures in a row after which the tagger is not asked for a while.
-TAG_FAILURES_MAX = 3
 #: Characters of the prompt that the tagger gets.
 PROMPT_HEAD_MAX = 2_048
 
@@ -105,13 +103,7 @@ def take_tag(state: IngressState, pending: PendingTag, tag: LengthTag | None) ->
 def _update_health(state: IngressState, answered: bool, model: str) -> None:
     """Count failures, pause after some, and log once when tags go missing and once when they are back."""
     health = state.tagger
-    health.failures = 0 if answered else health.failures + 1
-    silent = health.failures >= TAG_FAILURES_MAX
-    if silent:
-        health.from_ns = state.now_ns + state.times.tag_pause
-    if silent and not health.logged_missing:
-        health.logged_missing = True
-        state.emit(Log(level="warning", event="tags_missing", fields={"model": model, "failures": health.failures}))
-    elif answered and health.logged_missing:
-        health.logged_missing = False
-        state.emit(Log(level="info", event="tags_back", fields={"model": model}))
+    event = health.note(answered=answered, useful=answered, now_ns=state.now_ns, pause_ns=state.times.tag_pause)
+    if event:
+        level = "warning" if event == "missing" else "info"
+        state.emit(Log(level=level, event=f"tags_{event}", fields={"model": model}))
