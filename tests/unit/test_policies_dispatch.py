@@ -113,7 +113,7 @@ def test_the_only_candidate_is_chosen(policy):
     assert [(s.name, s.score) for s in decision.scores] == [("only", 1.0)]
 
 
-@pytest.mark.parametrize("policy", ["join_shortest_queue", "fewest_requests_per_minute", "random", "forecast"])
+@pytest.mark.parametrize("policy", ["join_shortest_queue", "random", "forecast"])
 def test_equal_candidates_are_chosen_by_the_rng(policy):
     asked = msgspec.structs.replace(
         view(seen("a"), seen("b"), seen("c")), predictions={name: predicted(1, 10) for name in "abc"}
@@ -130,31 +130,6 @@ def test_round_robin_takes_turns_and_stays_fair_when_instances_come_and_go():
         decision, state = decide("round_robin", view(*(InstanceView(name=n) for n in names)), state=state)
         turns.append(decision.chosen)
     assert turns == ["a", "b", "c", "a", "c", "d", "a", "b"]
-
-
-def test_fewest_requests_per_minute_counts_sequences_of_a_sliding_window():
-    asked = view(InstanceView(name="a"), InstanceView(name="b"))
-    first, state = decide("fewest_requests_per_minute", view(InstanceView(name="a"), sequences=3), now_ns=0)
-    assert first.chosen == "a"
-    for second in (1, 2, 3):
-        decision, state = decide("fewest_requests_per_minute", asked, state=state, now_ns=second * SECOND)
-        assert decision.chosen == "b"
-    assert state.totals == {"a": 3, "b": 3}
-    # At 60 s a's three have left the window, b's have not.
-    decision, state = decide("fewest_requests_per_minute", asked, state=state, now_ns=60 * SECOND)
-    assert decision.chosen == "a"
-    # At 61 s b's first has left too: 2 against 1.
-    decision, state = decide("fewest_requests_per_minute", asked, state=state, now_ns=61 * SECOND)
-    assert state.totals == {"a": 2, "b": 2}
-
-
-def test_the_window_of_fewest_requests_is_a_parameter():
-    asked = view(InstanceView(name="a"), InstanceView(name="b"))
-    _, state = decide("fewest_requests_per_minute", view(InstanceView(name="a")), now_ns=0, window_s=2)
-    decision, state = decide("fewest_requests_per_minute", asked, state=state, now_ns=SECOND, window_s=2)
-    assert decision.chosen == "b"
-    _, state = decide("fewest_requests_per_minute", asked, state=state, now_ns=10 * SECOND, window_s=2)
-    assert sum(state.totals.values()) == 1
 
 
 def test_the_weight_of_running_tokens_is_a_parameter():

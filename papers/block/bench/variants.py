@@ -15,7 +15,7 @@ BLOCKS_RULE = (
 POLICIES: dict[str, tuple[str, ...]] = {
     "random": ("dispatch.policy=random",),
     "round robin": ("dispatch.policy=round_robin",),
-    "min QPM": ("dispatch.policy=fewest_requests_per_minute",),
+    "min QPM": (f"dispatch.policy={PAPERS}/block/fewest_requests_per_minute.py",),
     "INFaaS++ (text)": (f"dispatch.policy={PAPERS}/block/infaas.py", "dispatch.parameters.memory=used"),
     "INFaaS++ (code)": (f"dispatch.policy={PAPERS}/block/infaas.py", "dispatch.parameters.memory=free"),
     "Llumnix- (text)": (f"dispatch.policy={PAPERS}/block/llumnix.py", "dispatch.parameters.memory=used"),

@@ -11,6 +11,7 @@ from papers import PAPERS
 from simulator.scenarios.reading import read_scenario
 from simulator.scenarios.running import run_scenario
 
+SECOND = 1_000_000_000
 INFAAS, LLUMNIX = f"{PAPERS}/block/infaas.py", f"{PAPERS}/block/llumnix.py"
 
 
@@ -18,8 +19,8 @@ def seen(name: str, **fields: int) -> InstanceView:
     return InstanceView(name=name, known=True, total_tokens=16_000, **fields)
 
 
-def view(*candidates: InstanceView) -> DispatchView:
-    return DispatchView(model="m", sequences=1, length_tokens=10, candidates=candidates)
+def view(*candidates: InstanceView, sequences: int = 1) -> DispatchView:
+    return DispatchView(model="m", sequences=sequences, length_tokens=10, candidates=candidates)
 
 
 def decide(name: str, asked: DispatchView, *, seed: int = 1, **given):
@@ -99,7 +100,37 @@ def test_stated_cases(policy):
         msgspec.convert({"memory": "some"}, DISPATCH_POLICIES.load(policy).parameters)
 
 
-@pytest.mark.parametrize("policy", ["infaas.py", "llumnix.py"])
+def run(asked: DispatchView, *, state=None, now_ns: int = 0, **given):
+    policy, parameters = DISPATCH_POLICIES.choose(f"{PAPERS}/block/fewest_requests_per_minute.py", given)
+    return policy.decide(asked, parameters, policy.initial_state if state is None else state, now_ns, Random(1))
+
+
+def test_fewest_requests_per_minute_counts_sequences_of_a_sliding_window():
+    asked = view(InstanceView(name="a"), InstanceView(name="b"))
+    first, state = run(view(InstanceView(name="a"), sequences=3), now_ns=0)
+    assert first.chosen == "a"
+    for second in (1, 2, 3):
+        decision, state = run(asked, state=state, now_ns=second * SECOND)
+        assert decision.chosen == "b"
+    assert state.totals == {"a": 3, "b": 3}
+    # At 60 s a's three have left the window, b's have not.
+    decision, state = run(asked, state=state, now_ns=60 * SECOND)
+    assert decision.chosen == "a"
+    # At 61 s b's first has left too: 2 against 1.
+    decision, state = run(asked, state=state, now_ns=61 * SECOND)
+    assert state.totals == {"a": 2, "b": 2}
+
+
+def test_the_window_of_fewest_requests_is_a_parameter():
+    asked = view(InstanceView(name="a"), InstanceView(name="b"))
+    _, state = run(view(InstanceView(name="a")), now_ns=0, window_s=2)
+    decision, state = run(asked, state=state, now_ns=SECOND, window_s=2)
+    assert decision.chosen == "b"
+    _, state = run(asked, state=state, now_ns=10 * SECOND, window_s=2)
+    assert sum(state.totals.values()) == 1
+
+
+@pytest.mark.parametrize("policy", ["infaas.py", "llumnix.py", "fewest_requests_per_minute.py"])
 def test_a_cluster_places_by_it(policy):
     lengths = 'workload.lengths={kind="fitted", name="sharegpt", total_max=4095}'
     settings = ("workload.count=60", "workload.warm_up=0", lengths, f"dispatch.policy={policy}")

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from millrace.policies.dispatch.asking import QueryParameters
-from millrace.policies.dispatch.fewest_requests_per_minute import policy as fewest_requests_per_minute
 from millrace.policies.dispatch.forecast import policy as forecast
 from millrace.policies.dispatch.join_shortest_queue import policy as join_shortest_queue
 from millrace.policies.dispatch.random import policy as random
@@ -59,8 +58,4 @@ class DispatchPolicy(Policy, frozen=True, kw_only=True):
 
 
 #: To add a policy: its folder, its import above and a word here.
-DISPATCH_POLICIES = Registry(
-    "dispatch",
-    DispatchPolicy,
-    (random, round_robin, fewest_requests_per_minute, join_shortest_queue, forecast),
-)
+DISPATCH_POLICIES = Registry("dispatch", DispatchPolicy, (random, round_robin, join_shortest_queue, forecast))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 import msgspec
-
 from millrace.policies.dispatch.pick import pick_lowest
 from millrace.policies.dispatch.view import Decision, DispatchView
 
