@@ -12,7 +12,6 @@ from millrace.contracts.worker import StructuredOutput
 from services.ingress.api.errors import bad_value
 from services.ingress.api.patterns import pattern_fault
 from services.ingress.api.requests import ResponseFormat, Shared, StructuredOutputs
-from services.ingress.api.schema_references import reference_fault
 from services.ingress.api.unenforced import unenforced
 
 #: Longest schema, bytes of JSON. Checking one this long takes a few ms, once: checked schemas are remembered.
@@ -135,4 +134,4 @@ def _schema_fault(text: bytes) -> str:
         return f"{error.message[:300]} (at `{where}`)." if where else f"{error.message[:300]}."
     except (jsonschema_rs.ReferencingError, ValueError) as error:
         return f"{str(error)[:300]}."
-    return reference_fault(schema)
+    return ""

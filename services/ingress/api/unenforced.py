@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from services.ingress.api.patterns import pattern_fault
-from services.ingress.api.schema_references import located, resolve
+from services.ingress.api.schema_references import located, target
 
 #: Most values in the enums of one schema; OpenAI takes as many.
 ENUM_VALUES_MAX = 1_000
@@ -122,7 +122,7 @@ def _beside(root: dict[str, Any], node: dict[str, Any], form: str) -> str:
     if form == "oneOf":
         for index, first in enumerate(node["oneOf"]):
             for second in node["oneOf"][index + 1 :]:
-                if not _apart(_target(root, first), _target(root, second)):
+                if not _apart(target(root, first), target(root, second)):
                     return "`oneOf` whose schemas may hold at once is not enforced; use `anyOf`"
     return ""
 
@@ -132,7 +132,7 @@ def _fits(root: dict[str, Any], node: dict[str, Any], form: str) -> bool:
     if form in ("const", "enum"):
         branches = [frozenset({_kind(value)}) for value in node.get("enum", [node.get("const")])]
     else:
-        branches = [_types(_target(root, each)) for each in (node[form] if form != "$ref" else [node])]
+        branches = [_types(target(root, each)) for each in (node[form] if form != "$ref" else [node])]
     allowed = _types(node)
     return all(types and types <= allowed for types in branches)
 
@@ -156,11 +156,6 @@ def _constants(schema: dict[str, Any]) -> dict[str, set[bytes]]:
         for name, each in properties.items()
         if isinstance(each, dict) and ("const" in each or "enum" in each)
     }
-
-
-def _target(root: dict[str, Any], schema: Any) -> Any:
-    """The target of a reference; a schema without one itself."""
-    return resolve(root, schema["$ref"]) if isinstance(schema, dict) and "$ref" in schema else schema
 
 
 def _types(schema: Any) -> frozenset[str]:
