@@ -16,10 +16,10 @@ import pytest
 from millrace.actor.engine import SequenceAdded
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.worker import Sampling, StructuredOutput
-from testbed import tiny_llama
 
 from services.worker.vllm_engine import grammar_check
 from tests.engine.bench_engine import BenchEngine, config
+from tests.testbed import tiny_llama
 
 PROMPT = list(range(40, 60))
 
@@ -98,10 +98,11 @@ def test_a_trial_is_given_up_whatever_the_compiler_does(
     does: Callable[[], object], sentence: str, *, lasting: bool | None
 ) -> None:
     manager: Any = Compiler(does)
-    verdict = msgspec.msgpack.decode(
-        grammar_check._try(manager, msgspec.msgpack.encode(StructuredOutput(regex="a"))),
-        type=grammar_check.TrialVerdict,
-    )
+    trials = grammar_check._Trials(manager)
+    answer = trials.ask(msgspec.msgpack.encode(StructuredOutput(regex="a")))
+    verdict = msgspec.msgpack.decode(answer, type=grammar_check.TrialVerdict)
+    if not trials.ended:
+        trials._end()
     assert sentence in verdict.refusal
     assert lasting in (None, verdict.lasting)
 

@@ -5,12 +5,12 @@ the loop stands still meanwhile: a pattern of twenty characters held all streams
 request with a constraint waits for a trial of both in a process of its own, under bounds of processor time, time and
 memory. The verdict is remembered, the worker does not parse again, and the engine compiles only what is short.
 
-    worker  --constraint-->  trial server  --fork-->  trial: vLLM's validation and compiler, then it ends
-            <--verdict------               <--exit--
+    worker  --constraint-->  trial server  ------>  trials: vLLM's validation and compiler, one constraint at a time
+            <--verdict------                <-----
 
-The server is forked before the engine, while the worker has one thread. It holds what the compiler needs of the
-tokenizer, so that a trial costs a fork. Trials run one at a time. A compiler that crashes, or that leaves something of
-the constraint out with a warning, refuses it.
+The server is forked before the engine, while the worker has one thread, and forks the process of trials: anew after a
+constraint that passed a bound. A compiler that crashes, or that leaves something of the constraint out with a warning,
+refuses it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import asyncio
 import os
 import re
 import resource
-import select
 import signal
 from collections import OrderedDict
 from hashlib import blake2b
@@ -46,6 +45,8 @@ CPU_S = 2.0
 WALL_S = 4.0
 #: Memory that a trial may take beyond its parent's.
 MEMORY_BYTES = 512 << 20
+#: Constraints that one process tries before a fresh one goes on: its compiler keeps what it has compiled.
+TRIALS_MAX = 200
 #: Verdicts that are remembered.
 VERDICTS_MAX = 1024
 #: The server prepares its compiler after so long without a question: not beside the engine's start.
@@ -131,12 +132,16 @@ def _serve(pipe: Connection, workers: Connection, vllm_config: VllmConfig) -> No
     process.yield_to_services()
     pipe.poll(_PREPARE_AFTER_S)
     manager = _manager(vllm_config)
+    trials = _Trials(manager)
     while True:
         try:
             question = pipe.recv_bytes()
         except EOFError:
             return
-        pipe.send_bytes(_try(manager, question))
+        answer = trials.ask(question)
+        pipe.send_bytes(answer)
+        if trials.ended:
+            trials = _Trials(manager)
 
 
 def _manager(vllm_config: VllmConfig) -> StructuredOutputManager:
@@ -149,40 +154,64 @@ def _manager(vllm_config: VllmConfig) -> StructuredOutputManager:
     return manager
 
 
-def _try(manager: StructuredOutputManager, question: bytes) -> bytes:
-    """Runs a trial in a process of its own; returns the verdict."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+class _Trials:
+    """The server's side of a process that tries one constraint after the other, until one passes its bounds."""
+
+    def __init__(self, manager: StructuredOutputManager) -> None:
+        self._pipe, theirs = get_context("fork").Pipe()
+        self._left = TRIALS_MAX
+        self.ended = False
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                _run_trials(theirs, manager)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def ask(self, question: bytes) -> bytes:
+        """The verdict on a constraint."""
+        self._left -= 1
+        refusal, lasting = f"The output constraint took more than {WALL_S} s to compile.", False
         try:
-            _limit()
-            os.write(writer, _encode(_verdict(manager, _decode_constraint(question))))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    answer = os.read(reader, 1 << 16) if select.select([reader], [], [], WALL_S)[0] else None
-    os.close(reader)
-    os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
-    if answer:
-        return answer
-    if answer is None:
-        return _encode(
-            TrialVerdict(refusal=f"The output constraint took more than {WALL_S} s to compile.", lasting=False)
-        )
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
-        return _encode(TrialVerdict(refusal=f"The output constraint takes more than {CPU_S} s to compile."))
-    return _encode(TrialVerdict(refusal="The output constraint crashes its compiler, or needs too much memory."))
+            self._pipe.send_bytes(question)
+            if self._pipe.poll(WALL_S):
+                answer = self._pipe.recv_bytes()
+                if not self._left:
+                    self._end()
+                return answer
+            self._end()
+        except (EOFError, OSError):
+            status, lasting = self._end(), True
+            refusal = "The output constraint crashes its compiler, or needs too much memory."
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
+                refusal = f"The output constraint takes more than {CPU_S} s to compile."
+        return _encode(TrialVerdict(refusal=refusal, lasting=lasting))
+
+    def _end(self) -> int:
+        """Ends it, if it has not ended itself; returns its status."""
+        self.ended = True
+        self._pipe.close()
+        os.kill(self._pid, signal.SIGKILL)
+        return os.waitpid(self._pid, 0)[1]
 
 
-def _limit() -> None:
-    """Bounds this process, and sends what the compiler says to where it can be read."""
+def _run_trials(pipe: Connection, manager: StructuredOutputManager) -> None:
+    """The process of trials: each under a bound of its own, with what its compiler says where that can be read."""
+    process.die_with_parent()
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     data = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(os.memfd_create("said"), 2)
-    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    while True:
+        constraint = _decode_constraint(pipe.recv_bytes())
+        os.ftruncate(2, 0)
+        os.lseek(2, 0, os.SEEK_SET)
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        verdict = _verdict(manager, constraint)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        pipe.send_bytes(_encode(verdict))
 
 
 def _verdict(manager: StructuredOutputManager, constraint: StructuredOutput) -> TrialVerdict:
