@@ -1,0 +1,107 @@
+"""One request and what it can make an engine do: neighbours' streams go on (the table of docs/SECURITY.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.testbed.up_cluster import UpRig, offer_during
+
+pytestmark = pytest.mark.timeout(400)
+
+#: Longest pause of a neighbour's stream, seconds, and how often it is measured before it is believed.
+PAUSE_S = 1.0
+TRIES = 2
+#: How long neighbours are watched around the request, seconds.
+AROUND_S = 0.5
+TEXT = "Tell a story."
+
+
+def schema(value: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": value}}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        inner = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
+    return inner
+
+
+def regex(pattern: str) -> dict[str, Any]:
+    return {"structured_outputs": {"regex": pattern}}
+
+
+#: Makes the engine choose the letter that leaves a grammar in doubt.
+ONLY_A = {"logit_bias": {str(sorted(ByteLevel.alphabet()).index("a")): 100}, "max_tokens": 900}
+PROPERTIES = {f"p{number:03}": {"type": "string", "pattern": f"^[a-z]{{1,{number + 9}}}$"} for number in range(400)}
+#: Request -> (its fields, the statuses that are right).
+CASES: dict[str, tuple[dict[str, Any], set[int]]] = {
+    "nested repetitions": (schema({"type": "string", "pattern": "(a{1,9999}){1,9999}"}), {400}),
+    "a regex that compiles for long": (regex("(a{1,99}b?){1,100}(c{1,99}d?){1,100}[a-f]{1,9000}"), {200, 400}),
+    "a regex that matches slowly": (regex("(a*)*b") | ONLY_A, {400}),
+    "a grammar that matches slowly": (
+        {"structured_outputs": {"grammar": 'root ::= root root root | root root | "a"'}} | ONLY_A,
+        {400},
+    ),
+    "repetitions that match slowly": (regex("(.{0,99}a){0,99}b") | ONLY_A, {200, 400}),
+    "a lookahead": (schema({"type": "string", "pattern": "^(?=a)b$"}), {400}),
+    "a lookahead for the engine": ({"structured_outputs": {"json": {"type": "string", "pattern": "^(?!a)b$"}}}, {400}),
+    "a deep schema": (schema(nested(28)), {200, 400}),
+    "a schema of many properties": (schema({"type": "object", "properties": PROPERTIES}), {200, 400}),
+    "an enum of many values": (schema({"enum": [f"v{number:05}" for number in range(3000)]}), {200, 400}),
+    "many choices of a constraint": ({"structured_outputs": {"choice": [f"c{n:05}" for n in range(1000)]}}, {200}),
+    "n": ({"n": 128, "max_tokens": 64}, {200}),
+    "log-probabilities": ({"logprobs": 20, "n": 16}, {200}),
+    "the longest prompt": ({"prompt": "x" * 900, "max_tokens": 60}, {200}),
+    "a prompt too long": ({"prompt": "x" * 3_000_000}, {400}),
+    "stop strings": ({"stop": ["a" * 1000, "b" * 1000, "ab" * 500, "ba" * 500]}, {200}),
+    "logit_bias": ({"logit_bias": {str(token): -100 for token in range(288)}}, {200}),
+    "penalties over a long output": (
+        {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 1.5, "n": 32, "max_tokens": 500},
+        {200},
+    ),
+    "min_tokens": ({"min_tokens": 900, "max_tokens": 900, "n": 8, "stop_token_ids": list(range(256))}, {200}),
+    "many prompts": ({"prompt": ["x" * 400] * 64, "max_tokens": 16}, {200}),
+    "a giant body": ({"user": "x" * 30_000_000}, {413}),
+}
+
+
+async def pause_beside(rig: UpRig, fields: dict[str, Any]) -> tuple[float, int, str]:
+    """Longest pause of neighbours' streams beside a request, its status and its answer's beginning."""
+    answers: list[httpx.Response] = []
+
+    async def request() -> None:
+        await asyncio.sleep(AROUND_S)
+        body = {"model": rig.model, "prompt": TEXT, "max_tokens": 300, "ignore_eos": True, "temperature": 0, **fields}
+        async with httpx.AsyncClient(timeout=90) as client:
+            content = json.dumps(body)
+            headers = {"content-type": "application/json"}
+            answers.append(await client.post(f"{rig.url}/v1/completions", content=content, headers=headers))
+        await asyncio.sleep(AROUND_S)
+
+    # Two at a time and engine: the request has neighbours wherever it goes.
+    results = await offer_during(rig, request(), rate=4, prompts=8, max_tokens=200, ignore_eos=True)
+    errors = [result.error for _, result in results if result.error]
+    assert not errors, errors
+    return max(result.pause_s for _, result in results), answers[0].status_code, answers[0].text[:300]
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_neighbours_stream_goes_on(rig: UpRig, name: str) -> None:
+    fields, statuses = CASES[name]
+    lost = await rig.metric("millrace_ingress_continuations_total")
+    for attempt in range(TRIES):
+        plain, _, _ = await pause_beside(rig, {})
+        pause, status, text = await pause_beside(rig, fields)
+        print(f"{name}: {status}, longest pause {pause:.2f} s, beside a plain request {plain:.2f} s; {text[:200]}")
+        assert status in statuses, text
+        if pause <= max(PAUSE_S, 2 * plain):
+            break
+        assert attempt + 1 < TRIES, f"neighbours stood still for {pause:.2f} s"
+    assert await rig.metric("millrace_ingress_continuations_total") == lost, "no stream was taken from its engine"
