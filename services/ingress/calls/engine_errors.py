@@ -12,7 +12,7 @@ from services.ingress.calls.messages import Call
 #: Time stamp and source location with which xgrammar's C++ begins an error.
 _LOCATION = re.compile(r"(?:\[\d\d:\d\d:\d\d\]\s*)?(?:[\w.+-]*/)+[\w.+-]+\.(?:cc|cpp|cu|h|hpp|py)(?::\d+)?:?\s*")
 #: Words by which an engine speaks of the output constraint.
-_CONSTRAINT = re.compile(r"grammar|regex|json|schema|structured|choice|guided", re.IGNORECASE)
+_CONSTRAINT = re.compile(r"constraint|grammar|regex|json|schema|structured|choice|guided", re.IGNORECASE)
 
 
 class EngineRefusal(msgspec.Struct, frozen=True):
