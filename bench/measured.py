@@ -18,7 +18,7 @@ _SIMULATOR = ("simulator", _LIBS + "sim", *_ENGINES)
 _DISPATCH = ("services/ingress/dispatch", _POLICIES + "dispatch", *_PREDICTOR)
 _MOVING = ("services/migrator", "services/worker", "services/ingress/migration", _LIBS + "kvcopy")
 _TRADING = ("services/broker", _POLICIES + "trading", *_SIMULATOR)
-_STAGES = (_POLICIES + "stages", "services/coordinator/planning.py")
+_STAGES = (_POLICIES + "stages", "services/coordinator/stages.py")
 _ROLES = (_POLICIES + "roles", "services/coordinator/roles.py")
 _CASCADE = (_LIBS + "cascade", "services/ingress/cascade")
 _JUDGE = (_LIBS + "judging", "services/judge")
@@ -46,8 +46,8 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ares_bandwidth": _TRADING,
         "ares_floor": _TRADING,
         "ares_scale": (_POLICIES + "trading", "papers/ares/bench/levelling.py"),
-        "flowkv_roles": (*_ROLES, *_TRADING),
-        "flowkv_weights": _ROLES,
+        "flowkv_roles": ("papers/flowkv", *_ROLES, *_TRADING),
+        "flowkv_weights": ("papers/flowkv",),
         "flowkv_hetero": (_POLICIES + "roles/assignment.py", _POLICIES + "roles/mix.py", *_SIMULATOR),
         "scaling_shapes": (_POLICIES + "roles/assignment.py", _POLICIES + "roles/mix.py", *_SIMULATOR),
         "moving_unified": (_POLICIES + "dispatch", *_STAGES, *_TRADING),

@@ -76,7 +76,7 @@ def _told(rows: list[FlipRow], options: argparse.Namespace) -> str:
     median = took[len(took) // 2] if took else 0.0
     return (
         f"two {options.engine} engines, {options.streams} streams of {options.tokens} tokens, {len(rows)} calls\n"
-        f"  {sums['flips']} flips ({sums['given_up']} given up), each {median:.1f} s in the median, "
+        f"  {sums['flips']} flips, each {median:.1f} s in the median, "
         f"{max(took, default=0.0):.1f} s at most, by fences of {FENCES['gap_s']:g} s\n"
         f"  {sums['streams']} streams: {sums['failed']} failed, {sums['differing']} differ\n"
         f"  {sums['moved']} moves and {sums['not_moved']} that did not happen; "

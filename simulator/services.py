@@ -25,7 +25,7 @@ from millrace.sim.process import Handlers, SimProcess
 from services.broker.actor import ACCEPTS as BROKER_ACCEPTS
 from services.broker.build import BrokerDeps
 from services.broker.build import build as build_broker
-from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
+from services.coordinator.build import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.build import CoordinatorDeps
 from services.coordinator.build import build as build_coordinator
 from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS

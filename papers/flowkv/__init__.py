@@ -1,1 +1,1 @@
-"""FlowKV: roles of instances for prefill and decode."""
+"""Reproduction of FlowKV: roles by weighted load indicators."""

@@ -7,8 +7,7 @@ import sys
 from millrace.actor.hosting import host
 from millrace.contracts.catalog import Role
 
-from services.coordinator.actor import ACCEPTS
-from services.coordinator.build import build
+from services.coordinator.build import ACCEPTS, build
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.shell import CoordinatorShell
 

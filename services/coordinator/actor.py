@@ -1,40 +1,35 @@
-"""The coordinator: writes the plan of each model, as long as it holds the model's lease.
+"""The coordinator: a lease and a plan for each model.
 
-Owns: the plan (stages, their instances, the epoch). One coordinator is active per model, by a lease in the KV bucket
-``lease``; others stand by. A plan has one or several stages over all lengths (`planning.py`) and names every instance
-that is registered, alive and not draining, with the role that is configured for it. Beside the plan it decides how many
-instances there shall be (`provisioning.py`).
+Owns: the plan (stages, their instances and roles, the epoch). One coordinator is active per model, by a lease in the KV
+bucket ``lease``; others stand by. The plan has the stages and roles that controllers propose (``PlanProposed``), and
+names every instance that is registered, alive and not draining. Controllers are actors of their own that share its
+process (``build.py``): stages, roles, step bounds, provisioning, cascades.
 
 | message in | change | messages out |
 |---|---|---|
 | KeyChanged(instance) | instance known, renewed or gone | PutKey(plan) where that changes it |
 | InstanceSummary | sign of life, draining or not | PutKey(plan) where that changes it |
 | ServicePresence(DEAD, worker) | its incarnations until then are dead | PutKey(plan) |
+| PlanProposed | what the next plan shall be | PutKey(plan) where it is led and that changes it |
 | KeyChanged(lease / plan) | what another coordinator wrote is taken over | |
-| TimerFired(tick) | silent instances leave the plan; stages decided where it is time to | ServicePresence,
-PutKey(lease), PutKey(plan), next timer; orders to provisioners, LadderReported for models that are led |
-| DecisionMade, RequestFinished | latencies, demand and lengths for the policies | |
-| LoadReported, LoadsReported, ServicePresence(migrator) | moves under way | |
-| SetRole, SetInstances | an operator's order | OrderAccepted, OrderRefused; orders to provisioners |
-| Replied, RequestFailed | an order is accepted, or has failed | the next provisioner is asked |
+| TimerFired(tick) | silent instances leave the plan | ServicePresence, PutKey(lease), PutKey(plan), next timer |
 | KeyUnreadable | | it is written anew |
 | KeyPut / KeyNotPut | write done, or lost to another writer | |
 | BusReconnected | revisions unconfirmed until the watches say BucketReady | |
 | StopRequested | | DeleteKey(lease) where held, ServicePresence(LEAVING), Stop |
 
-Invariants: it writes a plan only under its own unexpired lease and only over the revision it has seen; epochs rise.
+Invariants: it writes a plan only under its own unexpired lease and only over the revision it has seen; epochs rise; a
+stage with two instances or more has one that prefills and one that decodes.
 Overload: state is bounded by INSTANCES_MAX and MODELS_MAX; more are ignored and logged once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe, WatchKeys
-from millrace.contracts.broker import LoadReported, LoadsReported
 from millrace.contracts.catalog import Role
-from millrace.contracts.coordinator import SetInstances, SetRole
+from millrace.contracts.coordinator import PlanProposed
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
@@ -42,25 +37,18 @@ from millrace.contracts.local import (
     KeyNotPut,
     KeyPut,
     KeyUnreadable,
-    Replied,
-    RequestFailed,
     StopRequested,
     TimerFired,
 )
 from millrace.contracts.message import Message
-from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.membership import Heartbeat, Membership, MemberState
 
-from services.coordinator.config import CoordinatorConfig, RolePolicyConfig, StagesConfig
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.leased_plans import LeasedPlans
-from services.coordinator.load_controls import LoadControls, answer
-from services.coordinator.planning import Planning, no_prefill_instance, rewritten, written
-from services.coordinator.provisioning import Provisioning
-from services.coordinator.roles import Roles
-from services.coordinator.state import RegisteredInstance
+from services.coordinator.plan_writing import PlanWriting, rewritten
 
 #: How often liveness and leases are looked at, and presence is published.
 TICK_NS = 1_000_000_000
@@ -68,41 +56,13 @@ TICK_NS = 1_000_000_000
 #: Bound of the state; far above what one coordinator can sensibly plan for.
 MODELS_MAX = 1_000
 
-ACCEPTS = (
-    InstanceSummary,
-    ServicePresence,
-    DecisionMade,
-    RequestFinished,
-    LoadReported,
-    LoadsReported,
-    SetInstances,
-    SetRole,
-)
-
 
 class CoordinatorActor:
-    """Plans for every model that has instances.
+    """Plans for every model that has instances."""
 
-    Attributes:
-        provisioning: Decides how many there shall be; its figures are for metrics.
-    """
-
-    def __init__(
-        self,
-        config: CoordinatorConfig,
-        *,
-        incarnation: int,
-        planning: Planning | None = None,
-        roles: Roles | None = None,
-    ) -> None:
-        """Without ``planning`` there is one stage, and everybody does both without ``roles``.
-
-        Raises:
-            ConfigError: the provisioning strategy is wrong.
-        """
+    def __init__(self, config: CoordinatorConfig, *, incarnation: int) -> None:
         self.name = name = config.name
         self._subjects = Subjects(config.bus.cluster)
-        self._incarnation = incarnation
         self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.COORDINATOR, name=name, incarnation=incarnation)
         self._membership = config.membership
         self._members = Membership(
@@ -111,19 +71,9 @@ class CoordinatorActor:
         self.leased = LeasedPlans(
             Plan, plans="plan", leases="lease", names_max=MODELS_MAX, name=name, incarnation=incarnation
         )
+        self._writing = PlanWriting(config)
         self._ready = False
-        self._only_decode: dict[str, list[str]] = {}
         self._bound_reached = False
-        self.provisioning = Provisioning(
-            config.provisioning, name=name, incarnation=incarnation, subjects=self._subjects
-        )
-        self.controls = LoadControls(
-            planning=planning or Planning(StagesConfig(policy="one_stage"), name=name),
-            provisioning=self.provisioning,
-            roles=roles or Roles(RolePolicyConfig()),
-            name=name,
-            subjects=self._subjects,
-        )
 
     def start(self, now_ns: int) -> list[Effect]:
         """Watches the buckets, listens to instances and begins to tick."""
@@ -132,7 +82,7 @@ class CoordinatorActor:
             *self.leased.start(),
             Subscribe(subject=self._subjects.summaries()),
             Subscribe(subject=self._subjects.presences(Role.WORKER)),
-            *self.controls.start(),
+            Subscribe(subject=self._subjects.coordinate("*", "propose")),
             self._heartbeat.presence(now_ns),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
@@ -142,10 +92,8 @@ class CoordinatorActor:
         match message.body:
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
-            case DecisionMade() | RequestFinished() | LoadReported() | LoadsReported() as body:
-                return self.controls.hear(body, now_ns)
-            case SetRole() | SetInstances() as body:
-                return self._on_order(body, message.reply_to, now_ns)
+            case PlanProposed() as body:
+                return self._on_proposal(body, now_ns)
             case KeyChanged(bucket="instance") as body:
                 return self._on_instance(body, now_ns)
             case KeyChanged() as body:
@@ -163,10 +111,6 @@ class CoordinatorActor:
                 return self.leased.on_not_put(body)
             case BucketReady() as body:
                 return self._on_bucket_ready(body, now_ns)
-            case Replied() as body:
-                return self.controls.on_answer(body, now_ns)
-            case RequestFailed() as body:
-                return self.provisioning.on_failure(body)
             case BusReconnected():
                 return self._on_reconnected(now_ns)
             case StopRequested():
@@ -198,13 +142,9 @@ class CoordinatorActor:
         served = self._serves(body.instance, now_ns)
         if not self._members.on_summary(body, now_ns).accepted:
             return []
-        self.controls.on_summary(body)
         return self._plan(body.model, now_ns) if member.serving != served else []
 
     def _on_presence(self, body: ServicePresence, now_ns: int) -> list[Effect]:
-        if body.role == Role.MIGRATOR:
-            self.controls.on_migrator(body, now_ns)
-            return []
         change = self._members.on_presence(body)
         if change.member is None or change.member.record is None or not change.moved:
             return []
@@ -214,12 +154,6 @@ class CoordinatorActor:
         member = self._members.find(name)
         return member is not None and self._members.state(member, now_ns) is MemberState.SERVING
 
-    def _registered(self, model: str, now_ns: int) -> list[RegisteredInstance]:
-        """The model's instances as they are now."""
-        self._members.expire(now_ns)
-        known = self._members.registered()
-        return [RegisteredInstance.of(member, record) for member, record in known if record.model == model]
-
     # lease and plan
 
     def _on_key(self, body: KeyChanged, now_ns: int) -> list[Effect]:
@@ -228,11 +162,14 @@ class CoordinatorActor:
         return effects if body.bucket == "plan" else [*effects, *self._lead(now_ns), *self._plan_all(now_ns)]
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
+        for known in self.leased:
+            if self.leased.lost(known):
+                self._writing.forget(known.name)
         effects: list[Effect] = [
             self._heartbeat.presence(now_ns),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
-        return effects + self._lead(now_ns) + self._decide(now_ns) + self._plan_all(now_ns)
+        return effects + self._lead(now_ns) + self._plan_all(now_ns)
 
     def _on_bucket_ready(self, body: BucketReady, now_ns: int) -> list[Effect]:
         self._ready = self._ready or body.bucket == "instance"
@@ -265,37 +202,26 @@ class CoordinatorActor:
         known = self.leased.find(model)
         if known is None or not self._ready or not self.leased.may_plan(known, now_ns):
             return []
-        plan = self.controls.next_plan(model, known.plan, self.serving(model, now_ns), now_ns)
+        plan = self._writing.next_plan(model, known.plan, self._serving(model, now_ns))
         if plan is None and known.plan is not None and known.lost:
             plan = rewritten(known.plan, self.name)
         if plan is None:
             return []
-        warned, self._only_decode[model] = no_prefill_instance(plan, self._only_decode.get(model, []))
-        return [self.leased.put(known, plan), written(plan), *warned]
+        count = sum(len(stage.instances) for stage in plan.stages)
+        fields = {"model": model, "epoch": plan.epoch, "instances": count, "cuts": plan.cuts, "reason": plan.reason}
+        return [self.leased.put(known, plan), Log(level="info", event="plan_written", fields=fields)]
 
-    def serving(self, model: str, now_ns: int) -> Sequence[InstanceRecord]:
+    def _serving(self, model: str, now_ns: int) -> list[InstanceRecord]:
         """Those that the plan names."""
-        return [view.record for view in self._registered(model, now_ns) if view.serving]
+        self._members.expire(now_ns)
+        return [r for member, r in self._members.registered() if r.model == model and member.serving]
 
-    def _decide(self, now_ns: int) -> list[Effect]:
-        """Asks the policies about every model that is led."""
-        effects: list[Effect] = []
-        for known in self.leased:
-            if not self.leased.leads(known, now_ns):
-                self.controls.forget(known.name)
-                continue
-            effects += self.controls.decide(known.name, known.plan, self._registered(known.name, now_ns), now_ns)
-        self.controls.roles.windows.keep({record.instance for _, record in self._members.registered()})
-        return effects
-
-    def _on_order(self, body: SetRole | SetInstances, reply_to: str, now_ns: int) -> list[Effect]:
-        """An operator's order; whoever does not lead the model leaves it to who does."""
-        known = self.leased.find(body.model)
-        if known is None or not self.leased.leads(known, now_ns):
+    def _on_proposal(self, body: PlanProposed, now_ns: int) -> list[Effect]:
+        """A controller's; one of a coordinator that does not lead the model waits until it does, and is replaced."""
+        known = self.leased.ensure(body.model)
+        if known is None or not self._writing.take(body):
             return []
-        if isinstance(body, SetRole):
-            return answer(reply_to, self.controls.on_order(body, known.plan, now_ns))
-        return self.controls.on_scale(body, known.plan, self._registered(body.model, now_ns), reply_to, now_ns)
+        return self._plan(body.model, now_ns)
 
     # small things
 
@@ -318,11 +244,10 @@ class CoordinatorActor:
             }
             for each in self.leased
         }
-        known = {"name": self.name, "instances": sorted(member.token for member in self._members), "models": models}
-        return known | self.controls.snapshot()
+        return {"name": self.name, "instances": sorted(member.token for member in self._members), "models": models}
 
     def check_invariants(self) -> None:
         """Raises AssertionError where a bound does not hold. Plans check themselves."""
         self._members.check_invariants()
         assert len(self.leased) <= MODELS_MAX
-        self.controls.check()
+        self._writing.check()

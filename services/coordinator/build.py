@@ -1,4 +1,4 @@
-"""Builds the coordinator's actor."""
+"""Builds the coordinator and its controllers, hosted as one actor."""
 
 from __future__ import annotations
 
@@ -8,13 +8,30 @@ from dataclasses import dataclass, field
 from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
 from millrace.actor.group import ActorGroup
+from millrace.contracts.coordinator import PlanProposed, SetInstances, SetRole
+from millrace.contracts.message import Body
+from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.status import InstanceSummary, ServicePresence
 from millrace.enginemodel.step_time_models import StepTimeModel
 
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.config import CoordinatorConfig
-from services.coordinator.files import build_planning
+from services.coordinator.instance_models import InstanceModels, read_step_times
 from services.coordinator.metrics import CoordinatorCollector
-from services.coordinator.roles import Roles
+from services.coordinator.provisioning import ProvisioningActor
+from services.coordinator.roles import RolesActor
+from services.coordinator.stages import StagesActor
+from services.coordinator.step_bounds import StepBoundsActor
+
+ACCEPTS: tuple[type[Body], ...] = (
+    InstanceSummary,
+    ServicePresence,
+    DecisionMade,
+    RequestFinished,
+    PlanProposed,
+    SetInstances,
+    SetRole,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,25 +45,28 @@ class CoordinatorDeps(ActorDeps):
     step_times: Mapping[str, StepTimeModel] = field(default_factory=dict)
 
 
-def build(config: CoordinatorConfig, deps: ActorDeps) -> Actor:
-    """The actor of a configuration; one without cascades knows nothing of them.
+def build(config: CoordinatorConfig, deps: ActorDeps) -> ActorGroup:
+    """The actors of a configuration; one without cascades knows nothing of them.
 
     Raises:
-        ConfigError: the provisioning strategy or the stage policy is wrong, or a file that one of them names is.
+        ConfigError: a policy is wrong, or a file that the configuration names is.
     """
     extra = deps.step_times if isinstance(deps, CoordinatorDeps) else {}
-    planning = build_planning(config, extra)
-    actor = CoordinatorActor(
-        config,
-        incarnation=deps.incarnation,
-        planning=planning,
-        roles=Roles(config.flips, configured=config.roles, instance_model=planning.instance_model),
-    )
+    costs = InstanceModels(read_step_times(config.stages.step_times) | dict(extra))
+    incarnation = deps.incarnation
+    provisioning = ProvisioningActor(config, incarnation=incarnation)
     if deps.registry is not None:
-        deps.registry.register(CoordinatorCollector(actor.provisioning.figures))
-    if not config.cascades:
-        return actor
-    # It brings scipy: a second of start-up that a cluster without cascades does not need.
-    from services.coordinator.cascades import CascadesActor
+        deps.registry.register(CoordinatorCollector(provisioning.figures))
+    controllers: list[Actor] = [
+        StagesActor(config, incarnation=incarnation, instance_model=costs.of),
+        RolesActor(config, incarnation=incarnation),
+        provisioning,
+    ]
+    if config.step_bounds.tpot_s:
+        controllers.append(StepBoundsActor(config, incarnation=incarnation, instance_model=costs.of))
+    if config.cascades:
+        # It brings scipy: a second of start-up that a cluster without cascades does not need.
+        from services.coordinator.cascades import CascadesActor
 
-    return ActorGroup(actor, CascadesActor(config, incarnation=deps.incarnation))
+        controllers.append(CascadesActor(config, incarnation=incarnation))
+    return ActorGroup(CoordinatorActor(config, incarnation=incarnation), *controllers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
@@ -17,6 +17,9 @@ from millrace.policies.stages.fixed.policy import FixedRange
 from millrace.policies.stages.fixed.policy import Parameters as FixedParameters
 
 from services.coordinator.cascade_config import CoordinatedCascade
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,9 +38,9 @@ class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     strategy: str = "none"
     parameters: dict[str, Any] = {}
     hosts: list[str] = msgspec.field(default_factory=lambda: ["local"])
-    ask_limit_s: float = 2.0
-    start_limit_s: float = 600.0
-    drain_limit_s: float = 30.0
+    ask_limit_s: Positive = 2.0
+    start_limit_s: Positive = 600.0
+    drain_limit_s: NotNegative = 30.0
 
 
 class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,16 +59,13 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: str = "one_stage"
     parameters: dict[str, Any] = {}
     ranges: dict[str, list[FixedRange]] = {}
-    period_s: float = 30.0
-    window_s: float = 600.0
-    copy_bytes_per_s: float = 10e9
+    period_s: Positive = 30.0
+    window_s: Positive = 600.0
+    copy_bytes_per_s: Positive = 10e9
     step_times: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         """Raises ValueError outside of the ranges."""
-        for name in ("period_s", "window_s", "copy_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")
         for model, ranges in self.ranges.items():
             try:
                 FixedParameters(ranges=tuple(ranges))
@@ -83,26 +83,25 @@ class RolePolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         settle_s: An instance does both for so long at least before the last hop, seconds; loads told of open moves are
             younger then.
         drain_s: Decodes of an instance that is to prefill may end there for so long before the last hop, seconds.
-        window_s: Indicators are means over so long, seconds.
-        demand_s: Arrivals are counted over so long, seconds.
     """
 
     policy: str = "fixed"
     parameters: dict[str, Any] = {}
-    gap_s: float = 10.0
-    settle_s: float = 2.0
-    drain_s: float = 5.0
-    window_s: float = 5.0
-    demand_s: float = 20.0
+    gap_s: NotNegative = 10.0
+    settle_s: NotNegative = 2.0
+    drain_s: NotNegative = 5.0
 
-    def __post_init__(self) -> None:
-        """Raises ValueError outside of the ranges."""
-        for name in ("window_s", "demand_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")
-        for name in ("gap_s", "settle_s", "drain_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, is {getattr(self, name)}")
+
+class StepBoundsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings for smaller steps where prompts hold up decodes (``step_bounds.py``).
+
+    Attributes:
+        tpot_s: Objective of the time per output token, seconds; 0 bounds no step.
+        ttft_s: Objective of the time to the first token, seconds: prompts that would miss it get longer steps.
+    """
+
+    tpot_s: NotNegative = 0.0
+    ttft_s: Positive = 3.0
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,7 +112,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         roles: What an instance does, by its name or a pattern (``gpu0-*``): ``prefill``, ``decode`` or ``both``. Its
             name wins, then the first pattern that fits; who stands nowhere does both.
         cascades: Cascades that it plans.
-        flips: How roles change under load.
+        flips: How roles change.
+        step_bounds: Whether steps are bounded for decodes.
         membership: When an instance leaves the plan: ``plan_silence_ms`` after its last sign of life. Ingress acts
             sooner, by itself.
     """
@@ -126,6 +126,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     roles: dict[str, InstanceRole] = {}
     cascades: list[CoordinatedCascade] = []
     flips: RolePolicyConfig = RolePolicyConfig()
+    step_bounds: StepBoundsConfig = StepBoundsConfig()
     membership: MembershipConfig = MembershipConfig()
     record: str = ""
 

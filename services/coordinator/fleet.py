@@ -9,12 +9,27 @@ from typing import Any
 
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import InstanceRole
+from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.policies.provisioning import InstanceLoad, LatencySample, ProvisioningDecision, ProvisioningView
-
-from services.coordinator.state import RegisteredInstance
 
 #: Latencies kept per model and kind. At 400 requests a second the usual window of 10 s is whole; beyond, it is shorter.
 SAMPLES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredInstance:
+    """One registered instance as it is now.
+
+    Attributes:
+        serving: Whether the plan should name it.
+        draining: Whether it says that it leaves.
+        summary: The last one of this incarnation; None before the first.
+    """
+
+    record: InstanceRecord
+    serving: bool
+    draining: bool = False
+    summary: InstanceSummary | None = None
 
 
 @dataclass
@@ -64,8 +79,6 @@ class Fleet:
         stopping: Accepted stops, by instance.
         unstoppable: Instance -> incarnation of which every host said that it cannot stop it.
         failures: Starts in a row that failed.
-        serving: Instances that served at the last look.
-        scaled_ns: When a start or stop was decided last, unix ns; 0 for never.
     """
 
     state: Any
@@ -76,8 +89,6 @@ class Fleet:
     stopping: dict[str, Order] = field(default_factory=dict)
     unstoppable: dict[str, int] = field(default_factory=dict)
     failures: int = 0
-    serving: int = 0
-    scaled_ns: int = 0
 
     def hear_decision(self, body: DecisionMade, now_ns: int) -> None:
         """A new request's placement: what was forecast for the chosen instance."""

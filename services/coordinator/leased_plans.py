@@ -200,6 +200,11 @@ class LeasedPlans(Generic[P]):
             return False
         return lease.holder == self._name and lease.incarnation == self._incarnation
 
+    def lost(self, known: LeasedPlan[P]) -> bool:
+        """Whether another coordinator holds the lease."""
+        lease = known.lease
+        return lease is not None and (lease.holder, lease.incarnation) != (self._name, self._incarnation)
+
     def lead(self, now_ns: int) -> list[Effect]:
         """Takes leases that are free, and renews the ones held."""
         if not self.ready:

@@ -1,20 +1,20 @@
-"""Provisioning: looks at the latency of each led model, decides by policy, and has provisioners start and stop
-instances.
+"""Provisioning: decides how many instances a model has, and has provisioners start and stop them.
 
-Part of the coordinator's actor, which calls it; it owns the windows of latencies and what is on order.
+An actor of its own, hosted in the coordinator's process. Owns the windows of latencies and what is on order.
 
-| what happened | change | effects |
+| message in | change | messages out |
 |---|---|---|
-| a tick, for a model whose lease is held | samples age; ends and deadlines of orders are noticed; the policy is asked |
+| TimerFired(tick) | samples age; ends and deadlines of orders are noticed; the policy is asked |
 Request(StartInstance / StopInstance) per instance, ProvisioningDecided, Log |
 | DecisionMade, RequestFinished | a sample, for models that are led | |
-| InstanceStarting, InstanceStopping | on order until it serves, or is gone | |
+| InstanceStarting, InstanceStopping | on order until it serves, or is gone | PlanProposed with the role of an order |
 | ProvisionRefused, no responders | the next host is asked; where none is left the order has failed | Request, Log |
 | no answer in time | the same host is asked once more, which is safe: orders are idempotent. Then the order has failed;
 it may have been carried out after all, so no other host is asked | Request, Log |
-| SetInstances, by `load_controls.py` | an order becomes one per instance, whatever the strategy | Request; Reply
-when the last is answered |
-| the lease is lost | the model's windows and orders are forgotten | |
+| SetInstances | an operator's order becomes one per instance, whatever the strategy | Request; OrderAccepted or
+OrderRefused when the last is answered |
+| KeyChanged(lease) of another holder | the model's windows and orders are forgotten | |
+| StopRequested | | Stop |
 
 After a lease was taken the policy's cool-down runs first, so that what the predecessor ordered can appear. An instance
 that does not register itself within its limit is given up: stopped, and counted as a failure, which lengthens the
@@ -23,14 +23,22 @@ cool-down. One that dies while it drains is gone sooner, no more; its requests g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Publish, Request, Subscribe
-from millrace.contracts.coordinator import OrderRefusal, OrderRefused, SetInstances
-from millrace.contracts.local import Replied, RequestFailed, RequestFailure
+from millrace.actor.effects import Effect, Log, Publish, Request, StartTimer, Stop, Subscribe
+from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetInstances
+from millrace.contracts.local import (
+    KeyChanged,
+    Replied,
+    RequestFailed,
+    RequestFailure,
+    StopRequested,
+    TimerFired,
+)
+from millrace.contracts.message import Message
 from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.contracts.plan import InstanceRole
+from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.provisioner import (
     InstanceStarting,
     InstanceStopping,
@@ -39,93 +47,116 @@ from millrace.contracts.provisioner import (
     StartInstance,
     StopInstance,
 )
+from millrace.contracts.status import InstanceSummary
 from millrace.contracts.subjects import Subjects
 from millrace.policies.provisioning import ProvisioningDecision, ProvisioningView
-from millrace.policies.provisioning.by_order import ORDER_MAX, ScaleAnswer
+from millrace.policies.provisioning.by_order import (
+    ORDER_MAX,
+    ScalableInstance,
+    ScaleAnswer,
+    ScaleQuestion,
+    emptying_s,
+    scale,
+)
 
-from services.coordinator.config import ProvisioningConfig, provisioning_policy
-from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, decided
-from services.coordinator.ladder import LadderView
+from services.coordinator.config import CoordinatorConfig, provisioning_policy
+from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, RegisteredInstance, decided
+from services.coordinator.led_models import LedModels, Proposals
 from services.coordinator.metrics import ModelFigures, ProvisioningFigures
+from services.coordinator.roles import answer, old_plan
 from services.coordinator.scaling import ScaleOrders, WaitingScale
-from services.coordinator.state import RegisteredInstance
+
+TICK_NS = 1_000_000_000
 
 #: An instance that drains may take this much longer than its limit: the worker lingers, the process ends.
 STOP_GRACE_NS = 30_000_000_000
 
-#: Marks answers that are provisioning's among all that the actor gets.
-PREFIX = "provision/"
 
-
-class Provisioning:
-    """Sole owner of what is on order.
+class ProvisioningActor:
+    """Starts and stops instances of models that are led here.
 
     Attributes:
-        figures: What is counted.
+        figures: Counters for metrics.
     """
 
-    def __init__(self, config: ProvisioningConfig, *, name: str, incarnation: int, subjects: Subjects) -> None:
+    def __init__(self, config: CoordinatorConfig, *, incarnation: int) -> None:
         """Raises ConfigError where the strategy or its parameters are wrong."""
+        self.name = config.name
         self.figures = ProvisioningFigures()
-        self._config = config
-        self._policy, self._parameters = provisioning_policy(config)
-        self._name = name
+        self._config = config.provisioning
+        self._copy_bytes_per_s = config.stages.copy_bytes_per_s
+        self._policy, self._parameters = provisioning_policy(config.provisioning)
         self._incarnation = incarnation
-        self._subjects = subjects
+        self._subjects = Subjects(config.bus.cluster)
+        self._proposals = Proposals("provisioning", self._subjects)
+        self._led = LedModels(config.name, incarnation)
         self._fleets: dict[str, Fleet] = {}
         self._orders = 0
         self._said: set[str] = set()
         self._scaling = ScaleOrders()
-        self._started: list[tuple[str, str, InstanceRole | None]] = []
 
     @property
     def on(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether a strategy decides."""
         return self._config.strategy != "none"
 
-    def start(self) -> list[Effect]:
-        """Listens to decisions and outcomes, where a strategy needs them."""
-        subjects = [self._subjects.decisions(), self._subjects.outcomes()] if self.on else []
-        return [Subscribe(subject=subject) for subject in subjects]
+    def start(self, now_ns: int) -> list[Effect]:
+        """Watches what is led; listens to orders, and to requests where a strategy needs them."""
+        subjects = [self._subjects.coordinate("*", "scale"), self._subjects.summaries()]
+        subjects += [self._subjects.decisions(), self._subjects.outcomes()] if self.on else []
+        heard = [Subscribe(subject=subject) for subject in subjects]
+        return [*self._led.start(), *heard, StartTimer(name="tick", at_ns=now_ns + TICK_NS)]
 
-    # what is heard
-
-    def on_decision(self, body: DecisionMade, now_ns: int) -> list[Effect]:
-        """A placement. That of a model that is not led here counts for nothing."""
-        if (fleet := self._fleets.get(body.model)) is not None:
-            fleet.hear_decision(body, now_ns)
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        """See the table above."""
+        match message.body:
+            case InstanceSummary() as body:
+                self._led.on_summary(body)
+            case DecisionMade() as body:
+                if (fleet := self._fleets.get(body.model)) is not None:
+                    fleet.hear_decision(body, now_ns)
+            case RequestFinished() as body:
+                if (fleet := self._fleets.get(body.model)) is not None:
+                    fleet.hear_outcome(body, now_ns)
+            case KeyChanged() as body:
+                model = self._led.on_key(body, now_ns)
+                if self._led.lost(model):
+                    self._fleets.pop(model, None)
+                    self.figures.models.pop(model, None)
+            case SetInstances() as body:
+                return self._on_scale(body, message.reply_to, now_ns)
+            case Replied() as body:
+                return self._on_answer(body, now_ns)
+            case RequestFailed() as body:
+                return self._on_failure(body)
+            case TimerFired():
+                ticks = [effect for model in self._led.led(now_ns) for effect in self._tick(model, now_ns)]
+                return [StartTimer(name="tick", at_ns=now_ns + TICK_NS), *ticks]
+            case StopRequested():
+                return [Stop(reason="asked to stop")]
         return []
 
-    def on_outcome(self, body: RequestFinished, now_ns: int) -> list[Effect]:
-        """An end, likewise."""
-        if (fleet := self._fleets.get(body.model)) is not None:
-            fleet.hear_outcome(body, now_ns)
-        return []
-
-    def forget(self, model: str) -> None:
-        """The lease is somebody else's: so are decisions, and what was ordered."""
-        self._fleets.pop(model, None)
-        self.figures.models.pop(model, None)
+    def _instances(self, model: str) -> dict[str, RegisteredInstance]:
+        """All that are registered for a model."""
+        serving = {record.instance for record in self._led.serving(model)}
+        found = {}
+        for record in self._led.registered(model):
+            summary = self._led.summary(record)
+            draining = summary is not None and summary.draining
+            found[record.instance] = RegisteredInstance(record, record.instance in serving, draining, summary)
+        return found
 
     # decisions
 
-    def tick(self, model: str, instances: Iterable[RegisteredInstance], now_ns: int, *, held: str = "") -> list[Effect]:
-        """Looks at one led model and its instances.
-
-        Args:
-            model: Its name.
-            instances: All that are registered for it.
-            now_ns: Unix ns.
-            held: Why nothing new may be ordered now; empty where it may.
-        """
+    def _tick(self, model: str, now_ns: int) -> list[Effect]:
+        """Looks at one led model."""
         if not self.on and model not in self._fleets:
             return []
         fleet = self._fleets.setdefault(model, Fleet(self._policy.initial_state))
-        known = {view.record.instance: view for view in instances}
+        known = self._instances(model)
         serving = {name for name, view in known.items() if view.serving}
-        fleet.serving = len(serving)
         effects = self._settle(fleet, known, serving, now_ns)
-        if held or not self.on:
+        if not self.on:
             return effects
         view = fleet.view(model, known, serving)
         decision, fleet.state = self._policy.decide(view, self._parameters, fleet.state, now_ns)
@@ -176,9 +207,8 @@ class Provisioning:
             return []
         model, action = view.model, orders[0].action
         self.figures.decisions[model, action] += 1
-        body = decided(view, decision, orders, by, coordinator=self._name, now_ns=now_ns)
+        body = decided(view, decision, orders, by, coordinator=self.name, now_ns=now_ns)
         fields = {"model": model, "action": action, "count": len(orders), "reason": decision.reason}
-        fleet.scaled_ns = now_ns
         return [
             Publish(subject=self._subjects.provisioning(model), body=body),
             Log(level="info", event="provisioning", fields=fields),
@@ -187,17 +217,60 @@ class Provisioning:
 
     # an operator's orders
 
-    def is_stoppable(self, model: str, instance: str) -> bool:
-        """Whether no provisioner has said that it cannot stop the instance."""
-        fleet = self._fleets.get(model)
-        return fleet is None or instance not in fleet.unstoppable
+    def _on_scale(self, body: SetInstances, reply_to: str, now_ns: int) -> list[Effect]:
+        """An operator's order; a coordinator that does not lead the model leaves it to the one that does."""
+        if not self._led.leads(body.model, now_ns):
+            return []
+        plan, known = self._led.plan(body.model), self._instances(body.model)
+        question = self._question(body, plan, known)
+        verdict = scale(question)
+        refused = old_plan(body, plan) or self._refusal(body.model)
+        if verdict.refusal is not None:
+            refused = refused or OrderRefused(reason=verdict.refusal, detail=verdict.detail)
+        if refused is not None:
+            return answer(reply_to, refused)
+        if not verdict.start and not verdict.stop:
+            return answer(reply_to, OrderAccepted(detail=f"{verdict.detail}, as asked"))
+        limits_s = {each.name: emptying_s(each, bytes_per_s=self._copy_bytes_per_s) for each in question.instances}
+        return self._scale(body, verdict, limits_s, known, reply_to, now_ns)
 
-    def scale(
+    def _question(
+        self, body: SetInstances, plan: Plan | None, known: Mapping[str, RegisteredInstance]
+    ) -> ScaleQuestion:
+        stages = plan.stages if plan is not None else []
+        return ScaleQuestion(
+            count=body.count,
+            shape=body.shape,
+            role=body.role,
+            instances=[
+                self._scalable(body.model, known[name], stage)
+                for stage in stages
+                for name in stage.instances
+                if name in known
+            ],
+        )
+
+    def _scalable(self, model: str, view: RegisteredInstance, stage: Stage) -> ScalableInstance:
+        record, heard, kv = view.record, view.summary, view.record.kv
+        fleet = self._fleets.get(model)
+        return ScalableInstance(
+            name=record.instance,
+            stage=stage.name,
+            role=stage.roles.get(record.instance, InstanceRole.BOTH),
+            shape=record.shape,
+            since_ns=record.incarnation,
+            sequences=heard.running if heard is not None else record.max_sequences,
+            context_tokens=heard.running_tokens if heard is not None else record.blocks_total * record.block_size,
+            token_bytes=kv.block_bytes / max(1, kv.block_tokens) if kv is not None else 0.0,
+            stoppable=fleet is None or record.instance not in fleet.unstoppable,
+        )
+
+    def _scale(
         self,
         body: SetInstances,
-        answer: ScaleAnswer,
+        verdict: ScaleAnswer,
         limits_s: Mapping[str, float | None],
-        instances: Iterable[RegisteredInstance],
+        known: dict[str, RegisteredInstance],
         reply_to: str,
         now_ns: int,
     ) -> list[Effect]:
@@ -205,17 +278,16 @@ class Provisioning:
 
         Args:
             body: The order.
-            answer: Instances to start or to stop.
+            verdict: Instances to start or to stop.
             limits_s: How long each of those may take to be empty; None where nothing moves.
-            instances: All that are registered for the model.
+            known: All that are registered for the model.
             reply_to: Who waits.
             now_ns: Unix ns.
         """
         fleet = self._fleets.setdefault(body.model, Fleet(self._policy.initial_state))
-        known = {view.record.instance: view for view in instances}
         waiter = f"{self._incarnation}/{self._orders}"
-        orders = [self._new_order(body.model, "start") for _ in range(answer.start)]
-        for name in answer.stop:
+        orders = [self._new_order(body.model, "start") for _ in range(verdict.start)]
+        for name in verdict.stop:
             limit_s = limits_s[name] or self._config.drain_limit_s
             incarnation = known[name].record.incarnation
             orders.append(self._new_order(body.model, "stop", name, incarnation, drain_limit_s=limit_s))
@@ -225,10 +297,10 @@ class Provisioning:
         names = {order.name for order in orders}
         self._scaling.begin(waiter, WaitingScale(reply_to=reply_to, open=names, limit_ms=limit_ms))
         what = " ".join(filter(None, (str(body.count), body.shape, str(body.role or ""))))
-        decision = ProvisioningDecision(start=answer.start, stop=answer.stop, reason=f"an operator asked for {what}")
+        decision = ProvisioningDecision(start=verdict.start, stop=verdict.stop, reason=f"an operator asked for {what}")
         return self._begin(fleet, fleet.view(body.model, known, set(known)), decision, orders, "operator", now_ns)
 
-    def refusal(self, model: str) -> OrderRefused | None:
+    def _refusal(self, model: str) -> OrderRefused | None:
         """Refusal of any operator's order now; None where one is taken."""
         fleet = self._fleets.get(model)
         if fleet is not None and (fleet.asked or fleet.starting or fleet.stopping):
@@ -238,23 +310,6 @@ class Provisioning:
             return OrderRefused(reason=OrderRefusal.SCALING, detail="too many orders wait for provisioners")
         return None
 
-    def take_started(self) -> list[tuple[str, str, InstanceRole | None]]:
-        """Model, name and role of instances that began by an operator's order since the last call."""
-        started, self._started = self._started, []
-        return started
-
-    def ladder_view(self, model: str) -> LadderView:
-        """The ladder's view of a model's starts and stops."""
-        fleet = self._fleets.get(model)
-        if fleet is None:
-            return LadderView(scales=self.on)
-        held = len(fleet.starting) + fleet.serving
-        return LadderView(
-            scaling=bool(fleet.asked or fleet.starting or fleet.stopping),
-            scales=self.on and held < getattr(self._parameters, "instances_max", 0),
-            scaled_ns=fleet.scaled_ns,
-        )
-
     # orders
 
     def _new_order(
@@ -262,7 +317,7 @@ class Provisioning:
     ) -> Order:
         self._orders += 1
         return Order(
-            name=f"{self._name}/{self._incarnation}/{self._orders}",
+            name=f"{self.name}/{self._incarnation}/{self._orders}",
             model=model,
             action=action,
             instance=instance,
@@ -284,11 +339,11 @@ class Provisioning:
         return Request(
             subject=self._subjects.provision(self._config.hosts[order.host_index], order.action),
             body=body,
-            correlation=f"{PREFIX}{order.name}",
+            correlation=order.name,
             timeout_ns=_ns(self._config.ask_limit_s),
         )
 
-    def on_answer(self, replied: Replied, now_ns: int) -> list[Effect]:
+    def _on_answer(self, replied: Replied, now_ns: int) -> list[Effect]:
         """Handle a provisioner's answer; ignore one about a model that is no longer led."""
         fleet, order = self._asked(replied.correlation)
         if fleet is None or order is None:
@@ -298,9 +353,11 @@ class Provisioning:
                 order.instance = body.instance
                 order.deadline_ns = now_ns + _ns(self._config.start_limit_s)
                 fleet.starting[body.instance] = order
-                if order.waiter:
-                    self._started.append((order.model, body.instance, order.role))
-                return self._scaling.accepted(order)
+                effects: list[Effect] = []
+                if order.waiter:  # the name may have been another instance's, with another role
+                    orders = {body.instance: order.role}
+                    effects = [self._proposals.send(order.model, now_ns, role_orders=orders)]
+                return [*effects, *self._scaling.accepted(order)]
             case InstanceStopping() as body:
                 order.deadline_ns = now_ns + _ns(order.drain_limit_s) + STOP_GRACE_NS
                 fleet.stopping[body.instance] = order
@@ -310,7 +367,7 @@ class Provisioning:
             case body:
                 return self._next_host(fleet, order, "malformed", f"{type(body).__name__} is no answer")
 
-    def on_failure(self, body: RequestFailed) -> list[Effect]:
+    def _on_failure(self, body: RequestFailed) -> list[Effect]:
         """No answer. Without one the order may have been carried out: it is repeated under the same name."""
         fleet, order = self._asked(body.correlation)
         if fleet is None or order is None:
@@ -352,10 +409,9 @@ class Provisioning:
         return [Log(level="warning", event="provisioning_failed", fields=fields | {"detail": detail})]
 
     def _asked(self, correlation: str) -> tuple[Fleet | None, Order | None]:
-        name = correlation.removeprefix(PREFIX)
         for fleet in self._fleets.values():
-            if name in fleet.asked:
-                return fleet, fleet.asked.pop(name)
+            if correlation in fleet.asked:
+                return fleet, fleet.asked.pop(correlation)
         return None, None
 
     def _end(self, order: Order, outcome: str, *, level: str) -> Log:
@@ -377,9 +433,9 @@ class Provisioning:
 
     def snapshot(self) -> dict[str, Any]:
         """Open orders, by model."""
-        return {model: fleet.snapshot() for model, fleet in sorted(self._fleets.items())}
+        return {"provisioning": {model: fleet.snapshot() for model, fleet in sorted(self._fleets.items())}}
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Bounds hold."""
         self._scaling.check()
         most = max(ORDER_MAX, getattr(self._parameters, "instances_max", 0))

@@ -1,279 +1,278 @@
-"""Roles of instances: asks a policy, and carries flips out one after the other, through BOTH.
+"""Roles of instances: carries changes out one after the other, through BOTH, and proposes the roles of each moment.
 
-Part of the coordinator's actor, which calls it. Owns, per model whose lease is held: the role of each instance, the
-flip under way in each stage, when somebody was flipped or scaled last, and the policy's state.
+An actor of its own, hosted in the coordinator's process. A role changes because an operator ordered it, because the
+configuration gives another one, or because a policy wants it (libs/millrace/policies/roles; none does by default).
+Owns, per model that is led, the flip under way in each stage, and roles that are not the ordered or configured ones.
 
-| what happened | change |
-|---|---|
-| a tick | the policy is asked per stage; a flip begins, goes on, or is given up |
-| SetRole | the role that an operator wants, as soon as fences let it |
-| a stage has no prefill-capable or decode-capable instance | one does both, at once |
-| the lease is taken | roles and orders are those of the plan in force; the flip under way for an order goes on |
+| message in | change | messages out |
+|---|---|---|
+| SetRole | the role that an operator wants, as soon as fences let it | OrderAccepted, OrderRefused; PlanProposed |
+| KeyChanged(lease / plan) | roles of a model that is led for the first time are taken over | PlanProposed |
+| TimerFired(tick) | a flip begins, goes on, or is given up | PlanProposed |
+| ServicePresence(migrator), InstanceSummary | moves under way, decodes | |
+| StopRequested | | Stop |
 
 A flip: the instance does BOTH first, which every message under way allows: it takes new requests and keeps what it has.
-The last hop waits until nothing moves from or to it, and until its decodes are few or ``drain_s`` is over; its broker,
-or its migrator, hands the rest off after it. Where that does not come about within ``HOP_NS`` it stays with BOTH.
+The last hop waits until nothing moves from or to it, and until its decodes are few or ``drain_s`` is over; the rest is
+handed off after it. Where that does not come about within HOP_NS it stays with BOTH.
 
-Invariants: at most one flip under way per stage; nobody is flipped twice within ``gap_s``; each stage with two
-instances or more keeps a prefill-capable and a decode-capable one.
+Invariants: at most one flip under way per stage; nothing is flipped twice within ``gap_s``; a flip leaves a stage that
+can prefill and decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.actor.effects import Effect, Log
-from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetRole
+from millrace.actor.effects import Effect, Log, Reply, StartTimer, Stop, Subscribe
+from millrace.contracts.catalog import Role
+from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetInstances, SetRole
+from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
+from millrace.contracts.message import Message
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import InstanceRecord
+from millrace.contracts.status import InstanceSummary, ServicePresence
+from millrace.contracts.subjects import Subjects
 from millrace.policies.roles import Flip, RoleInstance, RolesView, may_take_role
-from millrace.policies.stages.instance import InstanceModel
 
-from services.coordinator.config import RolePolicyConfig, role_policy
-from services.coordinator.ladder import LadderView, acting, flips_held
-from services.coordinator.role_state import ModelRoles, OpenFlip, role_of
-from services.coordinator.role_windows import RoleWindows
+from services.coordinator.config import CoordinatorConfig, role_policy
+from services.coordinator.led_models import LedModels, Proposals
+from services.coordinator.plan_writing import capable, role_of, roles_of
 
-NO_ROLES: Mapping[str, InstanceRole] = MappingProxyType({})
+TICK_NS = 1_000_000_000
 
 #: A last hop that its conditions do not allow within this time is given up.
 HOP_NS = 30_000_000_000
 
-#: Instances of a model whose roles are remembered; those that come back have the role that they had.
-ROLES_MAX = 10_000
+#: A policy flips nothing for so long after instances joined or left: the effect of that must be seen first.
+APART_NS = 30_000_000_000
+
+#: What migrators told of moves is believed for so long; they tell it every second.
+MOVES_NS = 2_500_000_000
+
+#: Summaries that a policy sees, and how many of an instance are kept.
+WINDOW_NS = 5_000_000_000
+SUMMARIES_MAX = 64
 
 
-class Roles:
-    """Sole owner of who does what.
+@dataclass(kw_only=True)
+class OpenFlip:
+    """A flip under way: the instance does BOTH.
 
     Attributes:
-        windows: What was heard about loads.
+        since_ns: When it began.
+        shown_ns: When the plan in force first said that it does both; 0 before.
     """
 
-    def __init__(
-        self,
-        config: RolePolicyConfig,
-        *,
-        configured: Mapping[str, InstanceRole] = NO_ROLES,
-        instance_model: Callable[[InstanceRecord], InstanceModel | None] = lambda record: None,
-    ) -> None:
-        """Raises ConfigError where the policy or its parameters are wrong.
+    instance: str
+    target: InstanceRole
+    since_ns: int
+    shown_ns: int = 0
 
-        Args:
-            config: Policy and fences.
-            configured: Roles by instance or pattern.
-            instance_model: Gives step costs; None where they are unknown.
-        """
-        self._config = config
-        self._policy, self._parameters = role_policy(config)
-        self._configured = configured
-        self._instance_model = instance_model
+
+@dataclass(kw_only=True)
+class ModelRoles:
+    """One model.
+
+    Attributes:
+        roles: Of instances that shall not have their home role now: orders that wait, flips under way, flips of a
+            policy.
+        ordered: Orders that were not carried out yet.
+        open: Flip under way, by stage.
+        flipped_ns: Last change, by instance; by stage under the stage's name with a slash before it.
+        states: The policy's, by stage.
+        counts: Flips begun, done, given up.
+        last: The last flip and its reason.
+    """
+
+    roles: dict[str, InstanceRole] = field(default_factory=dict)
+    ordered: dict[str, InstanceRole] = field(default_factory=dict)
+    open: dict[str, OpenFlip] = field(default_factory=dict)
+    flipped_ns: dict[str, int] = field(default_factory=dict)
+    states: dict[str, Any] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    last: str = ""
+
+
+class RolesActor:
+    """Changes roles of models that are led here."""
+
+    def __init__(self, config: CoordinatorConfig, *, incarnation: int) -> None:
+        """Raises ConfigError where the policy or its parameters are wrong."""
+        self.name = config.name
+        self._config = config.flips
+        self._configured = config.roles
+        self._policy, self._parameters = role_policy(config.flips)
+        self._subjects = Subjects(config.bus.cluster)
+        self._proposals = Proposals("roles", self._subjects)
+        self._led = LedModels(config.name, incarnation)
         self._models: dict[str, ModelRoles] = {}
-        self.windows = RoleWindows(window_ns=_ns(config.window_s), demand_ns=_ns(config.demand_s))
+        self._moves: dict[tuple[str, str], tuple[int, int]] = {}  # (migrator, instance): (heard, sequences)
+        self._summaries: dict[str, deque[InstanceSummary]] = {}
 
-    @property
-    def policy(self) -> str:
-        """Name of the policy."""
-        return self._policy.name
+    def start(self, now_ns: int) -> list[Effect]:
+        """Watches what is led; listens to orders, moves and instances."""
+        subjects = (
+            self._subjects.coordinate("*", "role"),
+            self._subjects.presences(Role.MIGRATOR),
+            self._subjects.summaries(),
+        )
+        heard = [Subscribe(subject=subject) for subject in subjects]
+        return [*self._led.start(), *heard, StartTimer(name="tick", at_ns=now_ns + TICK_NS)]
 
-    @property
-    def observes(self) -> bool:
-        """Whether loads and requests are needed."""
-        return self._policy.observes
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        """See the table above."""
+        match message.body:
+            case InstanceSummary() as body:
+                self._on_summary(body)
+            case ServicePresence(role=Role.MIGRATOR) as body:
+                self._on_migrator(body, now_ns)
+            case SetRole() as body:
+                return self._on_order(body, message.reply_to, now_ns)
+            case KeyChanged() as body:
+                return self._on_key(body, now_ns)
+            case TimerFired():
+                return [StartTimer(name="tick", at_ns=now_ns + TICK_NS), *self._tick(now_ns)]
+            case StopRequested():
+                return [Stop(reason="asked to stop")]
+        return []
 
-    def of_model(self, model: str) -> ModelRoles:
-        """State of a model that is led here."""
-        return self._models.setdefault(model, ModelRoles())
+    # what is heard
 
-    def forget(self, model: str) -> None:
-        """The lease is somebody else's."""
-        if self._models.pop(model, None) is not None:
-            self.windows.forget(model)
+    def _on_summary(self, body: InstanceSummary) -> None:
+        if self._led.on_summary(body) is not None and self._policy.observes:
+            self._summaries.setdefault(body.instance, deque(maxlen=SUMMARIES_MAX)).append(body)
 
-    # roles
+    def _on_migrator(self, body: ServicePresence, now_ns: int) -> None:
+        """Sequences that leave each instance; those that arrive, its own summary tells."""
+        self._moves = {key: told for key, told in self._moves.items() if key[0] != body.name}
+        for each in body.moving:
+            if each.instance in self._led.records:
+                self._moves[body.name, each.instance] = (now_ns, each.leaving)
 
-    def of_stage(self, model: str, plan: Plan | None, names: Sequence[str], now_ns: int) -> dict[str, InstanceRole]:
-        """Roles of a stage's instances, such that it can prefill and decode.
+    def _on_key(self, body: KeyChanged, now_ns: int) -> list[Effect]:
+        """Takes the roles over of a model that is led for the first time."""
+        model = self._led.on_key(body, now_ns)
+        plan = self._led.plan(model)
+        if self._led.lost(model):
+            self._models.pop(model, None)
+        if plan is None or model in self._models or not self._led.leads(model, now_ns):
+            return []
+        known = self._models[model] = ModelRoles()
+        before = roles_of(plan)
+        for stage in plan.stages:
+            homes = capable({name: self._home(known, plan, name) for name in stage.instances}, before)
+            known.roles |= {name: before[name] for name in stage.instances if before[name] is not homes[name]}
+        known.ordered = {n: role for n, role in plan.role_orders.items() if n in known.roles}
+        for stage in plan.stages if plan.epoch > 1 else ():  # the predecessor's last flip is not known
+            known.flipped_ns[f"/{stage.name}"] = now_ns
+        return [self._propose(model, known, now_ns)]
 
-        Args:
-            model: Its name.
-            plan: In force: a new leader takes its roles over.
-            names: Instances of the stage.
-            now_ns: Unix ns.
-        """
-        known = self.of_model(model)
-        if plan is not None and not known.roles and not known.leads:
-            known.take_over(plan, every=self.observes, now_ns=now_ns)
-        known.leads = known.leads or bool(names)
-        for name in names:
-            if name not in known.roles and len(known.roles) < ROLES_MAX:
-                known.roles[name] = self._home(known, name)
-        roles = {name: known.roles.get(name, InstanceRole.BOTH) for name in names}
-        return self._repaired(known, roles) if self.observes or known.homes else roles
-
-    def _home(self, known: ModelRoles, name: str) -> InstanceRole:
-        return known.homes.get(name) or role_of(name, self._configured)
-
-    def _repaired(self, known: ModelRoles, roles: dict[str, InstanceRole]) -> dict[str, InstanceRole]:
-        """Somebody does both where a phase would have nobody, until others are back."""
-        lacking = len(set(roles.values()) - {InstanceRole.BOTH}) == 1 and InstanceRole.BOTH not in roles.values()
-        before = known.standing_in & set(roles)
-        known.standing_in -= set(roles)
-        if not lacking:
-            return roles
-        name = min(before or roles)
-        known.standing_in.add(name)
-        known.counts["repaired"] += name not in before
-        return roles | {name: InstanceRole.BOTH}
+    def _home(self, known: ModelRoles, plan: Plan, name: str) -> InstanceRole:
+        return known.ordered.get(name) or plan.role_orders.get(name) or role_of(name, self._configured)
 
     # decisions
 
-    def tick(
-        self, model: str, plan: Plan | None, records: Sequence[InstanceRecord], view: LadderView, now_ns: int
-    ) -> list[Effect]:
-        """Looks at one led model.
-
-        Args:
-            model: Its name.
-            plan: In force.
-            records: Of the instances that serve.
-            view: Scaling, as provisioning tells it.
-            now_ns: Unix ns.
-        """
-        known = self.of_model(model)
-        if plan is None:
-            return []
-        known.scaled_ns = max(known.scaled_ns, view.scaled_ns)
+    def _tick(self, now_ns: int) -> list[Effect]:
+        self._summaries = {name: told for name, told in self._summaries.items() if name in self._led.records}
+        self._moves = {key: told for key, told in self._moves.items() if now_ns - told[0] < MOVES_NS}
         effects: list[Effect] = []
-        serving = {record.instance: record for record in records}
-        for stage in plan.stages:
-            effects += self._tick_stage(model, stage, serving, view, now_ns)
-        known.rung = acting(self.ladder(model, view))
+        for model in self._led.led(now_ns):
+            plan, known = self._led.plan(model), self._models.get(model)
+            if plan is None or known is None:
+                continue
+            before = dict(known.roles)
+            self._tidy(known, plan)
+            for stage in plan.stages:
+                effects += self._tick_stage(known, model, plan, stage, now_ns)
+            if known.roles != before:
+                effects.append(self._propose(model, known, now_ns))
         return effects
 
-    def ladder(self, model: str, view: LadderView) -> LadderView:
-        """The view with what is known of flips."""
-        known = self.of_model(model)
-        return LadderView(
-            decisions=tuple(known.decisions.values()),
-            flipping=bool(known.open),
-            moving=view.moving,
-            scaling=view.scaling,
-            scales=view.scales,
-            flipped_ns=known.last_ns,
-            scaled_ns=max(view.scaled_ns, known.scaled_ns),
-        )
+    def _tidy(self, known: ModelRoles, plan: Plan) -> None:
+        """Forgets orders that are carried out and stand in the plan, and roles that are the home role."""
+        under_way = {flip.instance for flip in known.open.values()}
+        for name, role in list(known.ordered.items()):
+            if name not in under_way and known.roles.get(name, role) is role and plan.role_orders.get(name) is role:
+                del known.ordered[name]
+        for name in [name for name in known.roles if name not in under_way]:
+            if known.roles[name] is self._home(known, plan, name):
+                del known.roles[name]
 
-    def _tick_stage(
-        self, model: str, stage: Stage, serving: Mapping[str, InstanceRecord], scaling: LadderView, now_ns: int
-    ) -> list[Effect]:
-        known = self.of_model(model)
-        names = [name for name in stage.instances if name in serving]
-        effects = self._go_on(known, stage, names, now_ns)
-        view = self._view(model, stage, [serving[name] for name in names], now_ns)
+    def _tick_stage(self, known: ModelRoles, model: str, plan: Plan, stage: Stage, now_ns: int) -> list[Effect]:
+        effects = self._go_on(known, plan, stage, now_ns)
+        view = self._view(known, model, plan, stage, now_ns)
+        ordered = self._ordered(known, view)
         state = known.states.get(stage.name, self._policy.initial_state)
         decision, known.states[stage.name] = self._policy.decide(view, self._parameters, state, now_ns)
-        known.decisions[stage.name] = decision
-        ordered = self._ordered(known, view)
-        ladder = self.ladder(model, scaling)
-        if ordered:
-            known.held = self._fence(known, stage.name, ordered[0].instance, ladder, now_ns)[1]
-        if stage.name in known.open or flips_held(ladder, now_ns):
+        changed_ns = self._led.changed_ns(model)
+        apart = not self._policy.observes or not changed_ns or now_ns - changed_ns >= APART_NS
+        if stage.name in known.open:
             return effects
-        for flip in ordered or decision.flips:
-            if not self._refusal(known, view, flip, now_ns):
+        for flip in ordered or (decision.flips if apart else ()):
+            if not self._fence(known, stage.name, flip.instance, now_ns) and may_take_role(
+                view, flip.instance, flip.role
+            ):
                 reason = "ordered by an operator" if ordered else decision.reason
-                return effects + self._begin(known, stage.name, flip, reason, now_ns)
+                return effects + self._begin(known, plan, stage.name, flip, reason, now_ns)
         return effects
 
-    def _view(self, model: str, stage: Stage, records: Sequence[InstanceRecord], now_ns: int) -> RolesView:
-        known = self.of_model(model)
-        instances = tuple(self._instance(known, record, now_ns) for record in records)
-        demand = self.windows.demand(model, set(stage.instances), now_ns) if self.observes else None
-        view = RolesView(model=model, stage=stage.name, instances=instances)
-        return view if demand is None else RolesView(model=model, stage=stage.name, instances=instances, demand=demand)
+    def _view(self, known: ModelRoles, model: str, plan: Plan, stage: Stage, now_ns: int) -> RolesView:
+        names = [name for name in stage.instances if name in self._led.records]
+        instances = tuple(self._instance(known, plan, name, now_ns) for name in names)
+        return RolesView(model=model, stage=stage.name, instances=instances)
 
-    def _instance(self, known: ModelRoles, record: InstanceRecord, now_ns: int) -> RoleInstance:
-        name = record.instance
+    def _instance(self, known: ModelRoles, plan: Plan, name: str, now_ns: int) -> RoleInstance:
         flip = next((flip for flip in known.open.values() if flip.instance == name), None)
-        role = flip.target if flip is not None else known.roles.get(name, InstanceRole.BOTH)
-        role = InstanceRole.BOTH if name in known.standing_in else role
-        fixed = RoleInstance(name=name, role=role, home=self._home(known, name), movable=flip is None)
-        if not self.observes:
-            return fixed
-        model = self._instance_model(record)
+        home = self._home(known, plan, name)
+        told = tuple(s for s in self._summaries.get(name, ()) if now_ns - s.at_ns <= WINDOW_NS)
         return RoleInstance(
             name=name,
-            role=role,
-            home=fixed.home,
+            role=flip.target if flip is not None else known.roles.get(name, home),
+            home=home,
             movable=flip is None and self._rested(known, name, now_ns),
-            heard=self.windows.heard(name, now_ns),
-            indicators=self.windows.indicators(record, model, now_ns),
-            model=model,
-            token_budget=record.token_budget,
+            record=self._led.records[name] if self._policy.observes else None,
+            summaries=told,
         )
 
-    def _rested(self, known: ModelRoles, name: str, now_ns: int) -> bool:
-        before_ns = known.flipped_ns.get(name)
+    def _rested(self, known: ModelRoles, key: str, now_ns: int) -> bool:
+        before_ns = known.flipped_ns.get(key)
         return before_ns is None or now_ns - before_ns >= _ns(self._config.gap_s)
 
     def _ordered(self, known: ModelRoles, view: RolesView) -> list[Flip]:
         """Orders that wait. One whose flip was given up is among them again."""
         under_way = {flip.instance for flip in known.open.values()}
-        wanted = []
-        for each in view.instances:
-            role = known.ordered.get(each.name)
-            if role is None or each.name in under_way:
-                continue
-            if role is each.role:
-                del known.ordered[each.name]
-            else:
-                wanted.append(Flip(each.name, role))
-        return wanted
+        waiting = [each for each in view.instances if each.name in known.ordered and each.name not in under_way]
+        return [Flip(each.name, each.home) for each in waiting if each.role is not each.home]
 
-    def _fence(
-        self, known: ModelRoles, stage: str, instance: str, ladder: LadderView, now_ns: int
-    ) -> tuple[OrderRefusal | None, str]:
-        """Reason that holds a flip of an instance back now, and its words; None and empty where nothing does."""
+    def _fence(self, known: ModelRoles, stage: str, instance: str, now_ns: int) -> str:
+        """Reason that holds a flip of an instance back now; empty where nothing does."""
         if (flip := known.open.get(stage)) is not None:
-            return OrderRefusal.FLIP_OPEN, f"{flip.instance} is on its way to {flip.target}"
-        if held := flips_held(ladder, now_ns):
-            return OrderRefusal.SCALED_LATELY, held
+            return f"{flip.instance} is on its way to {flip.target}"
         for key, who in ((instance, instance), (f"/{stage}", "another one of its stage")):
             if not self._rested(known, key, now_ns):
                 ago_s = (now_ns - known.flipped_ns[key]) / 1e9
-                left_s = self._config.gap_s - ago_s
-                return OrderRefusal.FLIPPED_LATELY, f"{who} was flipped {ago_s:.0f} s ago; {left_s:.0f} s to wait"
-        return None, ""
-
-    def _refusal(self, known: ModelRoles, view: RolesView, flip: Flip, now_ns: int) -> str:
-        """Reason why a flip may not begin; empty where it may."""
-        if not self._rested(known, flip.instance, now_ns):
-            return "flipped lately"
-        if not self._rested(known, f"/{view.stage}", now_ns):
-            return "another one was flipped lately"
-        if not may_take_role(view, flip.instance, flip.role):
-            return "the stage could not prefill, or not decode"
+                return f"{who} was flipped {ago_s:.0f} s ago; {self._config.gap_s - ago_s:.0f} s to wait"
         return ""
 
     # flips
 
-    def _begin(self, known: ModelRoles, stage: str, flip: Flip, reason: str, now_ns: int) -> list[Effect]:
-        before = known.roles.get(flip.instance, InstanceRole.BOTH)
+    def _begin(self, known: ModelRoles, plan: Plan, stage: str, flip: Flip, reason: str, now_ns: int) -> list[Effect]:
+        before = known.roles.get(flip.instance) or self._home(known, plan, flip.instance)
         known.roles[flip.instance] = InstanceRole.BOTH
-        known.flipped_ns[flip.instance] = known.flipped_ns[f"/{stage}"] = known.last_ns = now_ns
+        known.flipped_ns[flip.instance] = known.flipped_ns[f"/{stage}"] = now_ns
         known.counts["begun"] += 1
         known.last = f"{flip.instance} from {before} to {flip.role}: {reason}"
-        if flip.role is InstanceRole.BOTH:
-            known.counts["done"] += 1
-        else:
-            known.open[stage] = OpenFlip(instance=flip.instance, target=flip.role, since_ns=now_ns)
+        known.open[stage] = OpenFlip(instance=flip.instance, target=flip.role, since_ns=now_ns)
         fields = {"stage": stage, "instance": flip.instance, "before": str(before), "role": str(flip.role)}
-        return [Log(level="info", event="flip_begun", fields=fields | {"reason": reason})]
+        effects: list[Effect] = [Log(level="info", event="flip_begun", fields=fields | {"reason": reason})]
+        if flip.role is InstanceRole.BOTH:
+            effects += self._end(known, stage, "done", now_ns)
+        return effects
 
-    def _go_on(self, known: ModelRoles, stage: Stage, names: Sequence[str], now_ns: int) -> list[Effect]:
+    def _go_on(self, known: ModelRoles, plan: Plan, stage: Stage, now_ns: int) -> list[Effect]:
         """The last hop of the flip under way, where it may be done; its end where it cannot."""
         flip = known.open.get(stage.name)
         if flip is None:
@@ -281,12 +280,11 @@ class Roles:
         if not flip.shown_ns and flip.instance not in stage.roles:
             flip.shown_ns = now_ns
         late = now_ns - flip.since_ns >= HOP_NS
-        if flip.instance not in names or late or not self._capable(known, names, flip):
-            return self._end(known, stage.name, flip, "given_up", now_ns)
-        if not flip.shown_ns or self._drains(flip, now_ns) or self.windows.open_moves(flip.instance, now_ns):
+        if flip.instance not in stage.instances or late or not self._capable(known, plan, stage, flip):
+            return self._end(known, stage.name, "given_up", now_ns)
+        if not flip.shown_ns or self._drains(flip, now_ns) or self.open_moves(flip.instance, now_ns):
             return []
-        known.roles[flip.instance] = flip.target
-        return self._end(known, stage.name, flip, "done", now_ns)
+        return self._end(known, stage.name, "done", now_ns)
 
     def _drains(self, flip: OpenFlip, now_ns: int) -> bool:
         """Whether it is too soon for the last hop; decodes of one that is to prefill may end there for a while."""
@@ -294,86 +292,121 @@ class Roles:
         settled = done_both_ns >= _ns(self._config.settle_s)
         if flip.target is not InstanceRole.PREFILL or done_both_ns >= _ns(self._config.drain_s):
             return not settled
-        return not settled or self.windows.decoding(flip.instance) > 0
+        summary = self._led.summaries.get(flip.instance)
+        told = summary.indicators if summary is not None else None
+        return not settled or (told is not None and told.decode.running > 0)
 
-    def _capable(self, known: ModelRoles, names: Sequence[str], flip: OpenFlip) -> bool:
-        roles = [flip.target if name == flip.instance else known.roles.get(name) for name in names]
-        return any(r is not InstanceRole.DECODE for r in roles) and any(r is not InstanceRole.PREFILL for r in roles)
+    def _capable(self, known: ModelRoles, plan: Plan, stage: Stage, flip: OpenFlip) -> bool:
+        roles = {name: known.roles.get(name) or self._home(known, plan, name) for name in stage.instances}
+        return _is_capable([*(roles | {flip.instance: flip.target}).values()])
 
-    def _end(self, known: ModelRoles, stage: str, flip: OpenFlip, outcome: str, now_ns: int) -> list[Effect]:
-        del known.open[stage]
+    def _end(self, known: ModelRoles, stage: str, outcome: str, now_ns: int) -> list[Effect]:
+        flip = known.open.pop(stage)
+        if outcome == "done":
+            known.roles[flip.instance] = flip.target
         known.counts[outcome] += 1
-        known.flipped_ns[flip.instance] = known.flipped_ns[f"/{stage}"] = known.last_ns = now_ns
+        known.flipped_ns[flip.instance] = known.flipped_ns[f"/{stage}"] = now_ns
         fields = {"stage": stage, "instance": flip.instance, "role": str(flip.target), "outcome": outcome}
         fields["took_s"] = f"{(now_ns - flip.since_ns) / 1e9:.1f}"
         return [Log(level="info", event="flip_ended", fields=fields)]
 
+    def open_moves(self, instance: str, now_ns: int) -> int:
+        """Sequences on their way from or to an instance."""
+        told = [n for (_, name), (at_ns, n) in self._moves.items() if name == instance and now_ns - at_ns < MOVES_NS]
+        summary = self._led.summaries.get(instance)
+        if summary is not None and summary.indicators is not None:
+            told.append(summary.indicators.prefill.moving + summary.indicators.decode.moving)
+        return max(told, default=0)
+
     # orders
 
-    def order(self, body: SetRole, plan: Plan | None, ladder: LadderView, now_ns: int) -> OrderAccepted | OrderRefused:
-        """Takes an operator's order, or says why not. It is carried out as soon as fences let it.
+    def _on_order(self, body: SetRole, reply_to: str, now_ns: int) -> list[Effect]:
+        """An operator's order; a coordinator that does not lead the model leaves it to the one that does."""
+        plan, known = self._led.plan(body.model), self._models.get(body.model)
+        if plan is None or known is None or not self._led.leads(body.model, now_ns):
+            return []
+        refused = old_plan(body, plan) or self._refusal(body, plan, known, now_ns)
+        if refused is not None:
+            return answer(reply_to, refused)
+        stage = next(s for s in plan.stages if body.instance in s.instances)
+        held = self._fence(known, stage.name, body.instance, now_ns)
+        known.roles.setdefault(body.instance, roles_of(plan)[body.instance])
+        known.ordered[body.instance] = body.role
+        accepted = OrderAccepted(detail=f"{body.instance} will be {body.role}" + (f", not yet: {held}" if held else ""))
+        orders = {body.instance: body.role}
+        return [self._propose(body.model, known, now_ns, orders), *answer(reply_to, accepted)]
 
-        Args:
-            body: The order.
-            plan: In force.
-            ladder: With flips, as `ladder` gives it.
-            now_ns: Unix ns.
-        """
-        stage = next((s for s in plan.stages if body.instance in s.instances), None) if plan is not None else None
+    def _refusal(self, body: SetRole, plan: Plan, known: ModelRoles, now_ns: int) -> OrderRefused | None:
+        stage = next((s for s in plan.stages if body.instance in s.instances), None)
         if stage is None:
             detail = f"no {body.instance} in the plan of {body.model}"
             return OrderRefused(reason=OrderRefusal.UNKNOWN_INSTANCE, detail=detail)
-        known = self.of_model(body.model)
-        if not self._keeps_capable(known, stage, body):
+        targets = {flip.instance: flip.target for flip in known.open.values()}
+        roles = {n: targets.get(n) or self._target(known, plan, n) for n in stage.instances} | {
+            body.instance: body.role
+        }
+        if not _is_capable([*roles.values()]):
             detail = f"with {body.instance} as {body.role} its stage could not prefill, or not decode"
             return OrderRefused(reason=OrderRefusal.NOT_CAPABLE, detail=detail)
-        fence, held = self._fence(known, stage.name, body.instance, ladder, now_ns)
-        moves = self.windows.open_moves(body.instance, now_ns)
-        if fence is None and moves and not body.wait:
-            fence, held = OrderRefusal.MOVES_OPEN, f"{moves} moves from or to {body.instance} are under way"
-        if fence is not None and not body.wait:
-            return OrderRefused(reason=fence, detail=held)
-        known.ordered[body.instance] = known.homes[body.instance] = body.role
-        return OrderAccepted(detail=f"{body.instance} will be {body.role}" + (f", not yet: {held}" if held else ""))
+        if body.wait:
+            return None
+        if held := self._fence(known, stage.name, body.instance, now_ns):
+            reason = OrderRefusal.FLIP_OPEN if stage.name in known.open else OrderRefusal.FLIPPED_LATELY
+            return OrderRefused(reason=reason, detail=held)
+        if moves := self.open_moves(body.instance, now_ns):
+            detail = f"{moves} moves from or to {body.instance} are under way"
+            return OrderRefused(reason=OrderRefusal.MOVES_OPEN, detail=detail)
+        return None
 
-    def _keeps_capable(self, known: ModelRoles, stage: Stage, body: SetRole) -> bool:
-        """Whether the stage can prefill and decode once this order and those that wait are carried out."""
-        targets = {flip.instance: flip.target for flip in known.open.values()}
-        roles = {n: known.roles.get(n, InstanceRole.BOTH) for n in stage.instances} | targets | known.ordered
-        instances = tuple(RoleInstance(name=n, role=roles[n]) for n in stage.instances)
-        view = RolesView(model=body.model, stage=stage.name, instances=instances)
-        return may_take_role(view, body.instance, body.role)
+    def _target(self, known: ModelRoles, plan: Plan, name: str) -> InstanceRole:
+        """Role of an instance once the orders that wait are carried out."""
+        home = self._home(known, plan, name)
+        return home if name in known.ordered else known.roles.get(name, home)
 
-    def give(self, model: str, instance: str, role: InstanceRole | None) -> None:
-        """Has an instance that begins by order come with a role; None for the configured one."""
-        known = self.of_model(model)
-        for held in (known.homes, known.roles, known.ordered):
-            held.pop(instance, None)
-        if role is not None:
-            known.homes[instance] = known.roles[instance] = role
-
-    # for people and checkers
+    def _propose(
+        self,
+        model: str,
+        known: ModelRoles,
+        now_ns: int,
+        orders: dict[str, InstanceRole] | None = None,
+    ) -> Effect:
+        return self._proposals.send(model, now_ns, roles=dict(sorted(known.roles.items())), role_orders=orders or {})
 
     def snapshot(self) -> dict[str, Any]:
-        """Flips and the rung that acts, by model."""
-        return {
+        """Flips and orders that wait, by model."""
+        told = {
             model: {
-                "rung": str(known.rung),
                 "flipping": {stage: f"{flip.instance} to {flip.target}" for stage, flip in known.open.items()},
-                "ordered": {name: str(role) for name, role in known.ordered.items()},
+                "ordered": {name: str(role) for name, role in sorted(known.ordered.items())},
                 "counts": dict(sorted(known.counts.items())),
                 "last": known.last,
             }
             for model, known in sorted(self._models.items())
         }
+        return {"roles": told}
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Raises AssertionError where an invariant does not hold."""
-        self.windows.check()
         for known in self._models.values():
-            assert len(known.roles) <= ROLES_MAX
             for flip in known.open.values():
                 assert known.roles.get(flip.instance) is InstanceRole.BOTH, f"{flip.instance} is flipped past BOTH"
+
+
+def old_plan(body: SetRole | SetInstances, plan: Plan | None) -> OrderRefused | None:
+    """A refusal where the order was made on a plan that is not in force any more."""
+    if plan is None or not body.plan_epoch or body.plan_epoch >= plan.epoch:
+        return None
+    detail = f"made on plan {body.plan_epoch}; {plan.epoch} is in force"
+    return OrderRefused(reason=OrderRefusal.OLD_PLAN, detail=detail)
+
+
+def answer(reply_to: str, body: OrderAccepted | OrderRefused) -> list[Effect]:
+    """The answer to an operator who waits for one."""
+    return [Reply(to=reply_to, body=body)] if reply_to else []
+
+
+def _is_capable(roles: Sequence[InstanceRole]) -> bool:
+    return any(r is not InstanceRole.DECODE for r in roles) and any(r is not InstanceRole.PREFILL for r in roles)
 
 
 def _ns(seconds: float) -> int:

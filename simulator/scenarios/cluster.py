@@ -106,7 +106,6 @@ class ScenarioCluster(SimulatedCluster):
             cluster=CLUSTER,
             begin_ns=self.begin_ns,
             migrations=spec.migration.on,
-            ladder=spec.roles.policy != "fixed",
         )
         self.samples: list[EngineSample] = []
         self._truth = truth
@@ -205,6 +204,7 @@ class ScenarioCluster(SimulatedCluster):
             stages=self.spec.stages,
             roles=roles,
             flips=self.spec.roles,
+            step_bounds=self.spec.step_bounds,
         )
 
     def _predictor(self, index: int) -> PredictorConfig:

@@ -6,13 +6,12 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect, Subscribe
-from millrace.contracts.coordinator import LadderReported
 from millrace.contracts.message import Message
 from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.subjects import Subjects
 
-ACCEPTS = (RequestFinished, MigrationFinished, LadderReported)
+ACCEPTS = (RequestFinished, MigrationFinished)
 
 
 class FinishedRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -65,20 +64,6 @@ class MigrationRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     duration_ns: int
 
 
-class LadderSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Report of a coordinator about one model at one time; see LadderReported."""
-
-    at_ns: int
-    model: str
-    rung: str
-    scenario: str
-    prefill: float
-    decode: float
-    flips: int
-    last: str
-    step_budgets: dict[str, int]
-
-
 class EngineSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One instance at one time."""
 
@@ -95,27 +80,21 @@ class EngineSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Observer:
     """Owns the records of requests and migrations."""
 
-    def __init__(
-        self, *, name: str, cluster: str, begin_ns: int, migrations: bool = False, ladder: bool = False
-    ) -> None:
+    def __init__(self, *, name: str, cluster: str, begin_ns: int, migrations: bool = False) -> None:
         """Args:
         begin_ns: Beginning of the workload, unix ns of virtual time.
-        ladder: Whether coordinators are to be heard.
         migrations: Whether any are to be heard. A subscription for nothing would change trace hashes.
         """
         self.name = name
         self.finished: list[FinishedRequest] = []
         self.migrations: list[MigrationRecord] = []
-        self.ladder: list[LadderSample] = []
         self._subjects = Subjects(cluster)
         self._begin_ns = begin_ns
         self._hears_migrations = migrations
-        self._hears_ladder = ladder
 
     def start(self, now_ns: int) -> list[Effect]:
         """Listens to outcomes and migrations of every model."""
         subjects = [self._subjects.outcomes()] + ([self._subjects.migrations()] if self._hears_migrations else [])
-        subjects += [self._subjects.ladder("*")] if self._hears_ladder else []
         return [Subscribe(subject=subject) for subject in subjects]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
@@ -124,8 +103,6 @@ class Observer:
             self._on_finished(message.body)
         elif isinstance(message.body, MigrationFinished):
             self.migrations.append(_migration(message.body, now_ns - self._begin_ns))
-        elif isinstance(message.body, LadderReported):
-            self.ladder.append(_rung(message.body, now_ns - self._begin_ns))
         return []
 
     def _on_finished(self, body: RequestFinished) -> None:
@@ -171,11 +148,6 @@ def _migration(body: MigrationFinished, at_ns: int) -> MigrationRecord:
         body.frozen_ns,
         body.duration_ns,
     )
-
-
-def _rung(body: LadderReported, at_ns: int) -> LadderSample:
-    pressures = body.scenario, body.prefill, body.decode
-    return LadderSample(at_ns, body.model, body.rung, *pressures, body.flips, body.last, body.step_budgets)
 
 
 def _offset(predicted_ns: int | None, body: RequestFinished) -> int:

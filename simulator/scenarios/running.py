@@ -16,7 +16,7 @@ from millrace.workloads.shape import Arrival
 
 from simulator.scenarios.cluster import ScenarioCluster, StepTimes
 from simulator.scenarios.load import arrivals, at_model, call_of, models_of
-from simulator.scenarios.observer import EngineSample, FinishedRequest, LadderSample, MigrationRecord
+from simulator.scenarios.observer import EngineSample, FinishedRequest, MigrationRecord
 from simulator.scenarios.spec import FaultSpec, ScenarioSpec
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[EngineSample]
     migrations: list[MigrationRecord] = []
     trades: dict[str, int] = {}
-    ladder: list[LadderSample] = []
     answers: list[str] = []
 
 
@@ -184,7 +183,6 @@ class _Run:
             samples=cluster.samples,
             migrations=cluster.observer.migrations,
             trades=cluster.trades(),
-            ladder=cluster.observer.ladder,
             answers=cluster.operator.answers if cluster.operator is not None else [],
         )
 

@@ -9,7 +9,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
 
-from services.coordinator.config import RolePolicyConfig, StagesConfig
+from services.coordinator.config import RolePolicyConfig, StagesConfig, StepBoundsConfig
 from simulator.scenarios.head_estimates import HeadSpec
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.order_spec import OrderSpec
@@ -312,6 +312,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         limit_s: Virtual time after the last arrival at which what is still open counts as lost.
         stages: As in the coordinator's configuration; the model is called ``modelled``.
+        step_bounds: As in the coordinator's configuration.
         roles: How roles change under load, as ``flips`` in the coordinator's configuration; ``migration.roles`` are
             those of the beginning.
     """
@@ -325,6 +326,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stages: StagesConfig = StagesConfig()
     migration: MigrationSpec = MigrationSpec()
     roles: RolePolicyConfig = RolePolicyConfig()
+    step_bounds: StepBoundsConfig = StepBoundsConfig()
     trading: TradingSpec = TradingSpec()
     rescheduling: ReschedulingSpec = ReschedulingSpec()
     workload: WorkloadSpec = WorkloadSpec()

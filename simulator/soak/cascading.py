@@ -17,7 +17,7 @@ from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.evidence import ConfidenceFeature
 
-from services.coordinator.actor import ACCEPTS as COORDINATOR_ACCEPTS
+from services.coordinator.build import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.build import build as build_coordinator
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.config import CoordinatorConfig

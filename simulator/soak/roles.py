@@ -21,11 +21,12 @@ from millrace.sim.checkers.roles import CapableRoles
 from millrace.sim.process import SimActor, SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 
-from services.coordinator.config import CoordinatorConfig, ProvisioningConfig, RolePolicyConfig
+from services.coordinator.config import CoordinatorConfig, ProvisioningConfig, RolePolicyConfig, StepBoundsConfig
 from services.migrator.config import MigratorConfig
 from simulator import services
 from simulator.cluster import BUS, CLUSTER
 from simulator.host import HostShape, SimulatedHost
+from simulator.soak import restless_roles
 from simulator.soak.cluster import SoakCluster
 from simulator.soak.run import SoakReport, SoakRun
 from simulator.soak.shape import MODEL, SoakShape, TradingShape
@@ -46,7 +47,7 @@ QUIET_NS = 4 * SECOND
 #: That must come about within this time after the load: a hop is given up after 30 s.
 SETTLED_NS = 90 * SECOND
 
-POLICIES = ("pressure", "pressure", "flowkv", "fixed")
+POLICIES = ("fixed", restless_roles.__file__)
 ROLES: tuple[dict[str, InstanceRole], ...] = (
     {},
     {"w0": InstanceRole.PREFILL, "w1": InstanceRole.PREFILL, "w*": InstanceRole.DECODE},
@@ -65,34 +66,21 @@ def roles_shape(seed: int, *, policy: str = "", wrong_estimates: bool = True) ->
 
 
 def flips_for(seed: int) -> RolePolicyConfig:
-    """Draw how a seed's coordinators flip: objectives that are missed now and then, and short fences."""
+    """Draw whether a seed's coordinators flip by policy; fences are short."""
     rng = Random(f"{seed}/flips")
-    policy = rng.choice(POLICIES)
-    parameters = {}
-    if policy == "pressure":
-        objectives = {"ttft_s": rng.choice((0.01, 0.05, 0.3)), "tpot_s": rng.choice((0.009, 0.02, 0.1))}
-        parameters = {
-            **objectives,
-            **_priority_for(seed),
-            "hold_s": rng.choice((0.2, 1.0)),
-            "margin": 0.02,
-            "chunk_tokens": 96,
-        }
-    return RolePolicyConfig(
-        policy=policy, parameters=parameters, gap_s=1.0, settle_s=0.3, drain_s=1.0, window_s=1.5, demand_s=3.0
-    )
+    return RolePolicyConfig(policy=rng.choice(POLICIES), gap_s=1.0, settle_s=0.3, drain_s=1.0)
 
 
-def _priority_for(seed: int) -> dict[str, float]:
+def step_bounds_for(seed: int) -> StepBoundsConfig:
     """Draw whether a seed's coordinators bound steps in which prompts hold up decodes."""
-    rng = Random(f"{seed}/priority")
-    return {"step_share": rng.choice((0.0, 0.6, 1.5)), "step_tokens_min": rng.choice((8, 24))}
+    rng = Random(f"{seed}/step bounds")
+    return StepBoundsConfig(tpot_s=rng.choice((0.0, 0.009, 0.02)), ttft_s=rng.choice((0.01, 0.3)))
 
 
 def provisioning_for(seed: int) -> ProvisioningConfig:
     """Draw whether and how a seed scales: out where requests take long, in where the load is low.
 
-    Nothing flips for 30 s after a start or stop, so that two thirds of the seeds scale nothing.
+    A policy flips nothing for 30 s after a start or stop, so that two thirds of the seeds scale nothing.
     """
     rng = Random(f"{seed}/scaling")
     if rng.random() < 2 / 3:
@@ -137,6 +125,7 @@ class RolesSoakCluster(SoakCluster):
                 bus=BUS,
                 roles=self.shape.migration.roles,
                 flips=flips_for(seed),
+                step_bounds=step_bounds_for(seed),
                 provisioning=provisioning_for(seed),
             )
             self.add(Role.COORDINATOR, config)
@@ -215,7 +204,7 @@ class RolesSoakRun(SoakRun):
     ) -> None:
         super().__init__(seed, shape=shape or roles_shape(seed), faults=faults, rate=rate, cluster=cluster)
         assert isinstance(self.cluster, RolesSoakCluster)
-        self.roles = CapableRoles(gap_ns=0, fixed=flips_for(seed).policy == "fixed")
+        self.roles = CapableRoles(gap_ns=0)
         self.orders = RoleOrders(self.cluster, Random(f"{seed}/orders"))
         self._sim.check_with(self.roles)
         self._sim.check_with(self.orders)
@@ -244,7 +233,8 @@ class RolesSoakRun(SoakRun):
         def quiet() -> bool:
             return not flips or sim.now_ns - flips[-1][0] >= QUIET_NS
 
-        self._until(quiet, SETTLED_NS, f"roles still change: {flips[-4:]}")
+        if flips_for(sim.seed).policy == "fixed":
+            self._until(quiet, SETTLED_NS, f"roles still change: {flips[-4:]}")
         self._until(self._unbounded, SETTLED_NS, "steps are still bounded")
 
     def _unbounded(self) -> bool:

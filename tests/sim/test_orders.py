@@ -87,15 +87,17 @@ def test_whoever_dies_while_instances_come_and_go_costs_no_request(victim: str) 
     assert all(answer.startswith("accepted") for answer in outcome.answers), outcome.answers
 
 
-def test_a_started_instance_has_the_role_that_was_ordered_and_scaling_keeps_apart_from_flips() -> None:
+def test_a_started_instance_has_the_role_that_was_ordered_and_flips_come_one_after_the_other() -> None:
     outcome = run(
         {"at_s": 3.0, "count": 1, "role": "decode"},
-        {"at_s": 12.0, "instance": "fast-0", "role": "prefill", "wait": False},
-        {"at_s": 13.0, "instance": "fast-0", "role": "prefill"},
-        {"at_s": 38.0, "count": 4},
+        {"at_s": 12.0, "instance": "fast-0", "role": "prefill"},
+        {"at_s": 14.0, "instance": "slow-0", "role": "decode", "wait": False},
+        {"at_s": 21.0, "instance": "slow-0", "role": "decode", "wait": False},
+        {"at_s": 30.0, "instance": "slow-0", "role": "decode"},
     )
     assert outcome.outcomes == {"completed": 240}
     assert outcome.answers[0] == "accepted: slow-2 begins"
-    assert outcome.answers[1].startswith("scaled_lately")
-    assert outcome.answers[2].startswith("accepted: fast-0 will be prefill, not yet: scaled")
-    assert outcome.answers[3] == "flip_open: a flip is under way; 30 s apart"
+    assert outcome.answers[1] == "accepted: fast-0 will be prefill"
+    assert outcome.answers[2] == "flip_open: fast-0 is on its way to prefill"
+    assert outcome.answers[3].startswith("flipped_lately: another one of its stage was flipped")
+    assert outcome.answers[4].startswith("accepted: slow-0 will be decode")

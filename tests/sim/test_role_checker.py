@@ -26,10 +26,3 @@ def look(checker: CapableRoles, *, orders: dict[str, InstanceRole]) -> None:
 def test_a_stage_that_only_decodes_is_found() -> None:
     with pytest.raises(AssertionError, match="no instance prefills"):
         look(CapableRoles(gap_ns=0), orders={})
-
-
-def test_configured_roles_that_nobody_repairs_are_let_be_until_somebody_orders_one() -> None:
-    checker = CapableRoles(gap_ns=0, fixed=True)
-    look(checker, orders={})
-    with pytest.raises(AssertionError, match="no instance prefills"):
-        look(checker, orders={"w0": DECODE})

@@ -1,15 +1,20 @@
-"""Roles that flip under load: capable stages at all times, no flip to and fro, quiet under a steady load."""
+"""Roles that a policy flips under load, and steps bounded for decodes: promises kept under faults."""
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
+from millrace.actor.effects import Effect
 from millrace.actor.settings import with_settings
+from millrace.contracts.message import Message
+from millrace.contracts.worker import SetStepBudget
 from millrace.enginemodel.step_time_models import LinearStepTime
+from millrace.sim.checkers import Checker
 from millrace.sim.checkers.roles import CapableRoles
+from millrace.sim.process import SimProcess
 
+from papers.flowkv import roles as flowkv
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.statistics import summarise
@@ -31,7 +36,7 @@ SPLIT: dict[str, Any] = {
     },
     "prediction": {"kind": "none"},
     "migration": {"on": True, "roles": {"front": "prefill", "back": "decode"}},
-    "roles": {"policy": "pressure", "parameters": {"ttft_s": 1.0, "tpot_s": 0.02, "chunk_tokens": 1024}},
+    "roles": {"policy": flowkv.__file__},
     "intervals": {"status_ms": 50, "summary_ms": 50},
     "workload": {
         "count": 300,
@@ -49,47 +54,27 @@ def step_times(_name: str) -> LinearStepTime:
     return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
 
 
-def run(*settings: str, checker: CapableRoles, **tables: Any) -> ScenarioOutcome:
+def run(*settings: str, checker: Checker, **tables: Any) -> ScenarioOutcome:
     workload = {**SPLIT["workload"], **tables.pop("workload", {})}
     spec = scenario_of(with_settings({**SPLIT, "workload": workload, **tables}, settings))
     return run_scenario(spec, step_times=step_times, checkers=[checker])
 
 
-def drifted(policy: str, brokers: bool) -> tuple[CapableRoles, ScenarioOutcome]:
-    checker = CapableRoles(gap_ns=10 * S)
-    parameters = "" if policy == "pressure" else "roles.parameters={}"
-    settings = [f"roles.policy={policy}", f"trading.on={str(brokers).lower()}", *([parameters] if parameters else [])]
-    return checker, run(*settings, checker=checker, workload=DRIFT)
-
-
-known_drift = functools.cache(drifted)
-
-
-@pytest.mark.parametrize("brokers", [True, False])
-@pytest.mark.parametrize("policy", ["pressure", "flowkv"])
-def test_an_idle_phase_helps_the_overloaded_one(policy: str, brokers: bool) -> None:
-    checker, outcome = known_drift(policy, brokers)
-    summary = summarise(outcome)
-    assert (summary.served, summary.continuations) == (300, 0)
-    helped = [name for _, name, before, _ in checker.flips if before == "prefill"]
+def test_an_idle_phase_helps_the_overloaded_one_and_the_same_seed_flips_the_same() -> None:
+    checkers = [CapableRoles(gap_ns=10 * S) for _ in range(2)]
+    first, again = (run(checker=checker, workload=DRIFT) for checker in checkers)
+    assert (summarise(first).served, summarise(first).continuations) == (300, 0)
+    helped = {name for _, name, before, _ in checkers[0].flips if before == "prefill"}
     assert helped
-    assert set(helped) <= {"front-0", "front-1"}
-    assert outcome.ladder[-1].flips >= 1
-
-
-@pytest.mark.parametrize("policy", ["pressure", "flowkv"])
-def test_a_steady_load_flips_nobody(policy: str) -> None:
-    checker = CapableRoles(gap_ns=10 * S)
-    parameters = [] if policy == "pressure" else ["roles.parameters={}"]
-    outcome = run(f"roles.policy={policy}", *parameters, checker=checker, workload={"count": 600})
-    assert summarise(outcome).served == 600
-    assert checker.flips == []
-
-
-def test_the_same_seed_gives_the_same_flips() -> None:
-    (checker, first), (second, again) = known_drift("pressure", True), drifted("pressure", True)
-    assert checker.flips == second.flips != []
+    assert helped <= {"front-0", "front-1"}
+    assert checkers[0].flips == checkers[1].flips
     assert first.trace_hash == again.trace_hash
+
+
+def test_a_steady_load_flips_nobody() -> None:
+    checker = CapableRoles(gap_ns=10 * S)
+    assert summarise(run(checker=checker, workload={"count": 600})).served == 600
+    assert checker.flips == []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -108,31 +93,34 @@ def test_stages_stay_capable_whoever_dies(seed: int) -> None:
     assert outcome.outcomes == {"completed": 300}
 
 
-# Priority inside an instance: all do both, long prompts come between long answers.
+# All do both, and long prompts come between long answers.
 
 MIXED: dict[str, Any] = {
+    "roles": {"policy": "fixed"},
     "migration": {"on": True},
     "trading": {"on": False},
     "workload": {"arrivals": {"kind": "poisson", "rate_per_s": 45.0}, "count": 300},
 }
-BOUNDED = (
-    "roles.parameters.step_share=0.8",
-    "roles.parameters.step_tokens_min=128",
-    "roles.parameters.slowdown_max=0.9",
-    "roles.parameters.flips=false",
-)
+BOUNDED = {"step_bounds": {"tpot_s": 0.02, "ttft_s": 60.0}}
 
 
-def test_decodes_first_keeps_their_pace_beside_prompts_and_loses_nothing() -> None:
-    plain = run(
-        "roles.parameters.flips=false", "roles.parameters.step_share=0", checker=CapableRoles(gap_ns=0), **MIXED
-    )
-    bounded = run(*BOUNDED, checker=CapableRoles(gap_ns=0), **MIXED)
-    before, after = summarise(plain), summarise(bounded)
-    assert (before.served, after.served, after.continuations) == (300, 300, 0)
-    assert after.tpot_s.p99 < 0.8 * before.tpot_s.p99
-    assert {report.rung for report in plain.ladder} <= {"dispatch", "move", "replan"}
-    assert "priority" in {report.rung for report in bounded.ladder}
+class Bounds(Checker):
+    """Bounds of steps that workers are ordered."""
+
+    def __init__(self) -> None:
+        self.tokens: set[int] = set()
+
+    def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
+        if isinstance(message.body, SetStepBudget):
+            self.tokens.add(message.body.tokens)
+
+
+def test_steps_are_bounded_beside_prompts_and_no_more_after_them() -> None:
+    for settings, bounds in (({}, set()), (BOUNDED, {0, 512})):
+        checker = Bounds()
+        summary = summarise(run(checker=checker, **MIXED, **settings))
+        assert (summary.served, summary.continuations) == (300, 0)
+        assert {tokens if tokens in (0, 512) else -1 for tokens in checker.tokens} - {-1} == bounds
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -143,6 +131,7 @@ def test_bounded_steps_survive_kills_of_who_orders_and_who_obeys(seed: int) -> N
         {"at_s": 6.0, "kind": "partition", "target": "back-1", "duration_s": 2.0},
         {"at_s": 9.0, "kind": "stop_bus", "duration_s": 1.5},
     ]
-    outcome = run(f"seed={seed}", *BOUNDED, checker=CapableRoles(gap_ns=0), faults=faults, **MIXED)
+    checker = Bounds()
+    outcome = run(f"seed={seed}", checker=checker, faults=faults, **MIXED, **BOUNDED)
     assert outcome.outcomes == {"completed": 300}
-    assert any(report.step_budgets for report in outcome.ladder)
+    assert checker.tokens - {0}

@@ -38,7 +38,6 @@ class FlipRow(msgspec.Struct, frozen=True, kw_only=True):
     """One call. Times in seconds."""
 
     flips: int
-    given_up: int
     streams: int
     failed: int
     differing: int
@@ -105,12 +104,10 @@ async def measure(rig: UpRig, *, flips: int, limit_s: float, streams: int, token
         for instance in ("worker-0", "worker-1"):
             await operator.flip(instance, BOTH)
             operator.took_s.pop()
-        given_up = operator.told.flips_given_up if operator.told is not None else 0
     for error, count in load.errors.items():
         print(f"  {count} x {error}")
     return FlipRow(
         flips=len(operator.took_s),
-        given_up=given_up,
         streams=load.streams,
         failed=load.failed,
         differing=load.differing,

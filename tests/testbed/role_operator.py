@@ -10,10 +10,10 @@ from typing import Any
 
 import nats.errors
 from millrace.contracts.codec import decode, encode
-from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, SetRole
+from millrace.contracts.coordinator import OrderAccepted, OrderRefused, SetRole
 from millrace.contracts.migration import MigrationFinished
-from millrace.contracts.plan import InstanceRole
-from millrace.contracts.subjects import Subjects
+from millrace.contracts.plan import InstanceRole, Plan
+from millrace.contracts.subjects import Subjects, subject_token
 
 from tests.testbed.up_cluster import UpRig
 
@@ -25,19 +25,16 @@ class RoleOperator:
     """Use as ``async with RoleOperator(rig) as operator``.
 
     Attributes:
-        told: The last report of the model's coordinator; None before the first.
         took_s: How long each flip that was followed to its end took.
     """
 
     def __init__(self, rig: UpRig) -> None:
         self._rig = rig
         self._subjects = Subjects(rig.cluster_file()["cluster"])
-        self.told: LadderReported | None = None
         self.took_s: list[float] = []
 
     async def __aenter__(self) -> RoleOperator:
         self._bus = await self._rig.operator_bus()
-        await self._bus.subscribe(self._subjects.ladder("*"), cb=self._hear)
         return self
 
     async def __aexit__(
@@ -45,10 +42,18 @@ class RoleOperator:
     ) -> None:
         await self._bus.close()
 
-    async def _hear(self, message: Any) -> None:
-        body = decode(message.data)
-        if isinstance(body, LadderReported) and body.model == self._rig.model:
-            self.told = body
+    async def plan(self) -> Plan:
+        """In force."""
+        bucket = self._subjects.bucket("plan")
+        subject = f"$KV.{bucket}.{subject_token(self._rig.model)}"
+        plan = decode((await self._bus.jetstream().get_last_msg(f"KV_{bucket}", subject)).data or b"")
+        assert isinstance(plan, Plan)
+        return plan
+
+    async def role(self, instance: str) -> InstanceRole:
+        """Of an instance, by the plan in force."""
+        stage = next(stage for stage in (await self.plan()).stages if instance in stage.instances)
+        return stage.roles.get(instance, InstanceRole.BOTH)
 
     async def watch_moves(self, hear: Callable[[MigrationFinished], None]) -> None:
         """Has each migration told that ends from now on."""
@@ -81,36 +86,15 @@ class RoleOperator:
             return answer
         raise TimeoutError(f"nobody takes the order for {instance}")
 
-    async def under_way(self, instance: str, *, limit_s: float = 30.0) -> None:
-        """Waits until a flip of the instance is under way.
+    async def reaches(self, instance: str, role: InstanceRole, *, limit_s: float = 60.0) -> None:
+        """Waits until an instance has a role.
 
         Raises:
             TimeoutError: not within the limit.
         """
         async with asyncio.timeout(limit_s):
-            while self.told is None or instance not in self.told.flipping:  # noqa: ASYNC110 - the bus fills it
+            while await self.role(instance) is not role:  # noqa: ASYNC110 - the store fills it
                 await asyncio.sleep(0.05)
-
-    async def settled(self, instance: str, *, since: LadderReported | None, limit_s: float = 60.0) -> None:
-        """Waits until no order for the instance waits and no flip of it is under way.
-
-        Args:
-            instance: Its name.
-            since: A report from before the order; a later one counts.
-            limit_s: How long it may take.
-
-        Raises:
-            TimeoutError: not within the limit.
-        """
-        async with asyncio.timeout(limit_s):
-            while not self._is_settled(instance, since):  # noqa: ASYNC110 - the bus fills it
-                await asyncio.sleep(0.05)
-
-    def _is_settled(self, instance: str, since: LadderReported | None) -> bool:
-        told = self.told
-        if told is None or (since is not None and told.at_ns <= since.at_ns):
-            return False
-        return instance not in told.flipping and instance not in told.ordered
 
     async def flip(self, instance: str, role: InstanceRole, *, limit_s: float = 60.0) -> None:
         """Orders a role and waits until the instance has it.
@@ -121,6 +105,5 @@ class RoleOperator:
         began = time.monotonic()
         answer = await self.order(instance, role)
         assert isinstance(answer, OrderAccepted), answer
-        await asyncio.sleep(0)
-        await self.settled(instance, since=self.told, limit_s=limit_s)
+        await self.reaches(instance, role, limit_s=limit_s)
         self.took_s.append(time.monotonic() - began)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import Random
+from typing import Any
 
 import msgspec
+from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect, PutKey
+from millrace.actor.group import ActorGroup
 from millrace.contracts.local import BucketReady, KeyChanged, KeyFailure, KeyNotPut, KeyPut, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 
-from services.coordinator.actor import CoordinatorActor
-from services.coordinator.config import CoordinatorConfig, RolePolicyConfig
-from services.coordinator.roles import Roles
+from services.coordinator.build import build
+from services.coordinator.config import CoordinatorConfig
 
 S = 1_000_000_000
 MODEL = "tiny"
@@ -23,10 +26,15 @@ class Bench:
     """A coordinator with a KV store that does what it is told, so that tests read as a story."""
 
     def __init__(
-        self, name: str = "coordinator-0", incarnation: int = 1, roles: Roles | Mapping[str, InstanceRole] | None = None
+        self,
+        name: str = "coordinator-0",
+        incarnation: int = 1,
+        roles: Mapping[str, InstanceRole] | None = None,
+        **config: Any,
     ) -> None:
-        known = roles if isinstance(roles, Roles) else Roles(RolePolicyConfig(), configured=roles or {})
-        self.actor = CoordinatorActor(CoordinatorConfig(name=name), incarnation=incarnation, roles=known)
+        """``config``: further fields of the configuration."""
+        settings = CoordinatorConfig(name=name, roles=dict(roles or {}), **config)
+        self.actor = build(settings, ActorDeps(incarnation=incarnation, rng=Random(1)))
         self.now_ns = 100 * S
         self.revision = 0
         self.summaries = 0
@@ -41,9 +49,13 @@ class Bench:
             self.summaries += 1
             body = msgspec.structs.replace(body, at_ns=self.now_ns + self.summaries)
         effects = self.actor.handle(Message(body), self.now_ns)
+        return self.take(effects) if store else effects
+
+    def take(self, effects: list[Effect]) -> list[Effect]:
+        """Has the store carry out what it is asked."""
         self.actor.check_invariants()
         for effect in effects:
-            if isinstance(effect, PutKey) and store:
+            if isinstance(effect, PutKey):
                 self.put(effect)
         return effects
 
@@ -72,7 +84,7 @@ class Bench:
 
     def tick(self, seconds: float = 1.0) -> list[Effect]:
         self.now_ns += int(seconds * S)
-        return self.send(TimerFired(name="tick"))
+        return [effect for name in timers(self.actor) for effect in self.send(TimerFired(name=name))]
 
     @property
     def plan(self) -> Plan | None:
@@ -83,6 +95,11 @@ class Bench:
     @property
     def planned(self) -> list[str]:
         return self.plan.stages[0].instances if self.plan else []
+
+
+def timers(actor: ActorGroup) -> list[str]:
+    """Names of the ticks of all its parts."""
+    return ["tick", *(f"{part}|tick" for part in range(1, len(actor.parts)))]
 
 
 def record(name: str, incarnation: int = 5) -> InstanceRecord:

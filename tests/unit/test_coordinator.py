@@ -191,38 +191,34 @@ def test_a_name_comes_before_patterns_and_the_first_pattern_before_others() -> N
     assert [role_of(name, roles) for name in ("w-1", "w-7", "x")] == [DECODE, BOTH, BOTH]
 
 
-def test_other_roles_after_a_restart_make_another_plan() -> None:
+def test_other_roles_after_a_restart_come_through_both() -> None:
     bench = Bench()
-    bench.register("a")
+    for name in ("a", "b"):
+        bench.register(name)
     renewed = Bench(incarnation=2, roles={"a": PREFILL})
-    plan = KeyChanged(bucket="plan", key=MODEL, value=bench.plan, revision=3)
-    renewed.revision = 3
     assert bench.plan is not None
+    renewed.revision = 3
     renewed.keys["plan", MODEL] = (bench.plan, 3)
-    renewed.send(plan)
-    renewed.register("a")
+    renewed.send(KeyChanged(bucket="plan", key=MODEL, value=bench.plan, revision=3))
+    for name in ("a", "b"):
+        renewed.register(name)
+    assert renewed.planned == ["a", "b"]
     assert renewed.plan is not None
-    assert (renewed.plan.epoch, renewed.plan.stages[0].roles) == (2, {"a": PREFILL})
+    assert renewed.plan.stages[0].roles == {}
+    for _ in range(15):
+        renewed.all_report()
+        renewed.tick()
+    assert renewed.plan.stages[0].roles == {"a": PREFILL}
 
 
-def test_a_stage_that_only_decodes_is_warned_of_once_until_somebody_prefills() -> None:
+def test_a_stage_that_could_not_prefill_has_one_that_does_both_until_another_prefills() -> None:
     bench = Bench(roles={"d*": DECODE})
-    seen: list[str] = []
-    handle = bench.actor.handle
-
-    def listening(message: Message, now_ns: int) -> list[Effect]:
-        effects = handle(message, now_ns)
-        seen.extend(warnings(effects))
-        return effects
-
-    bench.actor.handle = listening  # type: ignore[method-assign]
     bench.register("d1")
     bench.register("d2")
-    assert seen == ["no_prefill_instance"]
+    assert bench.plan is not None
+    assert bench.plan.stages[0].roles == {"d2": DECODE}
     bench.register("p")
-    assert seen == ["no_prefill_instance"]
-    bench.send(KeyChanged(bucket="instance", key="p", value=None, revision=9))
-    assert seen == ["no_prefill_instance"] * 2
+    assert bench.plan.stages[0].roles == {"d1": DECODE, "d2": DECODE}
 
 
 def test_roles_are_configured_by_word_and_an_unknown_one_is_refused() -> None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import msgspec
 import pytest
-from millrace.actor.effects import Log, Subscribe
+from millrace.actor.deps import ActorDeps
+from millrace.actor.effects import Log, Publish, Subscribe
 from millrace.actor.errors import ConfigError
+from millrace.actor.group import ActorGroup
+from millrace.contracts.coordinator import PlanProposed
+from millrace.contracts.local import KeyChanged, TimerFired
+from millrace.contracts.message import Body, Message
 from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.contracts.plan import InstanceRole, Plan
+from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.policies.stages.cohort import ARRIVALS_MAX
 from millrace.policies.stages.fixed.policy import FixedRange
 
-from services.coordinator.actor import CoordinatorActor
+from services.coordinator.build import build
 from services.coordinator.config import CoordinatorConfig, StagesConfig
-from services.coordinator.files import build_planning
-from services.coordinator.planning import HOMES_MAX, Planning
+from services.coordinator.instance_models import InstanceModels
+from services.coordinator.plan_writing import HOMES_MAX, PlanWriting
+from services.coordinator.stages import StagesActor
 
 S = 1_000_000_000
 MODEL = "llama"
@@ -47,40 +52,66 @@ def fleet(count: int) -> list[InstanceRecord]:
     return [record(f"w{index:02}") for index in range(count)]
 
 
-def everybody_does_both(names: Sequence[str]) -> dict[str, InstanceRole]:
-    return dict.fromkeys(names, InstanceRole.BOTH)
-
-
 class Story:
-    """Planning with the plan that it wrote last."""
+    """Stages that are led, and the plan that was written last."""
 
     def __init__(self, count: int = 16, **config: object) -> None:
         fields = {"policy": "exact", "period_s": 10.0, "parameters": {"requests_min": 100}} | config
-        self.planning = Planning(
-            msgspec.convert(fields, StagesConfig), name="c0", step_times={SET: load_step_time(SET)}
-        )
+        settings = CoordinatorConfig(name="c0", stages=msgspec.convert(fields, StagesConfig))
+        costs = InstanceModels({SET: load_step_time(SET)})
+        self.stages = StagesActor(settings, incarnation=1, instance_model=costs.of)
+        self.writing = PlanWriting(settings)
         self.records = fleet(count)
         self.plan: Plan | None = None
         self.now_ns = 1_000 * S
         self.logs: list[str] = []
+        self.known: set[str] = set()
+        self.stages.start(self.now_ns)
+        self.register()
+        self.lead("c0")
+
+    def send(self, body: Body, at_ns: int | None = None) -> None:
+        for effect in self.stages.handle(Message(body), self.now_ns if at_ns is None else at_ns):
+            if isinstance(effect, Publish) and isinstance(effect.body, PlanProposed):
+                self.writing.take(effect.body)
+            if isinstance(effect, Log):
+                self.logs.append(str(effect.fields["reason"]))
+        self.stages.check_invariants()
+
+    def lead(self, holder: str) -> None:
+        lease = Lease(model=MODEL, holder=holder, incarnation=1, until_ns=self.now_ns + 10_000_000 * S)
+        self.send(KeyChanged(bucket="lease", key=MODEL, value=lease, revision=1))
+
+    def register(self) -> None:
+        present = {each.instance: each for each in self.records}
+        for name in self.known - set(present):
+            self.send(KeyChanged(bucket="instance", key=name, value=None, revision=1))
+        for name, value in present.items():
+            self.send(KeyChanged(bucket="instance", key=name, value=value, revision=1))
+        self.known = set(present)
 
     def tick(self, seconds: float = 10.0) -> Plan:
+        if self.plan is None:
+            self.write()
         self.now_ns += round(seconds * S)
-        effects = self.planning.tick(MODEL, self.plan, self.records, self.now_ns)
-        self.logs += [effect.fields["reason"] for effect in effects if isinstance(effect, Log)]
+        self.register()
+        self.send(TimerFired(name="tick"))
         return self.write()
 
     def write(self) -> Plan:
-        after = self.planning.next_plan(MODEL, self.plan, self.records, self.now_ns, roles=everybody_does_both)
+        self.register()
+        after = self.writing.next_plan(MODEL, self.plan, self.records)
         assert after is None or self.plan is None or after.epoch == self.plan.epoch + 1
         self.plan = after or self.plan
-        self.planning.check()
+        self.writing.check()
         assert self.plan is not None
+        if after is not None:
+            self.send(KeyChanged(bucket="plan", key=MODEL, value=after, revision=after.epoch))
         return self.plan
 
     def place(self, request: str, prompt: int, *, at_ns: int, choices: int = 1) -> None:
         """A request arrives."""
-        self.planning.on_decision(
+        self.send(
             DecisionMade(
                 request=request,
                 sequences=[f"{request}/{index}" for index in range(choices)],
@@ -98,7 +129,7 @@ class Story:
 
     def end(self, request: str, outputs: list[int]) -> None:
         """It ends."""
-        self.planning.on_outcome(
+        self.send(
             RequestFinished(
                 request=request,
                 model=MODEL,
@@ -108,6 +139,10 @@ class Story:
                 output_tokens=outputs,
             )
         )
+
+    def requests(self) -> int:
+        known: int = self.stages.snapshot()["planning"][MODEL]["requests"]
+        return known
 
     def hear(self, count: int, rate: float, *, prompt: int | None = None, output: int | None = None) -> None:
         """Requests that arrive evenly up to now and have ended."""
@@ -127,7 +162,7 @@ def test_without_outcomes_there_is_one_stage() -> None:
     story = Story()
     plan = story.tick()
     assert [len(stage.instances) for stage in plan.stages] == [16]
-    assert (plan.epoch, plan.boundary_epoch, plan.policy) == (1, 1, "exact")
+    assert (plan.epoch, plan.boundary_epoch, plan.policy) == (1, 1, "one_stage")
     story.tick()
     assert story.plan is plan
 
@@ -173,7 +208,7 @@ def test_a_steady_load_of_long_requests_is_planned_while_most_still_run() -> Non
             if lengths[0] == lengths[1]:
                 story.end(request, [lengths[1]])
                 del running[request]
-        story.planning.on_summary(summary(len(running), produced))
+        story.send(summary(len(running), produced))
         story.tick(0.0)
     assert story.plan is not None
     assert len(story.plan.stages) > 1, story.logs
@@ -265,16 +300,16 @@ def test_a_model_that_is_not_led_is_forgotten() -> None:
     story = Story()
     story.tick()
     story.hear(3000, 20.0)
-    story.planning.forget(MODEL)
+    story.lead("another")
     story.hear(3000, 20.0)
-    assert MODEL not in story.planning.snapshot()
+    assert story.stages.snapshot() == {"planning": {}}
 
 
 def test_what_is_kept_is_bounded() -> None:
     story = Story()
     story.tick()
     story.hear(ARRIVALS_MAX + 100, 200.0)
-    assert story.planning.snapshot()[MODEL]["requests"] == ARRIVALS_MAX
+    assert story.requests() == ARRIVALS_MAX
     assert HOMES_MAX >= 10_000
 
 
@@ -283,7 +318,7 @@ def test_what_is_placed_again_counts_once() -> None:
     story.tick()
     for _ in range(2):
         story.place("r", 100, at_ns=story.now_ns)
-    assert story.planning.snapshot()[MODEL]["requests"] == 1
+    assert story.requests() == 1
 
 
 RANGES = [
@@ -309,7 +344,6 @@ def test_one_stage_can_be_configured() -> None:
     story.tick()
     story.hear(3000, 20.0)
     assert len(story.tick().stages) == 1
-    assert not story.planning.learns
 
 
 def test_plans_may_change_at_every_tick() -> None:
@@ -326,20 +360,16 @@ def test_plans_may_change_at_every_tick() -> None:
     assert epochs[-1] > 20
 
 
-def test_roles_stand_in_the_plan() -> None:
-    planning = Planning(StagesConfig(policy="one_stage"), name="c")
-    plan = planning.next_plan(MODEL, None, fleet(2), 0, roles=lambda names: dict.fromkeys(names, InstanceRole.DECODE))
-    assert plan is not None
-    assert plan.stages[0].roles == {"w00": InstanceRole.DECODE, "w01": InstanceRole.DECODE}
-
-
 @pytest.mark.parametrize("kind", ["decision", "outcome"])
-def test_the_actor_listens_to_requests_once_where_the_policy_learns(kind: str) -> None:
+def test_requests_are_listened_to_where_the_policy_learns(kind: str) -> None:
     for policy, count in (("exact", 1), ("one_stage", 0)):
-        config = CoordinatorConfig(stages=StagesConfig(policy=policy))
-        actor = CoordinatorActor(CoordinatorConfig(name="c"), incarnation=1, planning=build_planning(config))
+        actor = _built(CoordinatorConfig(stages=StagesConfig(policy=policy)))
         subjects = [e.subject for e in actor.start(0) if isinstance(e, Subscribe) and kind in e.subject]
         assert len(subjects) == count
+
+
+def _built(config: CoordinatorConfig) -> ActorGroup:
+    return build(config, ActorDeps(incarnation=1, rng=random.Random(1)))
 
 
 @pytest.mark.parametrize(
@@ -353,7 +383,7 @@ def test_the_actor_listens_to_requests_once_where_the_policy_learns(kind: str) -
 )
 def test_a_wrong_configuration_is_refused_by_name(stages: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        build_planning(msgspec.convert({"stages": stages}, CoordinatorConfig))
+        _built(msgspec.convert({"stages": stages}, CoordinatorConfig))
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
-from millrace.actor.effects import Effect, Log, Publish, Request, Subscribe
+from millrace.actor.deps import ActorDeps
+from millrace.actor.effects import Effect, Log, Publish, PutKey, Request, Subscribe
 from millrace.actor.errors import ConfigError
 from millrace.contracts.local import (
     BucketReady,
     KeyChanged,
+    KeyPut,
     Replied,
     RequestFailed,
     RequestFailure,
@@ -17,7 +20,7 @@ from millrace.contracts.local import (
 )
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.observers import CandidateForecast, DecisionMade, ProvisioningDecided, RequestFinished
-from millrace.contracts.plan import Lease
+from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.provisioner import (
     InstanceStarting,
     InstanceStopping,
@@ -27,12 +30,14 @@ from millrace.contracts.provisioner import (
     StopInstance,
 )
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from prometheus_client import CollectorRegistry
 
-from services.coordinator.actor import CoordinatorActor
+from services.coordinator.build import build
 from services.coordinator.config import CoordinatorConfig, ProvisioningConfig
 from services.coordinator.fleet import SAMPLES_MAX
 from services.coordinator.leased_plans import LEASE_NS
 from services.coordinator.provisioning import STOP_GRACE_NS
+from tests.unit.coordinator_bench import timers
 
 S = 1_000_000_000
 MODEL = "m"
@@ -44,7 +49,10 @@ class Bench:
 
     def __init__(self, *names: str, strategy: str = "preempt", hosts: list[str] | None = None, **rules: Any) -> None:
         config = ProvisioningConfig(strategy=strategy, parameters=RULES | rules, hosts=hosts or ["local"])
-        self.actor = CoordinatorActor(CoordinatorConfig(name="c", provisioning=config), incarnation=1)
+        self.registry = CollectorRegistry()
+        deps = ActorDeps(incarnation=1, rng=Random(1), registry=self.registry)
+        self.actor = build(CoordinatorConfig(name="c", provisioning=config), deps)
+        self.incarnations: dict[str, int] = {}
         self.now_ns = 100 * S
         self.effects = self.actor.start(self.now_ns)
         self.alive = list(names)
@@ -60,6 +68,11 @@ class Bench:
     def send(self, body: Body) -> list[Effect]:
         effects = self.actor.handle(Message(body), self.now_ns)
         self.actor.check_invariants()
+        for effect in effects:
+            if isinstance(effect, PutKey) and isinstance(effect.value, Plan):
+                self.send(KeyPut(correlation=effect.correlation, revision=effect.value.epoch))
+                told = {"bucket": "plan", "key": MODEL, "value": effect.value, "revision": effect.value.epoch}
+                effects += self.send(KeyChanged(**told))
         return effects
 
     def lease(self, holder: str = "c") -> None:
@@ -79,6 +92,7 @@ class Bench:
             block_size=32,
             blocks_total=100,
         )
+        self.incarnations[name] = self.now_ns
         self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
         self.alive = sorted({*self.alive, name})
 
@@ -89,11 +103,10 @@ class Bench:
     def tick(self, seconds: float = 1.0) -> list[Effect]:
         self.now_ns += int(seconds * S)
         for name in self.alive:
-            (view,) = [view for view in self.actor._registered(MODEL, self.now_ns) if view.record.instance == name]
             self.send(
                 InstanceSummary(
                     instance=name,
-                    incarnation=view.record.incarnation,
+                    incarnation=self.incarnations[name],
                     model=MODEL,
                     at_ns=self.now_ns,
                     running=self.requests,
@@ -108,7 +121,7 @@ class Bench:
                     draining=name in self.draining,
                 )
             )
-        return self.send(TimerFired(name="tick"))
+        return [effect for name in timers(self.actor) for effect in self.send(TimerFired(name=name))]
 
     def placed(self, e2e_s: float, *, note: str = "", kind: str = "dispatch") -> None:
         forecasts = [
@@ -159,7 +172,8 @@ class Bench:
         return state
 
     def orders(self, action: str, outcome: str) -> int:
-        return self.actor.provisioning.figures.orders[action, outcome]
+        labels = {"action": action, "outcome": outcome}
+        return int(self.registry.get_sample_value("millrace_provisioning_orders_total", labels) or 0)
 
 
 def asked(effects: list[Effect]) -> list[Request]:
@@ -176,7 +190,7 @@ def decided(effects: list[Effect]) -> list[ProvisioningDecided]:
 
 
 def test_without_a_strategy_nothing_is_heard_and_nothing_asked() -> None:
-    actor = CoordinatorActor(CoordinatorConfig(name="c"), incarnation=1)
+    actor = build(CoordinatorConfig(name="c"), ActorDeps(incarnation=1, rng=Random(1)))
     subjects = [effect.subject for effect in actor.start(0) if isinstance(effect, Subscribe)]
     assert not [subject for subject in subjects if "decision" in subject or "outcome" in subject]
 
@@ -373,5 +387,6 @@ def test_windows_are_bounded() -> None:
     ],
 )
 def test_a_wrong_configuration_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
+    config = CoordinatorConfig(name="c", provisioning=ProvisioningConfig(**fields))
     with pytest.raises(ConfigError, match=words):
-        CoordinatorActor(CoordinatorConfig(name="c", provisioning=ProvisioningConfig(**fields)), incarnation=1)
+        build(config, ActorDeps(incarnation=1, rng=Random(1)))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from millrace.actor.effects import Log, Publish, Reply
 from millrace.actor.errors import ConfigError
-from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefusal, OrderRefused, SetRole
+from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetRole
 from millrace.contracts.local import BucketReady, BusReconnected, KeyChanged, KeyFailure, KeyNotPut, TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.contracts.plan import InstanceRole, Lease, Plan
+from millrace.contracts.plan import InstanceRole, Lease
 from millrace.contracts.status import (
     InstanceMigrations,
     InstanceSummary,
@@ -18,12 +20,10 @@ from millrace.contracts.status import (
     PhaseQueues,
     ServicePresence,
 )
-from millrace.policies.roles import RoleDecision, Scenario
 
 from services.coordinator.config import RolePolicyConfig
-from services.coordinator.ladder import APART_NS, LadderView, Rung, acting, flips_held, scaling_held
-from services.coordinator.roles import HOP_NS, Roles
-from tests.unit.coordinator_bench import MODEL, Bench, S, summary
+from services.coordinator.roles import APART_NS, HOP_NS
+from tests.unit.coordinator_bench import MODEL, Bench, S, summary, timers
 
 BOTH, PREFILL, DECODE = InstanceRole
 ROLES = {"p*": PREFILL, "d*": DECODE}
@@ -43,8 +43,7 @@ class Story(Bench):
         self.loads: dict[str, LoadIndicators] = {}
         self.heard: list[Body] = []
         self.logs: list[Log] = []
-        chosen = config or RolePolicyConfig(policy="flowkv")
-        super().__init__(incarnation=incarnation, roles=Roles(chosen, configured=roles))
+        super().__init__(incarnation=incarnation, roles=roles, flips=config or RolePolicyConfig())
         for name in names or ("p0", "p1", "d0", "d1"):
             self.register(name)
         self.tick()
@@ -72,14 +71,15 @@ class Story(Bench):
         self, instance: str, role: InstanceRole, epoch: int = 0, *, wait: bool = True
     ) -> OrderAccepted | OrderRefused:
         body = SetRole(model=MODEL, instance=instance, role=role, plan_epoch=epoch, wait=wait)
-        effects = self.actor.handle(Message(body, reply_to="_INBOX.operator.1"), self.now_ns)
+        effects = self.take(self.actor.handle(Message(body, reply_to="_INBOX.operator.1"), self.now_ns))
         answers = [effect.body for effect in effects if isinstance(effect, Reply)]
         assert len(answers) == 1
         assert isinstance(answers[0], OrderAccepted | OrderRefused)
         return answers[0]
 
     def counts(self) -> dict[str, int]:
-        return dict(self.actor.controls.roles.of_model(MODEL).counts)
+        counts: dict[str, int] = self.actor.snapshot()["roles"][MODEL]["counts"]
+        return counts
 
 
 def loaded(name: str, at_ns: int, load: LoadIndicators) -> InstanceSummary:
@@ -91,28 +91,15 @@ def loaded(name: str, at_ns: int, load: LoadIndicators) -> InstanceSummary:
     )
 
 
-QUEUED = LoadIndicators(PhaseQueues(running=60, waiting=60), PhaseQueues(), 100_000)
 ORDERED = RolePolicyConfig(policy="fixed", gap_s=3.0, settle_s=1.0, drain_s=4.0)
 
 
-def test_roles_are_as_configured_until_somebody_is_overloaded() -> None:
+def test_roles_are_as_configured() -> None:
     story = Story()
     story.until(20)
     assert story.roles == {"p0": PREFILL, "p1": PREFILL, "d0": DECODE, "d1": DECODE}
     assert story.plan is not None
     assert story.plan.epoch == 1 + 3  # one for each that joined
-
-
-def test_idle_decoders_help_one_after_the_other() -> None:
-    story = Story()
-    story.loads = {"p0": QUEUED, "p1": QUEUED}
-    story.until(2)
-    assert story.roles["d0"] is BOTH
-    assert story.roles["d1"] is DECODE
-    story.until(8)
-    assert story.roles["d1"] is DECODE
-    story.until(4)
-    assert story.roles["d1"] is BOTH
 
 
 def test_a_flip_goes_through_both() -> None:
@@ -179,7 +166,8 @@ def test_the_last_hop_waits_until_the_plan_says_both() -> None:
     story.order("d0", PREFILL)
     for _ in range(6):  # the store takes nothing
         story.now_ns += S
-        story.actor.handle(Message(TimerFired(name="tick")), story.now_ns)
+        for name in timers(story.actor):
+            story.actor.handle(Message(TimerFired(name=name)), story.now_ns)
     assert story.roles["d0"] is DECODE
     story.send(KeyNotPut(correlation=f"plan/{MODEL}", reason=KeyFailure.CONFLICT))
     story.tick()
@@ -190,28 +178,35 @@ def test_whoever_is_left_does_both_where_a_phase_has_lost_everybody() -> None:
     story = Story("p0", "d0", "d1")
     story.send(KeyChanged(bucket="instance", key="p0", value=None, revision=0))
     assert story.roles == {"d0": BOTH, "d1": DECODE}
-    assert story.counts()["repaired"] == 2  # p0 was alone at first
+    story.register("p0")
+    assert story.roles == {"p0": PREFILL, "d0": DECODE, "d1": DECODE}
 
 
-def test_configured_roles_stay_under_the_fixed_policy() -> None:
-    story = Story("d0", "d1", config=RolePolicyConfig())
-    assert story.roles == {"d0": DECODE, "d1": DECODE}
+def test_a_new_leader_brings_roles_of_the_plan_to_other_configured_ones_through_both() -> None:
+    story = Story(config=ORDERED)
+    other = successor_of(story, ORDERED, roles={"p0": PREFILL, "*": DECODE})
+    assert other.roles == {"p0": PREFILL, "p1": PREFILL, "d0": DECODE, "d1": DECODE}
+    other.until(4)
+    assert other.roles["p1"] is BOTH
+    other.until(4)
+    assert other.roles["p1"] is DECODE
 
 
-def test_a_new_leader_takes_the_roles_of_the_plan_over() -> None:
-    story = Story()
-    story.loads = {"p0": QUEUED, "p1": QUEUED}
-    story.until(2)
-    successor = Bench(incarnation=2, roles=Roles(RolePolicyConfig(policy="flowkv"), configured=ROLES))
-    successor.keys, successor.revision = story.keys, story.revision
-    successor.now_ns = story.now_ns
-    for (bucket, key), (value, revision) in list(story.keys.items()):
-        successor.send(KeyChanged(bucket=bucket, key=key, value=value, revision=revision))
-    for name in ("p0", "p1", "d0", "d1"):
-        successor.register(name)
-    plan = successor.plan
-    assert isinstance(plan, Plan)
-    assert plan.stages[0].roles == {"p0": PREFILL, "p1": PREFILL, "d1": DECODE}
+def test_a_policy_of_ones_own_flips_but_not_just_after_instances_came(tmp_path: Path) -> None:
+    (tmp_path / "helping.py").write_text(
+        "from millrace.contracts.plan import InstanceRole\n"
+        "from millrace.policies.roles import Flip, RoleDecision\n"
+        "def decide(view, parameters, state, now_ns):\n"
+        "    able = [i for i in view.instances if i.name == 'd0' and i.movable and i.summaries]\n"
+        "    flips = tuple(Flip(i.name, InstanceRole.BOTH) for i in able if i.role is InstanceRole.DECODE)\n"
+        "    return RoleDecision(flips=flips, reason='helps'), state\n"
+    )
+    story = Story(config=RolePolicyConfig(policy=str(tmp_path / "helping.py")))
+    story.until(APART_NS // S - 2)
+    assert story.roles["d0"] is DECODE
+    story.until(4)
+    assert story.roles["d0"] is BOTH
+    assert story.counts() == {"begun": 1, "done": 1}
 
 
 # orders
@@ -242,11 +237,11 @@ def test_two_orders_may_not_take_a_phase_away_together() -> None:
     assert answer.reason is OrderRefusal.NOT_CAPABLE
 
 
-def successor_of(story: Story, config: RolePolicyConfig) -> Story:
+def successor_of(story: Story, config: RolePolicyConfig, roles: Mapping[str, InstanceRole] = ROLES) -> Story:
     """Another coordinator that finds what the first one wrote."""
     other = Story.__new__(Story)
     other.moving, other.loads, other.heard, other.logs = {}, {}, [], []
-    Bench.__init__(other, incarnation=2, roles=Roles(config, configured=ROLES))
+    Bench.__init__(other, incarnation=2, roles=roles, flips=config)
     other.keys, other.revision, other.now_ns = story.keys, story.revision, story.now_ns
     for (bucket, key), (value, revision) in list(story.keys.items()):
         other.send(KeyChanged(bucket=bucket, key=key, value=value, revision=revision))
@@ -285,13 +280,12 @@ def test_an_order_that_waits_says_for_what() -> None:
     assert isinstance(answer, OrderAccepted)
     assert answer.detail == "d1 will be both, not yet: d0 is on its way to prefill"
     story.tick()
-    told = [body for body in story.heard if isinstance(body, LadderReported)][-1]
-    assert told.ordered == {"d0": PREFILL, "d1": BOTH}
-    assert told.held == "d0 is on its way to prefill"
+    told = story.actor.snapshot()["roles"][MODEL]
+    assert told["ordered"] == {"d0": "prefill", "d1": "both"}
     story.until(8)
-    told = [body for body in story.heard if isinstance(body, LadderReported)][-1]
-    assert (told.ordered, told.held, told.flips_done) == ({}, "", 2)
-    assert "ordered by an operator" in told.last
+    told = story.actor.snapshot()["roles"][MODEL]
+    assert (told["ordered"], told["counts"]["done"]) == ({}, 2)
+    assert "ordered by an operator" in told["last"]
 
 
 def test_an_order_whose_flip_was_given_up_is_tried_again() -> None:
@@ -325,9 +319,8 @@ def test_a_flip_goes_on_where_its_coordinator_died() -> None:
     other = successor_of(story, ORDERED)
     assert other.roles["d0"] is BOTH
     other.until(3)
+    other.until(3)
     assert other.roles["d0"] is PREFILL
-    assert other.counts()["done"] == 1
-    assert "begun" not in other.counts()
 
 
 def test_a_new_leader_begins_no_flip_at_once() -> None:
@@ -338,64 +331,6 @@ def test_a_new_leader_begins_no_flip_at_once() -> None:
     answer = other.order("d1", BOTH, wait=False)
     assert isinstance(answer, OrderRefused)
     assert answer.reason is OrderRefusal.FLIPPED_LATELY
-
-
-def test_absurd_indicators_are_counted_and_ignored() -> None:
-    story = Story()
-    absurd = (LoadIndicators(prefill_tokens_left=-7), LoadIndicators(memory_busy=float("nan")))
-    for later, load in enumerate(absurd, start=1):
-        story.send(loaded("p0", story.now_ns + later, load))
-    assert story.actor.controls.roles.windows.ignored["p0"] == 2
-
-
-def test_an_unknown_policy_or_parameter_is_refused() -> None:
-    for wrong in (RolePolicyConfig(policy="astrology"), RolePolicyConfig(policy="fixed", parameters={"x": 1})):
-        with pytest.raises(ConfigError, match="flips"):
-            Roles(wrong)
-
-
-def test_the_ladder_is_told_each_second() -> None:
-    story = Story()
-    story.loads = {"p0": QUEUED, "p1": QUEUED}
-    story.until(3)
-    told = [body for body in story.heard if isinstance(body, LadderReported)]
-    assert len(told) == 4
-    assert (told[-1].policy, told[-1].flips) == ("flowkv", 1)
-    assert "d0" in told[-1].last
-
-
-# ladder
-
-IMBALANCED = RoleDecision(scenario=Scenario.IMBALANCED)
-STUCK = RoleDecision(scenario=Scenario.EXTREME, unmended=True)
-
-
-@pytest.mark.parametrize(
-    ("view", "rung"),
-    [
-        (LadderView(), Rung.DISPATCH),
-        (LadderView(moving=2), Rung.MOVE),
-        (LadderView(decisions=(IMBALANCED,)), Rung.MOVE),
-        (LadderView(decisions=(IMBALANCED,), flipping=True), Rung.FLIP),
-        (LadderView(decisions=(STUCK,), scales=True), Rung.SCALE),
-        (LadderView(decisions=(STUCK,)), Rung.REPLAN),
-        (LadderView(scaling=True), Rung.SCALE),
-        (LadderView(decisions=(RoleDecision(unmended=True),)), Rung.DISPATCH),
-    ],
-)
-def test_the_rung_that_acts(view: LadderView, rung: Rung) -> None:
-    assert acting(view) is rung
-
-
-def test_flips_and_scaling_keep_apart() -> None:
-    assert flips_held(LadderView(scaling=True), 100 * S)
-    assert flips_held(LadderView(scaled_ns=90 * S), 100 * S)
-    assert not flips_held(LadderView(scaled_ns=90 * S), 90 * S + APART_NS)
-    assert scaling_held(LadderView(flipping=True), 100 * S)
-    assert scaling_held(LadderView(flipped_ns=90 * S), 100 * S)
-    assert scaling_held(LadderView(decisions=(IMBALANCED,)), 100 * S)
-    assert not scaling_held(LadderView(decisions=(STUCK,), flipped_ns=60 * S), 100 * S)
-    assert not scaling_held(LadderView(), 100 * S)
 
 
 def lose_disk(bench: Bench) -> None:
@@ -427,7 +362,7 @@ def test_a_standby_that_leads_after_the_store_lost_its_disk_keeps_roles_and_orde
     story.until(8)
     before = story.plan
     assert before is not None
-    standby = Bench(name="coordinator-1", roles=Roles(ORDERED, configured=ROLES))
+    standby = Bench(name="coordinator-1", roles=ROLES, flips=ORDERED)
     standby.now_ns = story.now_ns
     lease = Lease(model=MODEL, holder="coordinator-0", incarnation=1, until_ns=story.now_ns + 10 * S)
     standby.send(KeyChanged(bucket="lease", key=MODEL, value=lease, revision=9))
@@ -442,3 +377,9 @@ def test_a_standby_that_leads_after_the_store_lost_its_disk_keeps_roles_and_orde
     assert standby.plan.coordinator == "coordinator-1"
     assert standby.plan.epoch > before.epoch
     assert (standby.plan.stages, standby.plan.role_orders) == (before.stages, {"d0": PREFILL})
+
+
+@pytest.mark.parametrize("fields", [{"policy": "astrology"}, {"policy": "fixed", "parameters": {"x": 1}}])
+def test_an_unknown_policy_or_parameter_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="flips"):
+        Bench(flips=RolePolicyConfig(**fields))

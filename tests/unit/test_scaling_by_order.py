@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.actor.effects import Effect, Reply, Request
-from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetInstances, SetRole
+from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetInstances
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure
 from millrace.contracts.message import Message
@@ -30,9 +30,6 @@ from millrace.policies.provisioning.by_order import (
     scale,
 )
 
-from services.coordinator.config import RolePolicyConfig
-from services.coordinator.ladder import APART_NS
-from services.coordinator.roles import Roles
 from tests.unit.coordinator_bench import MODEL, Bench, record, summary
 
 BOTH, PREFILL, DECODE = InstanceRole
@@ -108,7 +105,7 @@ class Scaled(Bench):
 
     def __init__(self, *names: str) -> None:
         self.asked: list[Request] = []
-        super().__init__(roles=Roles(RolePolicyConfig()))
+        super().__init__()
         for name in names or ("w0", "w1"):
             self.register(name)
         self.tick()
@@ -117,7 +114,8 @@ class Scaled(Bench):
         value = msgspec.structs.replace(record(name, incarnation), shape="cpu", kv=KV)
         self.send(KeyChanged(bucket="instance", key=name, value=value, revision=1))
 
-    def take(self, effects: list[Effect]) -> list[OrderAccepted | OrderRefused]:
+    def answers(self, effects: list[Effect]) -> list[OrderAccepted | OrderRefused]:
+        self.take(effects)
         self.asked += [effect for effect in effects if isinstance(effect, Request)]
         return [e.body for e in effects if isinstance(e, Reply) and isinstance(e.body, OrderAccepted | OrderRefused)]
 
@@ -126,10 +124,12 @@ class Scaled(Bench):
             body = msgspec.structs.replace(summary(name), running=3, running_tokens=900)
             self.send(body)
         body = SetInstances(model=MODEL, count=count, **fields)
-        return self.take(self.actor.handle(Message(body, reply_to="_INBOX.operator.1"), self.now_ns))
+        return self.answers(self.actor.handle(Message(body, reply_to="_INBOX.operator.1"), self.now_ns))
 
     def replied(self, request: Request, body: Any) -> list[OrderAccepted | OrderRefused]:
-        return self.take(self.actor.handle(Message(Replied(correlation=request.correlation, body=body)), self.now_ns))
+        return self.answers(
+            self.actor.handle(Message(Replied(correlation=request.correlation, body=body)), self.now_ns)
+        )
 
 
 def test_more_instances_of_a_shape_and_a_role_are_started_and_come_with_it() -> None:
@@ -190,8 +190,8 @@ def test_silence_of_a_provisioner_is_told_after_a_second_try() -> None:
     bench = Scaled()
     bench.order(3)
     failed = Message(RequestFailed(correlation=bench.asked[0].correlation, reason=RequestFailure.TIMEOUT))
-    assert bench.take(bench.actor.handle(failed, bench.now_ns)) == []
-    (answer,) = bench.take(bench.actor.handle(failed, bench.now_ns))
+    assert bench.answers(bench.actor.handle(failed, bench.now_ns)) == []
+    (answer,) = bench.answers(bench.actor.handle(failed, bench.now_ns))
     assert isinstance(answer, OrderRefused)
     assert answer.reason is OrderRefusal.NOT_KEPT
 
@@ -212,30 +212,3 @@ def test_orders_that_cannot_be_carried_out_now_are_refused() -> None:
     (answer,) = bench.order(5)
     assert isinstance(answer, OrderRefused)
     assert answer.reason is OrderRefusal.SCALING
-
-
-def test_flips_and_orders_to_scale_keep_apart() -> None:
-    bench = Scaled("w0", "w1", "w2")
-    order = SetRole(model=MODEL, instance="w0", role=PREFILL)
-    bench.actor.handle(Message(order, reply_to="x"), bench.now_ns)
-    bench.tick()
-    (answer,) = bench.order(2)
-    assert isinstance(answer, OrderRefused)
-    assert answer.reason is OrderRefusal.FLIP_OPEN
-    for _ in range(8):
-        bench.all_report()
-        bench.tick()
-    (answer,) = bench.order(2)
-    assert isinstance(answer, OrderRefused)
-    assert answer.reason is OrderRefusal.FLIPPED_LATELY
-    bench.now_ns += APART_NS
-    bench.all_report()
-    bench.tick(0)
-    assert bench.order(4) == []
-    (answer,) = bench.take(
-        bench.actor.handle(
-            Message(SetRole(model=MODEL, instance="w1", role=DECODE, wait=False), reply_to="x"), bench.now_ns
-        )
-    )
-    assert isinstance(answer, OrderRefused)
-    assert answer.reason is OrderRefusal.SCALED_LATELY

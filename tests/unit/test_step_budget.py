@@ -1,24 +1,20 @@
-"""Step budgets that change while an engine runs: the worker's order, the modelled engine, the coordinator's leases."""
+"""Step budgets that change while an engine runs: the worker's order, the modelled engine."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from millrace.actor.effects import Effect, Log, Publish, RecordSpan, StartTimer
+from millrace.actor.effects import Effect, Log, RecordSpan, StartTimer
 from millrace.actor.engine import EngineObserved, EngineSequence, LimitStepInEngine, SequenceAdded
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.local import TimerFired
 from millrace.contracts.scheduler import SchedulerConfig, step_budget
-from millrace.contracts.status import InstanceRecord, InstanceSummary, StatusSnapshot
-from millrace.contracts.subjects import Subjects
+from millrace.contracts.status import InstanceSummary, StatusSnapshot
 from millrace.contracts.worker import Sampling, SetStepBudget
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
-from millrace.policies.roles import RoleDecision, Scenario, StepOrder
 
-from services.coordinator.ladder import LadderView, Rung, acting
-from services.coordinator.priorities import VALID_MS, Priorities
 from services.worker.step_budget import StepBudget
 from tests.unit.worker_rig import INFO, START, TRACE, Bench, bodies, only, out, snapshot
 
@@ -169,68 +165,3 @@ def test_a_snapshot_tells_a_bound_and_none_for_the_engines_own_budget() -> None:
         engine.limit_step(tokens)
         told.append(engine.snapshot(0).token_budget)
     assert told == [512, 0, 300, 0]
-
-
-# --- the coordinator
-
-
-def record(name: str, incarnation: int = 1) -> InstanceRecord:
-    return InstanceRecord(
-        instance=name,
-        incarnation=incarnation,
-        model="m",
-        engine="modelled",
-        engine_version="1",
-        max_model_len=100,
-        max_sequences=2,
-        token_budget=64,
-        block_size=16,
-        blocks_total=32,
-    )
-
-
-def wants(**tokens: int) -> list[RoleDecision]:
-    return [RoleDecision(priorities=tuple(StepOrder(name, count) for name, count in tokens.items()))]
-
-
-def orders(effects: list[Effect]) -> dict[str, tuple[int, int, int]]:
-    return {
-        effect.subject: (effect.body.incarnation, effect.body.tokens, effect.body.valid_ms)
-        for effect in effects
-        if isinstance(effect, Publish) and isinstance(effect.body, SetStepBudget)
-    }
-
-
-def test_orders_are_repeated_while_they_are_wanted_and_ended_once() -> None:
-    priorities = Priorities(Subjects("t"))
-    records = [record("a"), record("b", 5)]
-    for _ in range(3):
-        assert orders(priorities.tick("m", wants(b=40), records)) == {"mr.t.engine.b.budget": (5, 40, VALID_MS)}
-    assert priorities.of_model("m") == {"b": 40}
-    assert orders(priorities.tick("m", wants(), records)) == {"mr.t.engine.b.budget": (5, 0, VALID_MS)}
-    assert orders(priorities.tick("m", wants(), records)) == {}
-
-
-def test_nothing_is_ordered_of_an_instance_that_does_not_serve() -> None:
-    priorities = Priorities(Subjects("t"))
-    assert orders(priorities.tick("m", wants(a=40, gone=40), [record("a")])) == {
-        "mr.t.engine.a.budget": (1, 40, VALID_MS)
-    }
-    assert orders(priorities.tick("m", wants(a=40), [])) == {}
-    assert priorities.of_model("m") == {}
-
-
-def test_a_model_that_is_led_elsewhere_gets_no_orders() -> None:
-    priorities = Priorities(Subjects("t"))
-    priorities.tick("m", wants(a=40), [record("a")])
-    priorities.forget("m")
-    assert orders(priorities.tick("m", wants(), [record("a")])) == {}
-    assert priorities.snapshot() == {}
-
-
-def test_priority_is_the_rung_between_a_move_and_a_flip() -> None:
-    bounded = RoleDecision(priorities=(StepOrder("a", 40),), scenario=Scenario.IMBALANCED)
-    assert acting(LadderView(decisions=(bounded,), moving=3)) is Rung.PRIORITY
-    assert acting(LadderView(decisions=(bounded,), flipping=True)) is Rung.FLIP
-    unmended = msgspec.structs.replace(bounded, unmended=True)
-    assert acting(LadderView(decisions=(unmended,), scales=True)) is Rung.SCALE

@@ -3,7 +3,8 @@
 Each part is a whole actor and knows nothing of the group. What a part publishes reaches the others at once if they
 subscribe to it, and goes to the bus as well. A message goes to the parts that subscribe to its subject, or that watch
 its bucket; an answer and a timer go to the part that asked; events of the process (a stop, a reconnection, results of
-a shell) go to all. The first part gives the group its name; the group stops when it does.
+a shell) go to all, the main part last: it hears what the others make of them. It gives the group its name, and the
+group stops when it does.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ _MARK = "|"
 class ActorGroup:
     """Actors hosted as one."""
 
-    def __init__(self, *parts: Actor) -> None:
-        self.parts = parts
-        self.name = parts[0].name
+    def __init__(self, main: Actor, *others: Actor) -> None:
+        self.parts = (main, *others)
+        self.name = main.name
         self._patterns: list[tuple[str, int]] = []
         self._watched: dict[str, list[int]] = {}
         self._subscribed: set[tuple[str, str]] = set()
@@ -66,10 +67,10 @@ class ActorGroup:
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See above."""
-        todo: deque[tuple[int, Effect]] = deque()
+        effects: list[Effect] = []
         for index, own in self._received(message):
-            todo += [(index, effect) for effect in self.parts[index].handle(own, now_ns)]
-        effects = self._carried(todo, now_ns)
+            begun = [(index, effect) for effect in self.parts[index].handle(own, now_ns)]
+            effects += self._carried(deque(begun), now_ns)
         return sorted(effects, key=lambda effect: isinstance(effect, Stop))  # stable: Stop is the last one
 
     def _received(self, message: Message) -> list[tuple[int, Message]]:
@@ -88,7 +89,7 @@ class ActorGroup:
                 indices = self._route(message.subject)
             case _:
                 indices = tuple(range(len(self.parts)))
-        return [(index, message) for index in indices]
+        return [(index, message) for index in sorted(indices, key=lambda index: (not index, index))]
 
     def _route(self, subject: str) -> tuple[int, ...]:
         found = self._routes.get(subject)

@@ -7,7 +7,6 @@ from typing import Any
 from millrace.cli.cluster_rows import InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.cascade import CascadePlan
-from millrace.contracts.coordinator import LadderReported
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
@@ -48,7 +47,6 @@ class ClusterView:
         self._plans: dict[str, Plan] = {}
         self._cascades: dict[str, CascadePlan] = {}
         self._boundaries: dict[tuple[str, str], BoundaryMoved] = {}
-        self._ladders: dict[str, tuple[int, LadderReported]] = {}
 
     def hear(self, body: Body, now_ns: int) -> None:
         """Takes a message; other types than those shown here are ignored."""
@@ -65,8 +63,6 @@ class ClusterView:
                 self._cascades[body.cascade] = body
             case BoundaryMoved():
                 self._boundaries[(body.model, body.stage)] = body
-            case LadderReported():
-                self._ladders[body.model] = (now_ns, body)
             case _:
                 pass
 
@@ -99,9 +95,13 @@ class ClusterView:
         ]
         return [row for row in rows if row is not None]
 
-    def ladders(self, now_ns: int) -> list[LadderReported]:
-        """Return the last ladder report of each model, by model name, without those older than ``SILENT_NS``."""
-        return [body for _, (at_ns, body) in sorted(self._ladders.items()) if now_ns - at_ns <= SILENT_NS]
+    def orders(self) -> list[tuple[str, str, InstanceRole]]:
+        """(instance, role, ordered role) of instances that do not have yet what an operator ordered, by name."""
+        found = []
+        for plan in self._plans.values():
+            roles = {n: stage.roles.get(n, InstanceRole.BOTH) for stage in plan.stages for n in stage.instances}
+            found += [(n, roles[n], role) for n, role in plan.role_orders.items() if roles.get(n, role) is not role]
+        return sorted(found)
 
     def epoch(self, model: str) -> int:
         """Epoch of the model's plan; 0 where none was seen."""

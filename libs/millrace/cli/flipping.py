@@ -15,7 +15,7 @@ from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.operating import asked
-from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, SetRole
+from millrace.contracts.coordinator import OrderAccepted, OrderRefused, SetRole
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.subjects import Subjects
@@ -78,45 +78,22 @@ def taken(answer: Body | str) -> str:
 
 
 async def _followed(view: ClusterView, order: SetRole, *, limit_s: float) -> int:
-    """Prints each change until the instance has its role and no flip of it is under way."""
+    """Prints each change until the instance has its role."""
     began = time.monotonic()
-    said, given_up = "", _given_up(view, order.model)
+    said = ""
     while time.monotonic() - began < limit_s:
         await asyncio.sleep(LOOK_S)
-        ladder = _ladder(view, order.model)
         row = _row(view, order.instance)
-        if ladder is None or row is None:
+        if row is None:
             continue
-        text = progress(ladder, order, row.role)
-        if text != said:
-            print(f"  {time.monotonic() - began:5.1f} s  {text}")
-            said = text
-        if row.role == order.role and order.instance not in ladder.flipping and order.instance not in ladder.ordered:
+        if row.role != said:
+            print(f"  {time.monotonic() - began:5.1f} s  {order.instance} does {row.role}")
+            said = row.role
+        if row.role == order.role and not any(name == order.instance for name, _, _ in view.orders()):
             return 0
-        if ladder.flips_given_up > given_up:
-            print("  the flip was given up: moves did not end in time; the coordinator tries it again")
-            given_up = ladder.flips_given_up
     print(f"not done after {limit_s:g} s; the order stands, `millrace status` shows it")
     return 1
 
 
-def progress(ladder: LadderReported, order: SetRole, role: str) -> str:
-    """Present role of the instance, and the flip or order that changes it."""
-    if order.instance in ladder.flipping:
-        return f"{order.instance} does {role}, on its way to {ladder.flipping[order.instance]}"
-    if order.instance in ladder.ordered:
-        return f"{order.instance} does {role}; the order waits" + (f": {ladder.held}" if ladder.held else "")
-    return f"{order.instance} does {role}"
-
-
 def _row(view: ClusterView, instance: str) -> InstanceRow | None:
     return next((row for row in view.instances(time.time_ns()) if row.instance == instance), None)
-
-
-def _ladder(view: ClusterView, model: str) -> LadderReported | None:
-    return next((body for body in view.ladders(time.time_ns()) if body.model == model), None)
-
-
-def _given_up(view: ClusterView, model: str) -> int:
-    ladder = _ladder(view, model)
-    return ladder.flips_given_up if ladder is not None else 0

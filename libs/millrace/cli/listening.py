@@ -49,7 +49,6 @@ async def listen(connection: ConnectionSettings) -> AsyncIterator[ClusterView]:
         await bus.subscribe(subjects.summaries(), cb=on_message)
         await bus.subscribe(subjects.presences(), cb=on_message)
         await bus.subscribe(subjects.boundaries(), cb=on_message)
-        await bus.subscribe(subjects.ladder("*"), cb=on_message)
         task = asyncio.create_task(_follow_store(store, subjects, view))
         try:
             yield view

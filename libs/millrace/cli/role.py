@@ -2,10 +2,10 @@
 
 The coordinator of the instance's model changes the role in two steps. First the instance has the role `both`: it takes
 new requests and keeps its own until no migration from or to it is open. Then it gets its new role. Running requests
-continue without a pause. The order waits while another flip is under way, for 10 s after a flip of the instance or of
-another one of its stage, and for 30 s after instances were started or stopped; with --now it is refused instead, and
-also while migrations are open. It is always refused for an unknown instance, if a stage would have no instance for
-prefill or for decode, and if the plan has changed since the command read it.
+continue without a pause. The order waits while another flip is under way, and for 10 s after a flip of the instance or
+of another one of its stage; with --now it is refused instead, and also while migrations are open. It is always refused
+for an unknown instance, if a stage would have no instance for prefill or for decode, and if the plan has changed since
+the command read it.
 
 The role stays until the next order, across restarts of instances and of the coordinator. A role policy (`flips` of the
 coordinator) may still change it under load.

@@ -50,7 +50,7 @@ async def _status(arguments: argparse.Namespace) -> int:
             "services": view.services(now_ns),
             "cascades": cascade_rows(view.cascades()),
             "migrations": view.migrations(now_ns),
-            "ladders": view.ladders(now_ns),
+            "orders": [{"instance": n, "role": role, "ordered": wanted} for n, role, wanted in view.orders()],
             "totals": view.totals(instances),
         }
         print(msgspec.json.format(msgspec.json.encode(report)).decode())

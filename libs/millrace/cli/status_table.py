@@ -9,7 +9,6 @@ from rich.text import Text
 from millrace.cli.cascade_table import cascade_lines, cascade_table
 from millrace.cli.cluster_rows import InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
 from millrace.cli.cluster_view import ClusterView
-from millrace.contracts.coordinator import LadderReported
 
 _COLORS = {
     "ready": "green",
@@ -79,7 +78,7 @@ def cluster_tables(
         parts.append(_instances(shown, width))
     if len(shown) < len(instances):
         parts.append(Text(f"{len(instances) - len(shown)} more instances", style="dim"))
-    parts += [Text(line) for body in view.ladders(now_ns) if (line := ladder_line(body))]
+    parts += [Text(f"{name} does {role}, ordered to {wanted}") for name, role, wanted in view.orders()]
     migrations = view.migrations(now_ns)
     if migrations:
         parts += [Text(""), _migrations(migrations[:migrations_max], width)]
@@ -93,27 +92,6 @@ def cluster_tables(
     if not instances and not services:
         parts.append(Text("Nobody was heard on this cluster."))
     return Group(*parts)
-
-
-def ladder_line(body: LadderReported) -> str:
-    """Rung that acts on a model's load, why, and its flips; empty where roles are fixed and nobody was flipped."""
-    if body.policy == "fixed" and not (body.flips or body.ordered or body.step_budgets):
-        return ""
-    given_up = f" ({body.flips_given_up} given up)" if body.flips_given_up else ""
-    parts = [f"{body.model}: {body.rung} acts"]
-    parts += [f"load {body.scenario}" + _why(body)] if body.scenario else []
-    parts += [f"roles {body.policy}", f"{body.flips} flip{'' if body.flips == 1 else 's'}{given_up}"]
-    parts += [f"decodes first at {n}, {tokens:,} tokens a step" for n, tokens in sorted(body.step_budgets.items())]
-    parts += [f"{name} on its way to {role}" for name, role in sorted(body.flipping.items())]
-    waiting = [f"{n} ordered to {role}" for n, role in sorted(body.ordered.items()) if n not in body.flipping]
-    parts += [", ".join(waiting) + (f", waits: {body.held}" if body.held else "")] if waiting else []
-    parts += [f"last: {body.last}"] if body.last else []
-    return "; ".join(parts)
-
-
-def _why(body: LadderReported) -> str:
-    """The policy's reason where the load is not normal: why somebody is flipped, or why nobody is."""
-    return f" ({body.reason})" if body.reason and body.scenario != "normal" else ""
 
 
 def _headline(cluster: str, totals: Totals, width: int) -> Text:

@@ -8,7 +8,7 @@ from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.catalog_broker import BROKER_CHANNELS, BROKER_TYPES
 from millrace.contracts.catalog_migration import MIGRATION_CHANNELS, MIGRATION_TYPES
 from millrace.contracts.channels import Bucket, Channel, Pattern, Role
-from millrace.contracts.coordinator import LadderReported, OrderAccepted, OrderRefused, SetInstances, SetRole
+from millrace.contracts.coordinator import OrderAccepted, OrderRefused, PlanProposed, SetInstances, SetRole
 from millrace.contracts.ingress import (
     FindRequests,
     RequestsFound,
@@ -59,7 +59,7 @@ WIRE_TYPES: tuple[type[Body], ...] = (
     InstanceStopping,
     InstanceSummary,
     JudgeAnswer,
-    LadderReported,
+    PlanProposed,
     LatencyPrediction,
     Lease,
     LengthTag,
@@ -326,13 +326,13 @@ CHANNELS: tuple[Channel, ...] = (
         summary="Have so many instances of a model; answered by its active coordinator.",
     ),
     Channel(
-        name="ladder",
-        subject="ladder.{model}",
+        name="coordinate_propose",
+        subject="coordinate.{model}.propose",
         pattern=Pattern.PUBLISH,
-        messages=(LadderReported,),
+        messages=(PlanProposed,),
         senders=(Role.COORDINATOR,),
-        receivers=(Role.OBSERVER,),
-        summary="Which rung acts on a model's load: moves, flips, scaling or a new plan.",
+        receivers=(Role.COORDINATOR, Role.OBSERVER),
+        summary="What a controller wants of a model's plan: stages, or roles.",
     ),
     *BROKER_CHANNELS,
     *MIGRATION_CHANNELS,

@@ -1,11 +1,11 @@
-"""Orders of an operator to the active coordinator of a model, its answers, and what it tells of its decisions."""
+"""Orders of an operator to the active coordinator of a model, its answers, and proposals of its controllers."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 from millrace.contracts.message import Body
-from millrace.contracts.plan import InstanceRole
+from millrace.contracts.plan import InstanceRole, PlanExpectation, Stage
 
 
 class SetRole(Body, frozen=True, kw_only=True, tag="SetRole/1"):
@@ -66,7 +66,6 @@ class OrderRefusal(StrEnum):
     OLD_PLAN = "old_plan"  # the plan has changed since
     FLIP_OPEN = "flip_open"  # another flip is under way in the stage
     FLIPPED_LATELY = "flipped_lately"  # the instance, or another one of its stage, has just been flipped
-    SCALED_LATELY = "scaled_lately"  # instances are being started or stopped, or were a short time ago
     MOVES_OPEN = "moves_open"  # sequences are on their way from or to the instance
     UNKNOWN_SHAPE = "unknown_shape"  # no provisioner has such instances of the model
     NO_DEVICE = "no_device"  # all that provisioners could start run already
@@ -82,38 +81,25 @@ class OrderRefused(Body, frozen=True, kw_only=True, tag="OrderRefused/1"):
     detail: str = ""
 
 
-class LadderReported(Body, frozen=True, kw_only=True, tag="LadderReported/1"):
-    """Rung of the ladder that acts on a model's load. The active coordinator sends it once a second.
+class PlanProposed(Body, frozen=True, kw_only=True, tag="PlanProposed/1"):
+    """A controller's wishes for a model's plan. The coordinator that leads the model writes the plan.
 
     Attributes:
-        policy: Name of the policy on roles.
-        rung: ``dispatch``, ``move``, ``priority``, ``flip``, ``scale`` or ``replan``.
-        scenario: Load of the stage that is worst off.
-        prefill, decode: Its loads as the policy compares them.
-        flipping: Instances on their way to another role, and to which.
-        flips: Flips begun since this coordinator leads the model.
-        flips_done, flips_given_up: Those of them that have ended.
-        ordered: Roles that an operator asked for and that instances do not have yet.
-        held: Why the first of those has not begun; empty where nothing holds it.
-        reason: The policy's, one sentence.
-        last: The last flip and its reason; empty for none.
-        step_budgets: Tokens of a step, by instance, of those whose decodes come first.
+        by: The controller: ``stages``, ``roles`` or ``provisioning``.
+        number: Rises with each proposal of a controller; an older one is ignored.
+        stages: Ranges and how many instances each wants, without instances; None to leave them.
+        policy, reason, expects: Of these stages, as in Plan.
+        roles: Instances that shall not have the role that an operator or the configuration gives them, in place of
+            those of the last proposal; None to leave them.
+        role_orders: Roles that an operator orders, beside those of the plan in force; None withdraws one.
     """
 
     model: str
-    coordinator: str
-    at_ns: int
-    policy: str
-    rung: str
-    scenario: str = ""
-    prefill: float = 0.0
-    decode: float = 0.0
-    flipping: dict[str, InstanceRole] = {}
-    flips: int = 0
+    by: str
+    number: int
+    stages: list[Stage] | None = None
+    policy: str = ""
     reason: str = ""
-    last: str = ""
-    flips_done: int = 0
-    flips_given_up: int = 0
-    ordered: dict[str, InstanceRole] = {}
-    held: str = ""
-    step_budgets: dict[str, int] = {}
+    expects: PlanExpectation | None = None
+    roles: dict[str, InstanceRole] | None = None
+    role_orders: dict[str, InstanceRole | None] = {}

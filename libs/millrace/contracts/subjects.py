@@ -138,12 +138,8 @@ class Subjects:
         """Decisions to have more or fewer instances of a model."""
         return f"{self.prefix}.provisioning.{subject_token(model)}"
 
-    def ladder(self, model: str) -> str:
-        """Reports of the rung that acts on a model's load; ``*`` for all models."""
-        return f"{self.prefix}.ladder.{model if model == '*' else subject_token(model)}"
-
     def coordinate(self, model: str, verb: str) -> str:
-        """Orders about a model; ``verb`` is role or scale. ``*`` for all models."""
+        """Orders and proposals about a model; ``verb`` is role, scale or propose. ``*`` for all models."""
         token = model if model == "*" else subject_token(model)
         return f"{self.prefix}.coordinate.{token}.{verb}"
 

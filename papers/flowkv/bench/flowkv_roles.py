@@ -7,8 +7,7 @@ long in the first half of the requests, answers in the second. Each seed takes t
 takes one of the halves for all requests; ``--steady`` a light load without a drift, at half the speed of the trace, in
 which nobody should be flipped: 3,000 requests are half an hour. `brokers`: running requests move by `delay` as
 well, the rung below a flip. `decode first` and `prefill first`: all do both, with steps of at most 512 and 32,768
-tokens, fixed. `priority`: all do both, and bounds on steps that change with the load; `pressure and priority`: with
-flips, the policy's default.
+tokens, fixed. `bounded steps`: all do both, and bounds on steps that change with the load.
 """
 
 from __future__ import annotations
@@ -24,12 +23,16 @@ from millrace.sim.checkers.roles import CapableRoles
 
 from bench.scenarios.scenarios import data_folder, scenario
 from bench.scenarios.tables import figure, table
+from papers import PAPERS
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 from simulator.scenarios.statistics import summarise
 
 #: Token budgets of a step by label; the others have the scenario's, 8,192.
 BUDGETS = {"all both, decode first": 512, "all both, prefill first": 32_768}
+
+#: The paper's policy.
+FLOWKV = str(PAPERS / "flowkv" / "roles.py")
 
 #: Layouts: how many of the four prefill (the others decode), or None where all do both; the policy; brokers or none.
 LAYOUTS: dict[str, tuple[int | None, str, bool]] = {
@@ -40,21 +43,16 @@ LAYOUTS: dict[str, tuple[int | None, str, bool]] = {
     "all both, brokers": (None, "fixed", True),
     "all both, decode first": (None, "fixed", False),
     "all both, prefill first": (None, "fixed", False),
-    "flowkv, from 2 and 2": (2, "flowkv", False),
-    "flowkv, brokers": (2, "flowkv", True),
-    "pressure, from 2 and 2": (2, "pressure", False),
-    "pressure, brokers": (2, "pressure", True),
-    "priority": (None, "pressure", False),
-    "priority, brokers": (None, "pressure", True),
-    "pressure and priority, brokers": (2, "pressure", True),
+    "flowkv, from 2 and 2": (2, FLOWKV, False),
+    "flowkv, brokers": (2, FLOWKV, True),
+    "bounded steps": (None, "fixed", False),
+    "bounded steps, brokers": (None, "fixed", True),
 }
 
-#: Parameters of `pressure` by label: flips alone, or priority alone; by default it does both.
+#: Further settings by label.
 PARAMETERS: dict[str, tuple[str, ...]] = {
-    "pressure, from 2 and 2": ("step_share=0",),
-    "pressure, brokers": ("step_share=0",),
-    "priority": ("flips=false",),
-    "priority, brokers": ("flips=false",),
+    "bounded steps": ("step_bounds={tpot_s = 0.025, ttft_s = 5.0}",),
+    "bounded steps, brokers": ("step_bounds={tpot_s = 0.025, ttft_s = 5.0}",),
 }
 STATIC = tuple(label for label, (prefills, policy, _) in LAYOUTS.items() if prefills and policy == "fixed")
 BROKERS = (
@@ -117,8 +115,7 @@ def spec_of(label: str, seed: int, arguments: argparse.Namespace) -> ScenarioSpe
     prefills, policy, brokers = LAYOUTS[label]
     settings = [f"seed={seed}", f"roles.policy={policy}", f"workload.count={arguments.requests}"]
     settings += [f"workload.lengths.skip={seed * arguments.requests}"]
-    settings += [] if policy == "pressure" else ["roles.parameters={}"]
-    settings += [f"roles.parameters.{each}" for each in PARAMETERS.get(label, ())]
+    settings += PARAMETERS.get(label, ())
     settings += BROKERS if brokers else ()
     settings += [f"cluster.groups.0.engine.token_budget={BUDGETS[label]}"] if label in BUDGETS else []
     if arguments.steady:

@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.policies.roles.indicators import DECODE_TERMS, PREFILL_TERMS, Indicators, InstanceLimits
 from millrace.policies.stages.instance import linear_instance
 from numpy.typing import NDArray
 from scipy.optimize import nnls
@@ -27,11 +26,11 @@ from scipy.stats import spearmanr
 from bench.scenarios.scenarios import data_folder, scenario
 from papers.flowkv.bench.flowkv_roles import LAYOUTS, placed
 from papers.flowkv.bench.role_samples import LoadRecorder
+from papers.flowkv.indicators import DECODE_TERMS, PREFILL_TERMS, Indicators, InstanceLimits
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 
-ROOT = Path(__file__).resolve().parents[3]
-POLICY = ROOT / "libs/millrace/policies/roles/flowkv"
+POLICY = Path(__file__).resolve().parents[1]
 SPLITS = [label for label, (_, policy, brokers) in LAYOUTS.items() if policy == "fixed" and not brokers]
 SPEEDS = (4.0, 8.0, 12.0)
 TTFT_S, TPOT_S = 5.0, 0.025

@@ -9,12 +9,13 @@ from millrace.actor.effects import Effect, Publish
 from millrace.contracts.message import Message
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.status import InstanceSummary
-from millrace.policies.roles.indicators import Indicators, InstanceLimits, LoadSample, indicators_of, sample_of
 from millrace.policies.stages.instance import InstanceModel
 from millrace.sim.checkers import Checker
 from millrace.sim.process import SimProcess
 
-#: Length of a window, as the coordinator's `flips.window_s` is by default.
+from papers.flowkv.indicators import Indicators, InstanceLimits, LoadSample, indicators_of, sample_of
+
+#: Length of a window, as the coordinator's.
 WINDOW_NS = 5_000_000_000
 
 #: Samples of one window that are kept: one every 50 ms.

@@ -7,29 +7,15 @@ from typing import Any
 
 from millrace.policies.registry import Policy, Registry
 from millrace.policies.roles.fixed import policy as fixed
-from millrace.policies.roles.flowkv import policy as flowkv
-from millrace.policies.roles.pressure import policy as pressure
-from millrace.policies.roles.view import (
-    Demand,
-    Flip,
-    RoleDecision,
-    RoleInstance,
-    RolesView,
-    Scenario,
-    StepOrder,
-    may_take_role,
-)
+from millrace.policies.roles.view import Flip, RoleDecision, RoleInstance, RolesView, may_take_role
 
 __all__ = [
     "ROLE_POLICIES",
-    "Demand",
     "Flip",
     "RoleDecision",
     "RoleInstance",
     "RolePolicy",
     "RolesView",
-    "Scenario",
-    "StepOrder",
     "may_take_role",
 ]
 
@@ -40,7 +26,7 @@ class RolePolicy(Policy, frozen=True, kw_only=True):
     Attributes:
         decide: The pure function: (view, parameters, state, now_ns) -> (RoleDecision, next state).
         initial_state: State before the first decision.
-        observes: Whether it looks at indicators.
+        observes: Whether it looks at summaries.
     """
 
     decide: Callable[[RolesView, Any, Any, int], tuple[RoleDecision, Any]]
@@ -48,5 +34,5 @@ class RolePolicy(Policy, frozen=True, kw_only=True):
     observes: bool = True
 
 
-#: To add a policy: its folder, its import above and a word here.
-ROLE_POLICIES = Registry("roles", RolePolicy, (fixed, flowkv, pressure))
+#: The one that ships changes no role under load: flips lost against instances that do both, on every load measured.
+ROLE_POLICIES = Registry("roles", RolePolicy, (fixed,))

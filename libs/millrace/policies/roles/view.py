@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
 from millrace.contracts.plan import InstanceRole
-from millrace.policies.roles.indicators import NO_INDICATORS, Indicators
-from millrace.policies.stages.instance import InstanceModel
-
-
-class Scenario(StrEnum):
-    """Load of a stage. Source: FlowKV, section 3.4."""
-
-    UNKNOWN = "unknown"  # nothing was heard
-    NORMAL = "normal"
-    IMBALANCED = "imbalanced"  # one phase has more than it can handle, the other has capacity left
-    EXTREME = "extreme"  # more, or far less, than all can handle: a matter of the number of instances
+from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 
 class RoleInstance(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,21 +13,18 @@ class RoleInstance(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         role: The one that it is on its way to, where a flip is under way.
-        home: Role that the configuration gives it.
+        home: Role that an operator or the configuration gives it.
         movable: Whether it may be flipped now: no flip under way or just done.
-        heard: Whether indicators were heard lately.
-        model: Cost of its steps and size of its memory; None where unknown.
-        token_budget: Tokens of a step at most, as the engine started; 0 where unknown.
+        record: Its limits; None where a policy does not observe.
+        summaries: Of the last seconds, oldest first, where a policy observes; empty where none was heard.
     """
 
     name: str
     role: InstanceRole = InstanceRole.BOTH
     home: InstanceRole = InstanceRole.BOTH
     movable: bool = True
-    heard: bool = True
-    indicators: Indicators = NO_INDICATORS
-    model: InstanceModel | None = None
-    token_budget: int = 0
+    record: InstanceRecord | None = None
+    summaries: tuple[InstanceSummary, ...] = ()
 
     @property
     def prefills(self) -> bool:
@@ -52,22 +37,8 @@ class RoleInstance(msgspec.Struct, frozen=True, kw_only=True):
         return self.role is not InstanceRole.PREFILL
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """New requests of a stage over the last window.
-
-    Attributes:
-        requests_per_s: Arrivals.
-        prompt_tokens: Mean prompt tokens to compute per request, prefix hits left out.
-        output_tokens: Mean output tokens of those that ended.
-    """
-
-    requests_per_s: float = 0.0
-    prompt_tokens: float = 0.0
-    output_tokens: float = 0.0
-
-
 class RolesView(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a model: who does what, and how loaded they are.
+    """One stage of a model: who does what.
 
     Attributes:
         instances: In order of name.
@@ -76,7 +47,6 @@ class RolesView(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     stage: str
     instances: tuple[RoleInstance, ...] = ()
-    demand: Demand = Demand()
 
 
 class Flip(msgspec.Struct, frozen=True):
@@ -86,31 +56,15 @@ class Flip(msgspec.Struct, frozen=True):
     role: InstanceRole
 
 
-class StepOrder(msgspec.Struct, frozen=True):
-    """Decodes come first at an instance for now: its steps compute at most so many tokens."""
-
-    instance: str
-    tokens: int
-
-
 class RoleDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Decision of a role policy for a stage.
 
     Attributes:
-        priorities: Instances whose decodes come first; the others have their own token budget. Faster than a flip.
-        flips: At most one for most policies; the coordinator carries them out one after the other.
-        scenario: How it judges the load.
-        unmended: Whether there is a load that no flip would mend: a matter of scaling.
-        prefill, decode: Loads that were compared; their unit is the policy's.
+        flips: The coordinator carries them out one after the other.
         reason: One sentence.
     """
 
     flips: tuple[Flip, ...] = ()
-    priorities: tuple[StepOrder, ...] = ()
-    scenario: Scenario = Scenario.NORMAL
-    unmended: bool = False
-    prefill: float = 0.0
-    decode: float = 0.0
     reason: str = ""
 
 

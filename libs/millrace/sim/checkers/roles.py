@@ -17,17 +17,14 @@ class CapableRoles(Checker):
         flips: (unix ns, instance, role before, role now) of each change of a role, oldest first.
     """
 
-    def __init__(self, *, gap_ns: int, quiet_ns: int = 0, fixed: bool = False) -> None:
+    def __init__(self, *, gap_ns: int, quiet_ns: int = 0) -> None:
         """Args:
         gap_ns: An instance that has left a role for BOTH and has come to another one does not leave it sooner.
         quiet_ns: No role changes within so long of the end; 0 for any.
-        fixed: Roles are configured and not repaired: until an order changes one, a stage may lack a role
-            when the instances that had it are gone.
         """
         self.flips: list[tuple[int, str, InstanceRole, InstanceRole]] = []
         self._gap_ns = gap_ns
         self._quiet_ns = quiet_ns
-        self._fixed = fixed
         self._roles: dict[str, InstanceRole] = {}
         self._settled_ns: dict[str, int] = {}
 
@@ -40,8 +37,7 @@ class CapableRoles(Checker):
     def _on_plan(self, plan: Plan, now_ns: int) -> None:
         for stage in plan.stages:
             roles = {name: stage.roles.get(name, InstanceRole.BOTH) for name in stage.instances}
-            if plan.role_orders or not self._fixed:
-                self._check_capable(stage.name, roles)
+            self._check_capable(stage.name, roles)
             for name, role in roles.items():
                 before = self._roles.get(name, role)
                 if role is not before:

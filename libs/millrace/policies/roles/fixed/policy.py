@@ -18,12 +18,9 @@ class State(msgspec.Struct, frozen=True):
 
 
 def decide(view: RolesView, parameters: Parameters, state: State, now_ns: int) -> tuple[RoleDecision, State]:
-    """Bring an instance back to its configured role, as after an order of an operator that was withdrawn.
-
-    It mends no load, so all that dispatch and moves leave over is a matter of scaling.
-    """
+    """Bring an instance back to its configured role, as after an order of an operator that was withdrawn."""
     for each in view.instances:
         if each.role is not each.home and each.movable and may_take_role(view, each.name, each.home):
             reason = f"{each.name} back to {each.home}, as configured"
-            return RoleDecision(flips=(Flip(each.name, each.home),), unmended=True, reason=reason), state
-    return RoleDecision(unmended=True, reason="roles are fixed"), state
+            return RoleDecision(flips=(Flip(each.name, each.home),), reason=reason), state
+    return RoleDecision(reason="roles are fixed"), state

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 import msgspec
-
 from millrace.contracts.status import EngineTotals, InstanceSummary, LoadIndicators, PhaseQueues
+from millrace.policies.roles import RoleInstance
 from millrace.policies.stages.instance import InstanceModel
 
 
@@ -124,6 +124,16 @@ def sample_of(body: InstanceSummary) -> LoadSample | None:
         context_tokens=body.running_tokens,
         load=load,
     )
+
+
+def indicators_of_instance(instance: RoleInstance) -> Indicators:
+    """Of the window that a policy sees; a summary that tells absurd indicators is left out."""
+    samples = [sample for body in instance.summaries if (sample := sample_of(body)) is not None]
+    record = instance.record
+    if record is None:
+        return NO_INDICATORS
+    limits = InstanceLimits(max_sequences=record.max_sequences, token_budget=record.token_budget)
+    return indicators_of(samples, limits, None)
 
 
 def _counts(queues: PhaseQueues) -> tuple[int, int, int, int]:

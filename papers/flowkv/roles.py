@@ -7,11 +7,13 @@ terminate signal is the end of the imbalance.
 
 from __future__ import annotations
 
-import msgspec
+from enum import StrEnum
 
+import msgspec
 from millrace.contracts.plan import InstanceRole
-from millrace.policies.roles.indicators import DECODE_TERMS, PREFILL_TERMS, score
-from millrace.policies.roles.view import Flip, RoleDecision, RoleInstance, RolesView, Scenario, may_take_role
+from millrace.policies.roles.view import Flip, RoleDecision, RoleInstance, RolesView, may_take_role
+
+from papers.flowkv.indicators import DECODE_TERMS, PREFILL_TERMS, indicators_of_instance, score
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +48,15 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError(f"extreme_s must not be negative, is {self.extreme_s}")
 
 
+class Scenario(StrEnum):
+    """Load of a stage. Source: FlowKV, section 3.4."""
+
+    UNKNOWN = "unknown"  # nothing was heard
+    NORMAL = "normal"
+    IMBALANCED = "imbalanced"  # one phase has more than it can handle, the other has capacity left
+    EXTREME = "extreme"  # more, or far less, than all can handle: a matter of the number of instances
+
+
 class State(msgspec.Struct, frozen=True):
     """Since when the load has been extreme, unix ns; 0 while it is not."""
 
@@ -54,41 +65,35 @@ class State(msgspec.Struct, frozen=True):
 
 def decide(view: RolesView, parameters: Parameters, state: State, now_ns: int) -> tuple[RoleDecision, State]:
     """Judge the scenario and flip by it."""
-    prefill = _mean([prefill_score(i, parameters) for i in view.instances if i.heard and i.prefills])
-    decode = _mean([decode_score(i, parameters) for i in view.instances if i.heard and i.decodes])
+    prefill = _mean([prefill_score(i, parameters) for i in view.instances if i.summaries and i.prefills])
+    decode = _mean([decode_score(i, parameters) for i in view.instances if i.summaries and i.decodes])
     if prefill is None or decode is None:
-        return RoleDecision(scenario=Scenario.UNKNOWN, reason="no loads are heard"), State()
+        return RoleDecision(reason="unknown: no loads are heard"), State()
     told = f"scores: prefill {prefill:.2f}, decode {decode:.2f}"
     if prefill <= parameters.prefill_low and decode <= parameters.decode_low:
-        return _decision(_homewards(view), Scenario.NORMAL, prefill, decode, told), State()
+        return RoleDecision(flips=_homewards(view), reason=f"{Scenario.NORMAL}: {told}"), State()
     if prefill <= parameters.prefill_high and decode <= parameters.decode_high:
-        flips = _helpers(view, parameters)
-        return _decision(flips, Scenario.IMBALANCED, prefill, decode, told), State()
+        return RoleDecision(flips=_helpers(view, parameters), reason=f"{Scenario.IMBALANCED}: {told}"), State()
     since_ns = state.extreme_ns or now_ns
-    lasting = now_ns - since_ns >= round(parameters.extreme_s * 1e9)
-    decision = _decision((), Scenario.EXTREME, prefill, decode, told)
-    return msgspec.structs.replace(decision, unmended=lasting), State(since_ns)
-
-
-def _decision(flips: tuple[Flip, ...], scenario: Scenario, prefill: float, decode: float, reason: str) -> RoleDecision:
-    return RoleDecision(flips=flips, scenario=scenario, prefill=prefill, decode=decode, reason=reason)
+    lasting = "lasting, " if now_ns - since_ns >= round(parameters.extreme_s * 1e9) else ""
+    return RoleDecision(reason=f"{Scenario.EXTREME}: {lasting}{told}"), State(since_ns)
 
 
 def prefill_score(instance: RoleInstance, parameters: Parameters) -> float:
     """C_i^p (Algorithm 1, line 10)."""
-    return score(instance.indicators, PREFILL_TERMS, parameters.prefill_weights)
+    return score(indicators_of_instance(instance), PREFILL_TERMS, parameters.prefill_weights)
 
 
 def decode_score(instance: RoleInstance, parameters: Parameters) -> float:
     """C_i^d (line 11)."""
-    return score(instance.indicators, DECODE_TERMS, parameters.decode_weights)
+    return score(indicators_of_instance(instance), DECODE_TERMS, parameters.decode_weights)
 
 
 def _helpers(view: RolesView, parameters: Parameters) -> tuple[Flip, ...]:
     """Idle instances of one phase help in the other (lines 25 to 27)."""
     found = []
     for each in view.instances:
-        if not each.heard or not each.movable or each.role is InstanceRole.BOTH:
+        if not each.summaries or not each.movable or each.role is InstanceRole.BOTH:
             continue
         own = prefill_score if each.role is InstanceRole.PREFILL else decode_score
         if own(each, parameters) < parameters.idle:

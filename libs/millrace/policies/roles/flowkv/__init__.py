@@ -1,1 +1,0 @@
-"""FlowKV: load scores and three scenarios."""
