@@ -23,6 +23,7 @@ from tests.testbed.up_cluster import UpRig
 KEYS = {"plan": "m", "lease": "m", "instance": "worker-0"}
 GARBAGE = b'{"type":"io.nats.jetstream.api.v1.account_info_response"}'
 PATIENCE_S = 20.0
+UNSERVED = "m is answered with 503: no plan of it could be read"
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ async def test_requests_go_on_and_owners_write_their_keys_anew(rig: UpRig) -> No
 
 async def test_an_ingress_and_a_coordinator_that_start_beside_such_values_serve(rig: UpRig) -> None:
     client = await keeper(rig)
-    for pid in (*rig.pids("services.coordinator"), *rig.pids("services.ingress")):
+    for pid in (*rig.pids("services.coordinator"), *rig.pids("ingress-0.json")):
         os.kill(pid, signal.SIGKILL)
     await garble(client)
     async with asyncio.timeout(PATIENCE_S):
@@ -91,3 +92,27 @@ async def test_an_ingress_and_a_coordinator_that_start_beside_such_values_serve(
     await until_whole(client)
     await client.close()
     assert await ask(rig) == 200
+
+
+async def test_while_no_plan_can_be_read_ready_and_status_say_what_clients_get(rig: UpRig) -> None:
+    client = await keeper(rig)
+    coordinators = rig.pids("services.coordinator")
+    for pid in coordinators:
+        os.kill(pid, signal.SIGSTOP)  # nobody writes it anew
+    try:
+        await garble(client)
+        for pid in rig.pids("ingress-0.json"):
+            os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(PATIENCE_S):
+            while UNSERVED not in await asyncio.to_thread(rig.cli, "status"):  # noqa: ASYNC110 as above
+                await asyncio.sleep(0.1)
+        async with httpx.AsyncClient(base_url=rig.url) as http:
+            ready = await http.get("/ready")
+        assert (ready.status_code, ready.json()["reasons"]) == (503, {"m": "no plan of it could be read"})
+    finally:
+        for pid in coordinators:
+            os.kill(pid, signal.SIGCONT)
+    async with asyncio.timeout(PATIENCE_S):
+        while await ask(rig) != 200:  # noqa: ASYNC110 as above
+            await asyncio.sleep(0.1)
+    await client.close()
