@@ -31,7 +31,7 @@ from millrace.contracts.status import (
 )
 from millrace.contracts.subjects import Subjects, covers
 from millrace.contracts.worker import SequenceAccepted, SubmitSequence
-from millrace.http.connection import HttpConnection
+from millrace.http.client_connection import HttpConnection
 from millrace.telemetry import open_telemetry
 
 from bench.hot_path_clock import RequestClock

@@ -26,7 +26,7 @@ from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.cascade.entry_files import ENTRY_FILE, read_entry
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
-from millrace.http.connection import ConnectionLimits
+from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, read_judge

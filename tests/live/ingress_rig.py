@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from millrace.contracts.worker import Sampling
-from millrace.http.connection import ConnectionLimits
+from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

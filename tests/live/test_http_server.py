@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-from millrace.http.connection import ConnectionLimits
+from millrace.http.client_connection import ConnectionLimits
 from millrace.http.exchange import Exchange, HttpRefusal
 from millrace.http.server import HttpServer
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from email.utils import formatdate
 
-from millrace.http.connection import ConnectionLimits, HttpConnection
+from millrace.http.client_connection import ConnectionLimits, HttpConnection
 from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal
 
 #: How often times are checked, seconds: a limit is overstepped by at most this.

@@ -39,10 +39,10 @@ from vllm.inputs.engine import tokens_input
 from vllm.platforms import current_platform
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
+from services.worker.vllm_engine.crash import crash_text
 from services.worker.vllm_engine.device_memory import memory_busy
 from services.worker.vllm_engine.grammar_check import TrialVerdict
 from services.worker.vllm_engine.hangs import LivenessJudge
@@ -393,15 +393,8 @@ class VllmEngine:
         self._failed = True
         self._active.clear()
         self._identities.clear()
-        self._listener(EngineFailed(detail=self._reason(error)))
-
-    def _reason(self, error: BaseException) -> str:
         process = self._core().resources.engine_manager.processes[0]
-        ended = f"; engine process {process.pid} ended with {process.exitcode}" if process.exitcode is not None else ""
-        said = (
-            "the engine process is dead" if isinstance(error, EngineDeadError) else f"{type(error).__name__}: {error}"
-        )
-        return said + ended
+        self._listener(EngineFailed(detail=crash_text(error, process)))
 
     async def stop(self) -> None:
         """Ends the engine and its process. Idempotent."""
