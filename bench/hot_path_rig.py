@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from millrace.actor.companion import Companion
 from millrace.actor.config import TelemetryConfig
 from millrace.actor.headers import write_headers
 from millrace.actor.nats_parser import Taker
@@ -31,6 +30,7 @@ from millrace.contracts.status import (
 )
 from millrace.contracts.subjects import Subjects, covers
 from millrace.contracts.worker import SequenceAccepted, SubmitSequence
+from millrace.hosting.companion import Companion
 from millrace.http.client_connection import HttpConnection
 from millrace.telemetry import open_telemetry
 

@@ -9,12 +9,12 @@ import argparse
 import sys
 
 from millrace.actor.actor import Actor
-from millrace.actor.companion import Companion
 from millrace.actor.config import load_config
 from millrace.actor.deps import ActorDeps
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.loop import run_to_end
 from millrace.contracts.catalog import Role
+from millrace.hosting.companion import Companion
 from millrace.telemetry import Telemetry
 
 from services.ingress.__main__ import serve

@@ -13,11 +13,11 @@ import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect, StartTimer, Stop, Subscribe
-from millrace.actor.hosting import host
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.observers import DecisionMade
 from millrace.contracts.subjects import Subjects
+from millrace.hosting.service import host
 from millrace.membership.heartbeat import HEARTBEAT_NS, Heartbeat
 from prometheus_client import CollectorRegistry, Counter
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 from millrace.actor.deps import ActorDeps
-from millrace.actor.hosting import host
 from millrace.contracts.catalog import Role
 from millrace.enginemodel.forecast import NATIVE
 from millrace.enginemodel.registered import load_step_times
+from millrace.hosting.service import host
 from millrace.telemetry import Telemetry
 
 from services.broker.actor import ACCEPTS

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import msgspec
 from millrace.actor.cell import HostingTerms
-from millrace.actor.companion import Joining
 from millrace.actor.config import load_config
 from millrace.actor.deps import actor_rng
 from millrace.actor.errors import BusError, ConfigError
-from millrace.actor.hosting import masked
 from millrace.actor.loop import run_to_end
 from millrace.actor.recording import Origin
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.cascade.entry_files import ENTRY_FILE, read_entry
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
+from millrace.hosting.companion import Joining
+from millrace.hosting.service import masked
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
 from millrace.judging.confidence import ConfidenceModel

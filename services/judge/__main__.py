@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from millrace.actor.hosting import host
 from millrace.contracts.catalog import Role
+from millrace.hosting.service import host
 
 from services.judge.actor import ACCEPTS
 from services.judge.build import build

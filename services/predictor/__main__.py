@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from millrace.actor.hosting import host
 from millrace.contracts.catalog import Role
+from millrace.hosting.service import host
 
 from services.predictor.actor import ACCEPTS
 from services.predictor.build import build

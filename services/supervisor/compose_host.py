@@ -23,10 +23,10 @@ from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect
 from millrace.actor.errors import ConfigError
-from millrace.actor.hosting import host
 from millrace.actor.runtime_nats import ActorHandle
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
+from millrace.hosting.service import host
 
 from services.supervisor.actor import ACCEPTS, SupervisorActor
 from services.supervisor.build import SupervisedMachine, build

@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
+from millrace.actor.private_files import open_private
 from millrace.contracts.message import Body
 from millrace.supervision.fork_server import ForkServer, ForkServerLost
-from millrace.telemetry.private_files import open_private
 
 from services.supervisor.config import ChildSpec
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild

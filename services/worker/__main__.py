@@ -27,10 +27,10 @@ from millrace.actor.engine import (
     LimitStepInEngine,
 )
 from millrace.actor.errors import BusError, ConfigError, EngineStartFailed
-from millrace.actor.hosting import masked
 from millrace.actor.loop import run_to_end
 from millrace.actor.nearest_field import nearest_field
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.hosting.service import masked
 from millrace.telemetry import open_telemetry
 
 from services.worker.actor import ACCEPTS, WorkerActor

@@ -6,8 +6,8 @@ import stat
 from pathlib import Path
 
 import pytest
+from millrace.actor.private_files import open_private
 from millrace.actor.recording import Header, RecordingWriter
-from millrace.telemetry.private_files import open_private
 from millrace.telemetry.trace_files import TraceFiles
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from millrace.actor import effects as fx
 from millrace.actor.cell import Cell
@@ -15,18 +15,34 @@ from millrace.actor.headers import write_headers
 from millrace.actor.inbox import Inbox, OpenGather, OpenRequest
 from millrace.actor.key_store import KeyStore
 from millrace.actor.local_bus import LocalBus
+from millrace.actor.meter import RuntimeMeter
 from millrace.actor.ports import TelemetrySink
 from millrace.actor.store_link import StoreLink
 from millrace.actor.watches import Watches
 from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, encode
 from millrace.contracts.local import RequestFailure, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
-
-if TYPE_CHECKING:
-    from millrace.actor.runtime_nats import NatsRuntime
+from millrace.contracts.subjects import Subjects
 
 #: Distinct permission violations of one actor that get a log line; beyond it they are only counted.
 REFUSALS_LOGGED_MAX = 100
+
+
+class HostingRuntime(Protocol):
+    """The runtime that hosts actors, as far as their effects need it."""
+
+    meter: RuntimeMeter
+    subjects: Subjects
+
+    def now_ns(self) -> int: ...
+
+    def deliver(self, cell: Cell, message: Message) -> None: ...
+
+    def taker(self, cell: Cell) -> Callable[[str, str, bytes, bytes], None]: ...
+
+    def refuse_key(self, cell: Cell, bucket: str, key: str, malformed: MalformedMessage) -> None: ...
+
+    def stopped(self, cell: Cell, reason: str) -> None: ...
 
 
 class EffectCarrier:
@@ -34,7 +50,7 @@ class EffectCarrier:
 
     def __init__(
         self,
-        runtime: NatsRuntime,
+        runtime: HostingRuntime,
         *,
         connection: Connection,
         store: Connection,

@@ -21,8 +21,8 @@ import msgspec
 
 from millrace.actor.actor import Actor
 from millrace.actor.effects import Effect
+from millrace.actor.private_files import open_private
 from millrace.contracts.message import Body, Message
-from millrace.telemetry.private_files import open_private
 
 #: A frame larger than this is a damaged file, bytes.
 FRAME_BYTES_MAX = 64 * 1024 * 1024

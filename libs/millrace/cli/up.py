@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.actor.private_files import open_private
 from millrace.cli.cluster import SUPERVISOR_MODULE
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
 from millrace.supervision.cluster_folder import command
-from millrace.telemetry.private_files import open_private
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.
 DETACHED_WAIT_S = 620.0

@@ -168,7 +168,7 @@ class ExtraService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A service of your own beside those that every cluster has: ``python -m MODULE --config FILE``.
 
     Its processes are started, watched and restarted like the others: each says once a second that it is there
-    (millrace.membership.Heartbeat). ``millrace.actor.hosting.host`` is such a module's ``main``.
+    (millrace.membership.Heartbeat). ``millrace.hosting.service.host`` is such a module's ``main``.
 
     Attributes:
         name: Prefix of its processes' names: ``census-0``, ``census-1``, ...

@@ -14,10 +14,10 @@ from structlog.typing import FilteringBoundLogger
 
 from millrace.actor.config import TelemetryConfig
 from millrace.actor.effects import Log, RecordSpan
+from millrace.actor.private_files import open_private
 from millrace.telemetry.logs import LEVELS, open_logger, stderr_is_terminal
 from millrace.telemetry.metrics import DropsCollector, TelemetryMetrics, start_metrics_server
 from millrace.telemetry.outbox import Outbox
-from millrace.telemetry.private_files import open_private
 from millrace.telemetry.spans import SpanLine, encode_span, span_line
 from millrace.telemetry.trace_files import TraceFiles
 from millrace.telemetry.tracecontext import parse_traceparent

@@ -18,10 +18,10 @@ from millrace.actor.actor import Actor
 from millrace.actor.cell import HostingTerms
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
-from millrace.actor.hosting import ServiceConfig, Shell, masked
 from millrace.actor.recording import Origin
 from millrace.contracts.channels import Role
 from millrace.contracts.message import Body
+from millrace.hosting.service import ServiceConfig, Shell, masked
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
