@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from bench.measured import MEASURED
 from bench.results_pages import ROOT, Area, area_files, pages, read_area
 from tests.tidy.test_docs import benches
 
@@ -26,6 +27,11 @@ def test_every_figure_and_run_is_of_a_bench_that_exists() -> None:
     by_run = {run.title.split()[0].rstrip(":") for area in AREAS.values() for run in area.runs}
     retired = {each.bench for each in figures if each.retired}
     assert (by_bench | by_run) - benches() == retired
+
+
+def test_the_code_that_a_figure_measures_is_named() -> None:
+    figures = [figure for area in AREAS.values() for figure in area.figures if not figure.retired]
+    assert {each.bench for each in figures if (each.origin.command or BENCH).startswith(BENCH)} - set(MEASURED) == set()
 
 
 def test_no_figure_stands_twice_and_one_page_holds_those_that_matter() -> None:
