@@ -86,7 +86,7 @@ async def _move(operator: Operator, stream: TimedStream, others: Others) -> Move
     return Move(
         took=took,
         gap=max(stream.intervals(asked, answered + 0.05)),
-        bytes=finished.bytes,
+        bytes=finished.cost.bytes,
         inside=others.intervals([(asked, answered)], within=True),
         beside=others.intervals(control, within=True),
     )

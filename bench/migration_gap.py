@@ -71,8 +71,8 @@ async def move_one(
         cell.gaps.append(max(intervals))
         cell.beside.append(max(stream.intervals(asked - (answered + AFTER_S - asked), asked), default=float("nan")))
         cell.usual.append(statistics.median(usual))
-        cell.frozen.append(finished.frozen_ns / 1e9)
-        cell.rounds.append(finished.rounds)
+        cell.frozen.append(finished.cost.frozen_ns / 1e9)
+        cell.rounds.append(finished.cost.rounds)
         cell.windows.append((asked, answered))
 
 

@@ -1,4 +1,4 @@
-"""Renders a cluster's specification to services of docker compose: workers, their migrators, brokers, mounted models.
+"""Renders a cluster's specification to services of docker compose: workers, their migrators, mounted models.
 Pure but for the cores of this machine.
 """
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from millrace.cluster import ClusterSpec, ModelSpec, WorkerSlot
-from millrace.supervision.service_fields import broker_shares
 
 from compose.model_mounts import mount_source
 
@@ -42,9 +41,9 @@ def compose_services(spec: ClusterSpec, slots: list[WorkerSlot], out: Path) -> d
         first_device += slot.group.tensor_parallel
         worker = _compose_worker(spec, slot) | _gpus(own, range(gpus))
         services[slot.name] = _in_one_namespace(worker) if together else worker
-    services |= {name: _compose_sidecar(name, "migrator", spec) for name in (migrator_of(slot.name) for slot in slots)}
-    services |= {name: _compose_sidecar(name, "broker", spec) for name in brokers_of(spec)}
-    names = [f"{service}.json" for service in services]
+    names = [f"{slot.name}.json" for slot in slots]
+    services |= {migrator_of(slot.name): _compose_migrator(slot.name, spec) for slot in slots}
+    names += [f"{name}.json" for slot in slots for name in (migrator_of(slot.name), broker_of(slot.name))]
     services["ingress"] = _mounts(spec, spec.models)
     if spec.api.keys:
         names.append("keys.toml")
@@ -102,17 +101,19 @@ def migrator_of(worker: str) -> str:
     return f"migrator-{worker.removeprefix('worker-')}"
 
 
-def brokers_of(spec: ClusterSpec) -> dict[str, list[str]]:
-    """Instances of each broker, by its name; none where instances do not trade."""
-    return {f"broker-{index}": names for index, names in enumerate(broker_shares(spec))}
+def broker_of(worker: str) -> str:
+    """Name of a worker's broker, which its migrator hosts."""
+    return f"broker-{worker.removeprefix('worker-')}"
 
 
-def _compose_sidecar(name: str, service: str, spec: ClusterSpec) -> dict[str, Any]:
-    """A migrator or a broker, also of a spare worker: it waits for it to be started."""
+def _compose_migrator(worker: str, spec: ClusterSpec) -> dict[str, Any]:
+    """A migrator with its broker, also of a spare worker: it waits for it to be started."""
+    files = [f"{migrator_of(worker)}.json", f"{broker_of(worker)}.json"]
+    paths = [f"/run/secrets/{file}" for file in files]
     return {
-        "extends": {"file": str(HERE / "worker.yaml"), "service": service},
-        "command": [f"services.{service}", "--config", f"/run/secrets/{name}.json"],
-        "secrets": [f"{name}.json"],
+        "extends": {"file": str(HERE / "worker.yaml"), "service": "migrator"},
+        "command": ["deployment.migrator", "--config", paths[0], "--broker", paths[1]],
+        "secrets": files,
         "depends_on": {"buckets": {"condition": "service_completed_successfully"}},
         "profiles": [profile_of(spec)],
     }

@@ -29,7 +29,6 @@ from millrace.cluster import (
     GroupSpec,
     ModelSpec,
     PolicyChoice,
-    ServiceCounts,
     ServiceSettings,
     WorkerSlot,
     check_spec,
@@ -56,7 +55,7 @@ from millrace.supervision.service_fields import (
     worker_settings_of,
 )
 
-from compose.containers import SPARE, brokers_of, compose_services, migrator_of, mounted, profile_of
+from compose.containers import SPARE, broker_of, compose_services, migrator_of, mounted, profile_of
 from compose.model_mounts import mount_source, not_in_containers
 
 HERE = Path(__file__).resolve().parent
@@ -110,15 +109,14 @@ def main(words: list[str] | None = None) -> int:
         migrator = migrator_of(slot.name)
         fields = merged(migrator_fields(spec, slot.instances), spec.settings.migrator)
         files[f"{migrator}.json"] = _service(migrator, Role.MIGRATOR, passwords, arguments, fields)
-    brokers = brokers_of(spec)
-    for name, instances in brokers.items():
-        fields = merged(broker_fields(spec, instances), spec.settings.broker)
-        files[f"{name}.json"] = _service(name, Role.BROKER, passwords, arguments, fields)
+        broker = broker_of(slot.name)
+        fields = merged(broker_fields(spec, slot.instances), spec.settings.broker)
+        files[f"{broker}.json"] = _service(broker, Role.BROKER, passwords, arguments, fields)
     for name, text in files.items():
         _write(out / name, text)
     judges = ["judge"] if spec.cascade is not None and spec.cascade.judge_processes else []
-    sidecars = {"migrator": [migrator_of(worker) for worker in workers], "broker": [*brokers]}
-    _write_targets(out, {"worker": workers, **sidecars, "judge": judges})
+    migrators = [migrator_of(worker) for worker in workers]
+    _write_targets(out, {"worker": workers, "migrator": migrators, "judge": judges})
     profile = profile_of(spec) + (" --profile cascade" if judges else "")
     env = f"{os.path.relpath(out, HERE)}/.env"
     print(f"compose: {len(workers)} worker(s) prepared in {os.path.relpath(out)}; next:")
@@ -142,7 +140,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--served-name", default="", help="name under which it is served (default: the folder's)")
     parser.add_argument("--name", default="node", help="cluster name, second token of every subject")
     parser.add_argument("--policy", default="", help="dispatch policy")
-    parser.add_argument("--trading", default="", help="trading policy; starts a broker for every 64 workers")
+    parser.add_argument("--trading", default="", help="move running requests for balance, by this policy")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PATH=VALUE", help="as `millrace up`: worker.max_num_seqs=256"
     )
@@ -191,7 +189,6 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
             provisioning=PolicyChoice(name=arguments.provision),
             trading=PolicyChoice(name=arguments.trading),
         ),
-        services=ServiceCounts(brokers=bool(arguments.trading)),
         settings=ServiceSettings(coordinator={"roles": roles} if roles else {}),
         api=ApiSpec(keys=str(arguments.keys.resolve()) if arguments.keys else ""),
     )
@@ -200,8 +197,8 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
 def _not_for_containers(spec: ClusterSpec) -> str:
     """The first field of a specification that containers cannot have, with the reason; empty for none."""
     for name, count in msgspec.structs.asdict(spec.services).items():
-        if count != 1 and name not in ("brokers", "hosted_instances_max"):
-            return f"services.{name}: {count}; a compose deployment has one of each service, migrators and brokers"
+        if count != 1 and name != "hosted_instances_max":
+            return f"services.{name}: {count}; a compose deployment has one of each service, and migrators"
     if spec.extra_services:
         name = spec.extra_services[0].name
         return f"extra_services: {name}; the images hold the services of this repository only"
@@ -260,7 +257,13 @@ def _passwords(out: Path, *, new: bool) -> dict[str, str]:
 
 
 def _nats(passwords: dict[str, str], cluster: str) -> str:
-    options = NatsServerOptions(cluster=cluster, host="0.0.0.0", monitor_port=8222, store_dir="/data")
+    options = NatsServerOptions(
+        cluster=cluster,
+        host="0.0.0.0",
+        monitor_port=8222,
+        store_dir="/data",
+        hosted={Role.MIGRATOR: (Role.BROKER,)},
+    )
     return nats_config(options, {role: passwords[role] for role in Role})
 
 

@@ -12,10 +12,11 @@ from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
 from millrace.enginemodel.coefficients import load_step_time
 
+from services.broker.config import BrokerConfig, trading_policy
 from services.coordinator.config import CoordinatorConfig, provisioning_policy
 from services.ingress.config import IngressConfig, policy_of, policy_parameters
 from services.judge.config import JudgeConfig
-from services.migrator.config import MigratorConfig, target_policy
+from services.migrator.config import MigratorConfig
 from services.predictor.config import PredictorConfig
 from services.tagger.config import TaggerConfig
 from services.worker.config import EngineKind, WorkerConfig
@@ -50,8 +51,8 @@ def _coordinator(path: Path) -> None:
     provisioning_policy(load_config(CoordinatorConfig, path).provisioning)
 
 
-def _migrator(path: Path) -> None:
-    target_policy(load_config(MigratorConfig, path).target)
+def _broker(path: Path) -> None:
+    trading_policy(load_config(BrokerConfig, path).trading)
 
 
 def _worker(path: Path) -> None:
@@ -69,7 +70,8 @@ _CHECKS: Mapping[str, Callable[[Path], object]] = MappingProxyType(
     {
         "ingress": _ingress,
         "coordinator": _coordinator,
-        "migrator": _migrator,
+        "broker": _broker,
+        "migrator": lambda path: load_config(MigratorConfig, path),
         "worker": _worker,
         "predictor": lambda path: load_config(PredictorConfig, path),
         "judge": lambda path: load_config(JudgeConfig, path),

@@ -21,7 +21,6 @@ from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.cluster import ClusterSpec, ServiceSettings
 from millrace.membership import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES
-from millrace.policies.migration import TARGET_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.registry import Registry
 from millrace.policies.roles import ROLE_POLICIES
@@ -67,7 +66,6 @@ DOORS = (ServiceSettings,)
 #: Registries by the table that names one of their policies.
 POLICIES: dict[str, Registry[Any]] = {
     "policies.dispatch": DISPATCH_POLICIES,
-    "policies.migration": TARGET_POLICIES,
     "policies.stages": STAGE_POLICIES,
     "policies.trading": TRADING_POLICIES,
     "policies.provisioning": PROVISIONING_POLICIES,

@@ -11,10 +11,9 @@ import sys
 #: What the fork server imports: every service that a supervisor starts.
 SERVICES = (
     "deployment.ingress",
-    "services.broker.__main__",
+    "deployment.migrator",
     "services.coordinator.__main__",
     "services.judge.__main__",
-    "services.migrator.__main__",
     "services.predictor.__main__",
     "services.tagger.__main__",
     "services.worker.__main__",

@@ -140,17 +140,8 @@ ROWS: tuple[tuple[str, tuple[GraphPanel, ...]], ...] = (
                 "Under way now",
                 "short",
                 (
-                    ("{{instance}} {{direction}}", "millrace_migrator_in_flight"),
+                    ("{{instance}}", "millrace_migrator_in_flight"),
                     ("{{instance}} frozen", "millrace_migrator_frozen"),
-                ),
-            ),
-            GraphPanel("Evacuated", "ops", (("{{result}}", _rate("millrace_migrator_evacuated_total", "result")),)),
-            GraphPanel(
-                "Handoffs that nobody takes",
-                "short",
-                (
-                    ("{{instance}} resting", "millrace_migrator_handoffs_resting"),
-                    ("pauses/s {{refusal}}", _rate("millrace_migrator_handoff_pauses_total", "refusal")),
                 ),
             ),
         ),
@@ -161,33 +152,25 @@ ROWS: tuple[tuple[str, tuple[GraphPanel, ...]], ...] = (
             GraphPanel("Asks, by reason", "ops", (("{{reason}}", _rate("millrace_broker_asks_total", "reason")),)),
             GraphPanel("Answers to asks", "ops", (("{{answer}}", _rate("millrace_broker_bids_total", "answer")),)),
             GraphPanel(
-                "Deals that moved, by reason",
+                "Moves, by reason",
                 "ops",
-                (("{{reason}}", _rate('millrace_broker_deals_total{result="moved"}', "reason")),),
+                (("{{reason}}", _rate('millrace_broker_ended_total{result="moved"}', "reason")),),
             ),
             GraphPanel(
-                "Deals that came to nothing",
+                "Asks that came to nothing",
                 "ops",
                 (
                     (
                         "{{reason}} {{result}}",
-                        _rate('millrace_broker_deals_total{result!="moved"}', "reason, result"),
+                        _rate('millrace_broker_ended_total{result!="moved"}', "reason, result"),
                     ),
                 ),
             ),
-            GraphPanel("Open deals", "short", (("{{instance}} {{direction}}", "millrace_broker_open_deals"),)),
+            GraphPanel("Open asks and bids", "short", (("{{instance}} {{direction}}", "millrace_broker_open"),)),
             GraphPanel(
                 "Risk that memory runs short", "percentunit", (("{{instance}}", "millrace_broker_memory_risk"),)
             ),
-            GraphPanel(
-                "Slots kept, queues returned, ends unheard",
-                "ops",
-                (
-                    ("kept", _rate("millrace_broker_starved_total")),
-                    ("returned", _rate("millrace_broker_returned_total")),
-                    ("unheard", _rate("millrace_broker_unheard_ends_total")),
-                ),
-            ),
+            GraphPanel("Queued sequences handed back", "ops", (("returned", _rate("millrace_broker_returned_total")),)),
             GraphPanel(
                 "Messages of trades refused", "ops", (("{{why}}", _rate("millrace_broker_refused_total", "why")),)
             ),

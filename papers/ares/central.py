@@ -22,7 +22,7 @@ import numpy as np
 from millrace.actor.effects import Effect, Request, StartTimer, Subscribe, WatchKeys
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, TimerFired
 from millrace.contracts.message import Message
-from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationOutcome
 from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
@@ -112,7 +112,7 @@ class CentralAres:
         finished = body if isinstance(body, MigrationFinished) else None
         self.results[str(finished.outcome) if finished is not None else "unanswered"] += 1
         if finished is not None and finished.outcome is MigrationOutcome.MOVED:
-            self._move_ns += MOVE_SHARE * (finished.duration_ns - self._move_ns)
+            self._move_ns += MOVE_SHARE * (finished.cost.duration_ns - self._move_ns)
 
     def _decided(self, now_ns: int) -> list[Effect]:
         known = [
@@ -128,7 +128,6 @@ class CentralAres:
         body = MigrateSequence(
             sequence=move.request,
             target=move.target,
-            reason=MigrationReason.SCHEDULER,
             note=f"lowers the weighted variance by {move.reduction:.3g} tokens²; {reason}",
         )
         return Request(

@@ -1,32 +1,31 @@
-"""The broker: trades running sequences for its instances.
+"""The broker: decides which of its instances' sequences leave, and where to.
 
-Owns, for each of its instances: the load that others are told, one intent per sequence, its asks, bids and deals on
-both sides; and the boundaries that its instances keep. It moves nothing itself: the source's migrator executes.
+Owns, for each of its instances: the load that is published, one intent per sequence, its asks and bids, what was
+ordered; and the boundaries that its instances keep. It moves nothing itself: the source's migrator executes.
 
 | message in | change | messages out |
 |---|---|---|
 | StatusSnapshot, InstanceSummary | the instance's state | |
 | LoadReported, LoadsReported | loads of the own and the next stage | |
-| AskForMove | a bid holds for a while | MoveBid, NoBid |
-| MoveBid, NoBid | the ask has an answer; with the last one: | OfferDeal |
-| TimerFired(ask/...) | the bids that came are compared | OfferDeal |
-| OfferDeal | the sequence is queued, or has a slot | DealQueued, DealRefused |
-| Replied(offer/...) | queued, or: | MigrateSequence, DealStarted |
-| GrantDeal | started, where there is a slot | DealStarted, DealPostponed, DealRefused; MigrateSequence |
-| Replied, RequestFailed(move/...) | the deal is over | DealEnded |
-| DealStarted, WithdrawDeal, DealEnded | the target's slot is in use, or free | GrantDeal |
+| AskForMove | a bid holds for a while | MoveBid |
+| MoveBid | the ask has an answer; with the last one: | MoveSequence |
+| TimerFired(ask/...) | the bids that came are compared | MoveSequence |
+| Replied, RequestFailed(move/...) | the move is over, or the next bid is awarded | MoveSequence; MigrationFinished |
+| MigrationFinished | what came to an instance of ours is remembered | |
+| MigrateSequence | an intent, by order | AskForMove; in the end MigrationFinished |
+| EvacuateInstance | everything shall leave the instance | AskForMove; in the end ReturnSequences, InstanceEvacuated |
 | BoundaryMoved | the cut's boundary | |
-| EvacuationAnnounced | the instance drains, until its migrator says that this is over | AskForMove |
-| KeyChanged(plan) | what has not started is void | WithdrawDeal, Subscribe |
-| BusDisconnected, BusReconnected | nothing is traded until a fresh snapshot came | |
-| TimerFired(tick) | intents, deadlines, slots | LoadReported, LoadsReported, AskForMove, ReturnSequences,
-BoundaryMoved, ServicePresence |
-| StopRequested | what has not started is withdrawn | WithdrawDeal, ServicePresence, Stop |
+| KeyChanged(plan) | what was not awarded is void | Subscribe |
+| BusDisconnected, BusReconnected | nothing is asked for until a fresh snapshot came | |
+| TimerFired(tick) | intents, deadlines | LoadReported, LoadsReported, AskForMove, ReturnSequences, BoundaryMoved,
+ServicePresence |
+| StopRequested | what was not awarded is given up; whoever waits hears so | ServicePresence, Stop |
 
-Invariants: one open deal per sequence of an instance; at most ``out_max`` transfers away and ``in_max`` slots given;
-queues within their bounds; nothing is agreed without an open bid; a refused message changes nothing.
+Invariants: one ask per sequence of an instance; no more asks than ``out_max`` allows; at most ``BIDS_MAX`` bids hold;
+every order is answered once; a refused message changes nothing.
 
-Overload: queues that are full answer FULL; what is not asked for now is looked at again with the next tick.
+Overload: what is not asked for now is looked at again with the next tick; further asks get no bid (FULL), further
+orders are refused TOO_MANY.
 """
 
 from __future__ import annotations
@@ -35,21 +34,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from millrace.actor.effects import Effect, Publish, StartTimer, Stop, Subscribe, WatchKeys
-from millrace.contracts.broker import (
-    AskForMove,
-    BoundaryMoved,
-    DealEnded,
-    DealStarted,
-    EvacuationAnnounced,
-    GrantDeal,
-    LoadReported,
-    LoadsReported,
-    MoveBid,
-    NoBid,
-    OfferDeal,
-    WithdrawDeal,
-)
+from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadReported, LoadsReported, MoveBid
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import (
     BusDisconnected,
@@ -61,46 +47,41 @@ from millrace.contracts.local import (
     StopRequested,
     TimerFired,
 )
-from millrace.contracts.message import Body, Message
+from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.migration import EvacuateInstance, MigrateSequence, MigrationFinished
 from millrace.contracts.status import InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.membership import Heartbeat
 
-from services.broker.addressing import forged, trade_peer, unexpected
-from services.broker.asking import ASK, DealOpener
-from services.broker.bidding import Bidding
+from services.broker.asks import ASK, MOVE, Asks
+from services.broker.bids import BIDS_MAX, Bids
 from services.broker.boundaries import UNPLANNED, Boundaries
 from services.broker.cluster_view import BrokerView
 from services.broker.config import BrokerConfig, trading_policy
-from services.broker.incoming import GRANT, IncomingDeals
 from services.broker.loads import renew_load
 from services.broker.metrics import BrokerMetrics
 from services.broker.observation import Observation
-from services.broker.outgoing import MOVE, OFFER, OutgoingDeals
+from services.broker.orders import ORDERS_MAX, Orders
 from services.broker.returning import Returning
-from services.broker.state import MS, BrokerContext, OwnInstance
+from services.broker.state import DRAIN_OUT_MAX, MS, BalanceNotes, BrokerContext, OwnInstance
 
-#: Heartbeat: a migrator whose broker was not heard for 1.5 s acts by itself.
-PRESENCE_NS = 500 * MS
+#: Heartbeat.
+PRESENCE_NS = 1_000 * MS
 
 #: Wire types that a broker takes.
 ACCEPTS: tuple[type[Body], ...] = (
     AskForMove,
     BoundaryMoved,
-    DealEnded,
-    DealStarted,
-    EvacuationAnnounced,
-    GrantDeal,
+    EvacuateInstance,
     InstanceSummary,
     LoadReported,
     LoadsReported,
+    MigrateSequence,
+    MigrationFinished,
     MoveBid,
-    NoBid,
-    OfferDeal,
     ServicePresence,
     StatusSnapshot,
-    WithdrawDeal,
 )
 
 
@@ -119,7 +100,7 @@ class BrokerActor:
         """Raises ConfigError where the trading policy is none.
 
         Args:
-            rng: Gives names of deals, draws of candidates, jitter.
+            rng: Gives names of asks, draws of candidates, jitter.
             step_times: Parameter sets by the name that instances give.
         """
         self.name = config.name
@@ -129,37 +110,33 @@ class BrokerActor:
         view = BrokerView(load_age_ns=config.limits.load_age_ms * MS)
         self._ctx = BrokerContext(config, subjects, rng, view, metrics, policy, parameters)
         self._owns = {
-            subject_token(name): OwnInstance(instance=name, trading=policy.initial_state) for name in config.instances
+            subject_token(name): OwnInstance(instance=name, balance=BalanceNotes(policy.initial_state))
+            for name in config.instances
         }
-        self._asking = DealOpener(self._ctx)
-        self._outgoing = OutgoingDeals(self._ctx)
+        self._asks = Asks(self._ctx)
+        self._orders = Orders(self._ctx, self._asks)
         self._returning = Returning(self._ctx)
-        self._bidding = Bidding(self._ctx)
-        self._incoming = IncomingDeals(self._ctx)
+        self._bids = Bids(self._ctx)
         self._boundaries = Boundaries(self._ctx)
         self._observation = Observation(
-            self._ctx,
-            self._owns,
-            step_times,
-            outgoing=self._outgoing,
-            incoming=self._incoming,
-            boundaries=self._boundaries,
+            self._ctx, self._owns, step_times, asks=self._asks, bids=self._bids, boundaries=self._boundaries
         )
         self._heartbeat = Heartbeat(
             subjects=subjects, role=Role.BROKER, name=self.name, incarnation=incarnation, instances=config.instances
         )
         self._shown_ns = 0
-        metrics.open_deals = self._gauges
+        metrics.open_asks = self._gauges
         metrics.memory_risks = self._risks
 
     def start(self, now_ns: int) -> list[Effect]:
         """Watches instances and plans, listens to its instances' subjects, begins to tick."""
-        prefix = self._ctx.subjects.prefix
-        subjects = [self._ctx.subjects.presences(Role.BROKER), f"{prefix}.boundary.*.*"]
-        for token in self._owns:
-            subjects.append(self._ctx.subjects.presence(Role.WORKER, token))
+        prefix, named = self._ctx.subjects.prefix, self._ctx.subjects
+        subjects = [f"{prefix}.boundary.*.*"]
+        for token, own in self._owns.items():
+            subjects.append(named.presence(Role.WORKER, own.instance))
             subjects += [f"{prefix}.{kind}.*.{token}" for kind in ("status", "summary", "ask")]
-            subjects += [f"{prefix}.{kind}.{token}" for kind in ("bid", "deal", "evacuation")]
+            subjects += [named.bid(own.instance, "*"), named.migration("*", "*", own.instance)]
+            subjects += [named.migrate(own.instance, verb) for verb in ("start", "evacuate")]
         return [
             WatchKeys(bucket="instance"),
             WatchKeys(bucket="plan"),
@@ -169,17 +146,42 @@ class BrokerActor:
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""
+        effects = self._dispatch(message, now_ns)
+        while self._asks.ended:
+            ended, self._asks.ended = self._asks.ended, []
+            for own, ask in ended:
+                effects += self._orders.on_ended(own, ask, now_ns)
+                effects += self._go_on(own, now_ns)
+        return effects
+
+    def _go_on(self, own: OwnInstance, now_ns: int) -> list[Effect]:
+        """A drain and orders have a limit: what is next is asked for at once, not with the next tick."""
+        if not (own.draining or own.orders) or not self._ctx.connected:
+            return []
+        return [*self._orders.look(own, now_ns), *(self._asks.look(own, now_ns) if own.draining else [])]
+
+    def _dispatch(self, message: Message, now_ns: int) -> list[Effect]:
         match message.body:
-            case StatusSnapshot() | InstanceSummary() | ServicePresence() | BoundaryMoved():
-                self._observe(message, now_ns)
+            case StatusSnapshot() as body:
+                self._observation.on_snapshot(body, now_ns)
+                own = self._owns.get(subject_token(body.instance)) if body.instance else None
+                return self._orders.look(own, now_ns) if own is not None and (own.orders or own.evacuation) else []
+            case InstanceSummary() as body:
+                self._observation.on_summary(body, now_ns)
                 return []
-            case LoadReported() | LoadsReported() as body:
-                self._on_loads(body.loads if isinstance(body, LoadsReported) else [body], message.sender, now_ns)
+            case ServicePresence() as body:
+                self._ctx.view.on_presence(body)
                 return []
-            case EvacuationAnnounced() as body:
-                self._observe(message, now_ns)
-                own = self._owns.get(body.instance)
-                return self._look([own], now_ns) if own is not None and self._ctx.connected else []
+            case BoundaryMoved() as body:
+                self._observation.on_boundary(body)
+                return []
+            case LoadReported() as body:
+                self._observation.on_load(body, now_ns)
+                return []
+            case LoadsReported(loads=loads):
+                for load in loads:
+                    self._observation.on_load(load, now_ns)
+                return []
             case KeyChanged() as body:
                 return self._observation.on_key(body, now_ns)
             case Replied(correlation=correlation, body=body):
@@ -194,78 +196,38 @@ class BrokerActor:
             case StopRequested():
                 return self._on_stop(now_ns)
             case _:
-                return self._on_trade(message, now_ns)
+                return self._on_addressed(message, now_ns)
 
-    def _observe(self, message: Message, now_ns: int) -> None:
-        match message.body:
-            case StatusSnapshot() as body:
-                self._observation.on_snapshot(body, now_ns)
-            case InstanceSummary() as body:
-                self._observation.on_summary(body, now_ns)
-            case ServicePresence() as body:
-                self._ctx.view.on_presence(body, now_ns)
-            case EvacuationAnnounced() as body:
-                self._observation.on_evacuation(body, now_ns)
-            case BoundaryMoved() as body if self._is_broker(body.keeper, message.sender, now_ns):
-                self._observation.on_boundary(body)
-
-    def _on_loads(self, loads: Sequence[LoadReported], sender: str, now_ns: int) -> None:
-        for load in loads:
-            if self._is_broker(load.instance, sender, now_ns):
-                self._observation.on_load(load, now_ns)
-
-    def _is_broker(self, instance: str, sender: str, now_ns: int) -> bool:
-        """Whether the sender acts for that instance; who does not is counted."""
-        known = bool(sender) and sender == self._ctx.view.broker_of(instance, now_ns)
-        if not known:
-            self._ctx.metrics.refused["forged"] += 1
-        return known
-
-    # trades
-
-    def _on_trade(self, message: Message, now_ns: int) -> list[Effect]:
-        """Asks, bids and deals, by the instance that the subject names: ``<kind>...<instance>``."""
-        own = self._owns.get(message.subject.rpartition(".")[2])
-        body = message.body
-        peer = trade_peer(body, to=own.instance) if own is not None else None
-        if own is None or peer is None:
-            self._ctx.metrics.refused["misdirected"] += 1
-            return unexpected(message)
-        if not self._is_broker(peer, message.sender, now_ns):
-            return forged(message)
+    def _on_addressed(self, message: Message, now_ns: int) -> list[Effect]:
+        """Handle a message about one instance of ours, which its subject names."""
+        tokens, body, ours = message.subject.split("."), message.body, self._owns
         match body:
-            case AskForMove():
-                return self._bidding.on_ask(own, body, now_ns)
-            case MoveBid() | NoBid():
-                return self._outgoing.on_bid(own, body, now_ns)
-            case OfferDeal():
-                return self._incoming.on_offer(own, body, message.reply_to, now_ns)
-            case GrantDeal():
-                return self._outgoing.on_grant(own, body, message.reply_to, now_ns)
-            case WithdrawDeal():
-                return self._incoming.on_withdrawn(own, body, now_ns)
-            case DealStarted():
-                return self._incoming.on_started(own, body, now_ns)
-            case DealEnded():
-                return self._incoming.on_ended(own, body, now_ns)
+            case AskForMove() if (own := ours.get(tokens[-1])) is not None:
+                return self._bids.on_ask(own, body, now_ns)
+            case MoveBid() if len(tokens) > 1 and (own := ours.get(tokens[-2])) is not None:
+                return self._asks.on_bid(own, body, now_ns)
+            case MigrationFinished() if (own := ours.get(tokens[-1])) is not None:
+                self._bids.on_finished(own, body, now_ns)
+                return []
+            case MigrateSequence() if len(tokens) > 1 and (own := ours.get(tokens[-2])) is not None:
+                return self._orders.on_move(own, body, message.reply_to, now_ns)
+            case EvacuateInstance() if len(tokens) > 1 and (own := ours.get(tokens[-2])) is not None:
+                begun = self._orders.on_evacuate(own, body, message.reply_to, now_ns)
+                return [*begun, *self._look([own], now_ns)] if self._ctx.connected else begun
             case _:
-                return unexpected(message)
+                self._ctx.metrics.refused["misdirected"] += 1
+                answer = ErrorReply(reason="unexpected", detail=f"a broker does not take {type(body).__name__} here")
+                return [Reply(to=message.reply_to, body=answer)] if message.reply_to else []
 
     def _on_answer(self, correlation: str, body: Body | RequestFailure, now_ns: int) -> list[Effect]:
-        kind, _, name = correlation.partition("/")
+        """A move's end: ``move/<ask>/<target>``."""
+        kind, _, rest = correlation.partition("/")
+        name, _, target = rest.partition("/")
         for own in self._owns.values():
-            incoming, outgoing = own.incoming.get(name), own.outgoing.get(name)
-            if kind == GRANT and incoming is not None:
-                return self._incoming.on_grant_answer(own, incoming, body, now_ns)
-            if kind == OFFER and outgoing is not None:
-                return [*self._outgoing.on_offer_answer(own, outgoing, body, now_ns), *self._drain_on(own, now_ns)]
-            if kind == MOVE and outgoing is not None:
-                return [*self._outgoing.on_move_answer(own, outgoing, body, now_ns), *self._drain_on(own, now_ns)]
+            ask = own.asks.get(name)
+            if kind == MOVE and ask is not None and ask.target == target:
+                return self._asks.on_move_answer(own, ask, body, now_ns)
         return []
-
-    def _drain_on(self, own: OwnInstance, now_ns: int) -> list[Effect]:
-        """A drain has a limit: what is next is asked for at once, not with the next tick."""
-        return self._asking.look(own, now_ns) if own.draining else []
 
     # time
 
@@ -274,8 +236,8 @@ class BrokerActor:
         if kind == "tick":
             return self._on_tick(now_ns)
         for own in self._owns.values():
-            if kind == ASK and about in own.outgoing:
-                return self._outgoing.decide(own, own.outgoing[about], now_ns)
+            if kind == ASK and about in own.asks:
+                return self._asks.decide(own, own.asks[about], now_ns)
         return []
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
@@ -288,37 +250,37 @@ class BrokerActor:
     def _look(self, owns: Sequence[OwnInstance], now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         for own in owns:
-            if now_ns >= own.evacuated_until_ns:
-                own.evacuated_until_ns = 0
-            effects += [*self._outgoing.expire(own, now_ns), *self._incoming.expire(own, now_ns)]
-        effects += self._tell_loads(owns, now_ns)
+            self._bids.expire(own, now_ns)
+            effects += [*self._asks.expire(own, now_ns), *self._orders.look(own, now_ns)]
+        effects += self._publish_loads(owns, now_ns)
         for own in owns:
-            effects += self._asking.look(own, now_ns)
+            effects += self._asks.look(own, now_ns)
             effects += self._returning.look(own, now_ns)
             effects += self._boundaries.look(own, now_ns)
         return effects
 
-    def _tell_loads(self, owns: Sequence[OwnInstance], now_ns: int) -> list[Effect]:
+    def _publish_loads(self, owns: Sequence[OwnInstance], now_ns: int) -> list[Effect]:
         """One message for all instances of a stage whose loads are due."""
-        told: dict[str, list[LoadReported]] = {}
+        due: dict[str, list[LoadReported]] = {}
         for own in owns:
             record = self._ctx.view.record(own.instance)
             if record is None or not self._ctx.fresh(own, now_ns):
                 continue
-            if now_ns - own.told_ns < self._ctx.limits.load_ms * MS:
+            if now_ns - own.load.at_ns < self._ctx.limits.load_ms * MS:
                 continue
             load = renew_load(self._ctx, own, record, now_ns)
             self._ctx.view.on_load(load, now_ns)
-            told.setdefault(self._ctx.subjects.load(record.model, load.stage or UNPLANNED), []).append(load)
+            due.setdefault(self._ctx.subjects.load(record.model, load.stage or UNPLANNED), []).append(load)
         return [
             Publish(subject=subject, body=loads[0] if len(loads) == 1 else LoadsReported(loads=loads))
-            for subject, loads in told.items()
+            for subject, loads in due.items()
         ]
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         for own in self._owns.values():
-            effects += self._outgoing.void(own, "broker_stops", now_ns)
+            effects += [*self._asks.void(own, "broker_stops", now_ns), *self._orders.abandon(own, now_ns)]
+        self._asks.ended.clear()
         return [*effects, self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
 
     # for people and checkers
@@ -326,11 +288,11 @@ class BrokerActor:
     def _gauges(self) -> list[tuple[str, str, int]]:
         rows: list[tuple[str, str, int]] = []
         for own in self._owns.values():
-            rows += [(own.instance, "out", len(own.outgoing)), (own.instance, "in", len(own.incoming))]
+            rows += [(own.instance, "out", len(own.asks)), (own.instance, "in", len(own.bids))]
         return rows
 
     def _risks(self) -> list[tuple[str, float]]:
-        return [(own.instance, own.memory_risk) for own in self._owns.values()]
+        return [(own.instance, own.load.memory_risk) for own in self._owns.values()]
 
     def snapshot(self) -> dict[str, Any]:
         """State for people and checkers."""
@@ -343,28 +305,19 @@ class BrokerActor:
             "stage": stage.name if stage is not None else "",
             "boundary": self._ctx.view.boundary(own.instance),
             "above": above.instances if above is not None else [],
-            "out": {
-                deal.deal: [deal.sequence, str(deal.reason), deal.target, str(deal.state)]
-                for deal in own.outgoing.values()
-            },
-            "in": {
-                deal.deal: [deal.offer.sequence, str(deal.offer.reason), deal.offer.source, str(deal.state)]
-                for deal in own.incoming.values()
-            },
-            "bids": len(own.bids),
-            "resting": len(own.rests),
+            "out": {ask.ask: [ask.sequence, str(ask.reason), ask.target, str(ask.state)] for ask in own.asks.values()},
+            "in": {name: [bid.ask.sequence, str(bid.ask.reason), bid.ask.source] for name, bid in own.bids.items()},
+            "orders": sorted(own.orders),
+            "evacuated": own.evacuation is not None,
+            "resting": len(own.sequences.rests),
+            "why": own.load.why,
         }
 
     def check_invariants(self) -> None:
         """Raises AssertionError where the state contradicts itself."""
-        limits = self._ctx.limits
         self._ctx.view.check_invariants()
         for own in self._owns.values():
-            assert own.moving_out <= limits.out_max, f"{own.instance}: {own.moving_out} transfers away"
-            assert own.slots_taken <= limits.in_max, f"{own.instance}: {own.slots_taken} slots given"
-            assert len(own.outgoing) <= limits.out_max + limits.out_queue_max
-            assert len(own.incoming) <= limits.in_queue_max
-            assert len(own.bids) <= limits.bids_max
-            assert len(own.taken) == len(own.outgoing), f"{own.instance}: two deals about one sequence"
-            arriving = {deal.offer.sequence for deal in own.incoming.values()}
-            assert len(arriving) == len(own.incoming), f"{own.instance}: one sequence arrives twice"
+            assert len(own.asks) <= max(self._ctx.limits.out_max, DRAIN_OUT_MAX), f"{own.instance}: too many asks"
+            assert len(own.bids) <= BIDS_MAX
+            assert len(own.orders) <= ORDERS_MAX
+            assert len(own.taken) == len(own.asks), f"{own.instance}: two asks about one sequence"

@@ -22,6 +22,9 @@ from millrace.policies.stages.refinement import BoundaryView, refine
 from services.broker.loads import digest_of
 from services.broker.state import MS, BrokerContext, OwnInstance
 
+#: A boundary that stays is told again after so long, for whoever has not heard it.
+TOLD_AGAIN_NS = 10_000 * MS
+
 
 class Boundaries:
     """Refines the boundaries that instances of ours keep."""
@@ -29,6 +32,7 @@ class Boundaries:
     def __init__(self, ctx: BrokerContext) -> None:
         self._ctx = ctx
         self._next_ns: dict[tuple[str, str], int] = {}  # by (model, stage)
+        self._told: dict[tuple[str, str], tuple[int, int, int]] = {}  # by (model, stage): plan, version, when
         self._first: dict[tuple[str, str], tuple[int, tuple[int, str]]] = {}  # by (model, stage): when, who
 
     def look(self, own: OwnInstance, now_ns: int) -> list[Effect]:
@@ -73,6 +77,10 @@ class Boundaries:
             why=refined.reason,
         )
         self._ctx.view.on_boundary(body)
+        key, (epoch, version, told_ns) = (plan.model, stage.name), self._told.get((plan.model, stage.name), (-1, -1, 0))
+        if (epoch, version) == (body.plan_epoch, body.version) and now_ns - told_ns < TOLD_AGAIN_NS:
+            return []
+        self._told[key] = (body.plan_epoch, body.version, now_ns)
         return [Publish(subject=self._ctx.subjects.boundary(plan.model, stage.name), body=body)]
 
     def _view(self, own: OwnInstance, plan: Plan, stage: Stage, above: Stage, now_ns: int) -> BoundaryView | None:

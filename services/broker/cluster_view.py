@@ -1,31 +1,31 @@
-"""A broker's view of the cluster: instances, plans, boundaries, loads, and the broker that acts for each instance."""
+"""A broker's view of the cluster: instances, plans, boundaries and loads."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from millrace.contracts.broker import BoundaryMoved, LoadReported, MoveReason
-from millrace.contracts.catalog import Role
+from millrace.contracts.kv import compatible
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import InstanceRecord, PresenceState, ServicePresence
+from millrace.contracts.status import InstanceRecord, ServicePresence
 from millrace.contracts.subjects import subject_token
-from millrace.membership import Membership, MembershipConfig
-from millrace.policies.migration import compatible
+from millrace.membership import Membership, MembershipConfig, MemberState
 from millrace.policies.stages.present_cuts import present_cuts
 from millrace.policies.stages.routing import stage_order
 from millrace.policies.trading import LoadView
+from millrace.policies.trading.loads import load_view
 
-from services.broker.deals import LENGTH_MAX
-from services.broker.heard_loads import HeardLoad, TradeCandidate, load_counts, load_view, sampled
+from services.broker.ask_states import LENGTH_MAX
+from services.broker.heard_loads import HeardLoad, TradeCandidate, load_counts, sampled
 
 _MS = 1_000_000
 
 #: Models whose plans are known.
 MODELS_MAX = 256
 
-#: A broker that was not heard for this long acts for nobody: three presences are missing.
-BROKER_SILENCE_NS = 1_500 * _MS
+#: States in which an instance takes nothing for as long as its process lives.
+_LEAVING = (MemberState.DRAINING, MemberState.DEAD, MemberState.GONE)
 
 
 class BrokerView:
@@ -41,7 +41,6 @@ class BrokerView:
         self._boundaries: dict[tuple[str, str], BoundaryMoved] = {}  # by (model token, stage)
         self._cuts: dict[tuple[str, str], int] = {}  # present upper boundaries, by (model token, stage)
         self._loads: dict[str, HeardLoad] = {}  # by instance token
-        self._brokers: dict[str, tuple[str, int, int]] = {}  # by instance token: (broker, heard, incarnation)
         self._candidates: dict[
             str, TradeCandidate
         ] = {}  # found before; for each of a process's instances, tick by tick
@@ -93,22 +92,9 @@ class BrokerView:
             cuts = zip(plan.stages, present_cuts(plan, refined), strict=False)
             self._cuts |= {(token, stage.name): cut for stage, cut in cuts}
 
-    def on_presence(self, body: ServicePresence, now_ns: int) -> None:
-        """A broker says for whom it acts; a worker leaves or died."""
-        if body.role != Role.BROKER:
-            self.members.on_presence(body)
-            return
-        for name in body.instances[: self._instances_max]:
-            if not name:
-                continue
-            token = subject_token(name)
-            known = self._brokers.get(token)
-            if body.state is not PresenceState.ALIVE:
-                if known is not None and known[0] == body.name:
-                    del self._brokers[token]
-                    self._candidates.pop(name, None)
-            elif known is not None or len(self._brokers) < self._instances_max:
-                self._brokers[token] = (body.name, now_ns, body.incarnation)
+    def on_presence(self, body: ServicePresence) -> None:
+        """A worker leaves or died."""
+        self.members.on_presence(body)
 
     def on_load(self, body: LoadReported, now_ns: int) -> bool:
         """A load. Returns whether it counts: of a registered instance, and not older than what is known."""
@@ -199,15 +185,13 @@ class BrokerView:
         stage, record = self.stage(instance), self.record(instance)
         return self.boundary_above(record.model, stage) if stage is not None and record is not None else None
 
-    def broker_of(self, instance: str, now_ns: int) -> str:
-        """The broker that acts for it; empty where none was heard lately."""
-        known = self._brokers.get(subject_token(instance)) if instance else None
-        return known[0] if known is not None and now_ns - known[1] < BROKER_SILENCE_NS else ""
-
-    def broker_incarnation(self, instance: str) -> int:
-        """Start of the broker that last said that it acts for it; 0 where none has."""
-        known = self._brokers.get(subject_token(instance)) if instance else None
-        return known[2] if known is not None else 0
+    def has_others(self, instance: str) -> bool:
+        """Whether another instance serves the model, as far as registrations and heartbeats say."""
+        record = self.record(instance)
+        return record is not None and any(
+            other.model == record.model and other.instance != instance and member.state not in _LEAVING
+            for member, other in self.members.registered()
+        )
 
     def load(self, instance: str, now_ns: int) -> LoadView | None:
         """Its last load; None where none was heard lately."""
@@ -254,27 +238,24 @@ class BrokerView:
                 if any(load.blocks_free >= blocks for load in found):
                     return found
                 nearest = nearest or found
-        return self._unheard(instance, sets, record, now_ns) or nearest
+        return self._unheard(instance, sets, record) or nearest
 
-    def _unheard(
-        self, instance: str, sets: list[list[str]], source: InstanceRecord, now_ns: int
-    ) -> tuple[LoadView, ...]:
-        """The nearest set among stages whose loads are not listened to: whoever has a broker may be asked."""
+    def _unheard(self, instance: str, sets: list[list[str]], source: InstanceRecord) -> tuple[LoadView, ...]:
+        """The nearest set among stages whose loads are not listened to."""
         near = [stage.instances for stage in (self.stage(instance), self.next_stage(instance)) if stage is not None]
         for names in sets:
             known = [(name, self.record(name)) for name in names if names not in near and name != source.instance]
-            found = [name for name, record in known if self._reachable(record, source, now_ns)]
+            found = [name for name, record in known if self._reachable(record, source)]
             if found:
                 return tuple(LoadView(name=name, tokens=0) for name in sorted(found))
         return ()
 
-    def _reachable(self, record: InstanceRecord | None, source: InstanceRecord, now_ns: int) -> bool:
-        """Whether its broker can be asked, and KV could travel there."""
-        return record is not None and self._takes(record, now_ns) and compatible(source.kv, record.kv)
-
-    def _takes(self, record: InstanceRecord, now_ns: int) -> bool:
-        """Whether it decodes, and its broker can be asked."""
-        return self.role(record.instance) is not InstanceRole.PREFILL and bool(self.broker_of(record.instance, now_ns))
+    def _reachable(self, record: InstanceRecord | None, source: InstanceRecord) -> bool:
+        """Whether it decodes and its broker can be asked, and KV could travel there."""
+        if record is None or self.role(record.instance) is InstanceRole.PREFILL:
+            return False
+        member = self.members.find(record.instance)
+        return member is not None and member.state not in _LEAVING and compatible(source.kv, record.kv)
 
     def _sets(self, instance: str, model: str, reason: MoveReason, length: int) -> list[list[str]]:
         plan, own = self.plan(model), self.stage(instance)
@@ -300,15 +281,14 @@ class BrokerView:
         return tuple(found)
 
     def _candidate(self, name: str, now_ns: int) -> TradeCandidate | None:
-        """An instance that could take something from somebody now; remembered while load and broker are fresh."""
+        """An instance that could take something from another one now; remembered while its load is fresh."""
         self._candidates.pop(name, None)
         record, known = self.record(name), self._heard(name, now_ns)
         if record is None or known is None or known.told.draining or known.told.incarnation != record.incarnation:
             return None
-        if not self._takes(record, now_ns):
+        if self.role(name) is InstanceRole.PREFILL:
             return None
-        heard_ns = self._brokers[subject_token(name)][1]
-        until_ns = min(known.at_ns + self._load_age_ns, heard_ns + BROKER_SILENCE_NS)
+        until_ns = known.at_ns + self._load_age_ns
         found = self._candidates[name] = TradeCandidate(record, known.view, until_ns)
         return found
 
@@ -330,5 +310,4 @@ class BrokerView:
         """Raises AssertionError where bounds do not hold."""
         self.members.check_invariants()
         assert len(self._loads) <= self._instances_max
-        assert len(self._brokers) <= self._instances_max
         assert len(self._plans) <= MODELS_MAX

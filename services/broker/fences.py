@@ -61,11 +61,19 @@ def can_move(status: SequenceStatus) -> bool:
     return status.state is SequenceState.RUNNING and status.output_tokens >= 1 and not status.immovable
 
 
+#: A sequence that has moved stays for so many times as long as its last move took, but no longer than this: nobody is
+#: kept past a boundary for five seconds beside idle room.
+COOLDOWN_FACTOR, COOLDOWN_NS_MAX = 10, 4_000 * _MS
+
+#: Balance moves in a sequence's life.
+BALANCE_MOVES_MAX = 3
+
+
 def cooled(status: SequenceStatus, history: MoveHistory, fences: FenceConfig, now_ns: int) -> bool:
     """Whether enough tokens and time have passed since its last move."""
     if history.moved_ns == 0:
         return True
-    wanted_ns = min(fences.cooldown_factor * history.duration_ns, fences.cooldown_ms_max * _MS)
+    wanted_ns = min(COOLDOWN_FACTOR * history.duration_ns, COOLDOWN_NS_MAX)
     least_ns = max(fences.cooldown_ms * _MS, wanted_ns)
     return now_ns - history.moved_ns >= least_ns and length_of(status) - history.tokens >= fences.cooldown_tokens
 
@@ -94,6 +102,12 @@ def outgrown(status: SequenceStatus, boundary: int, fences: FenceConfig) -> bool
 
 def balance_allowed(status: SequenceStatus, history: MoveHistory, fences: FenceConfig) -> bool:
     """Whether it may move for balance once more."""
-    if history.balance_moves >= fences.balance_moves_max:
+    if history.balance_moves >= BALANCE_MOVES_MAX:
         return False
     return rest_of(status) is not None or status.output_tokens >= fences.decoded_min
+
+
+def predicted_rest(status: SequenceStatus) -> int:
+    """Tokens still to come: as predicted, else as many as its limit lets it."""
+    rest = rest_of(status)
+    return rest if rest is not None else max(0, status.max_tokens - status.output_tokens)

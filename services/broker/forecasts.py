@@ -7,12 +7,15 @@ no forecast: policies then compare loads.
 from __future__ import annotations
 
 from millrace.contracts.broker import AskForMove, LoadCurve
-from millrace.contracts.status import InstanceRecord, StatusSnapshot
+from millrace.contracts.status import BatchComposition, InstanceRecord, StatusSnapshot
 from millrace.enginemodel.forecast import Candidate, Forecaster, LeaveForecast, LoadForecast
 from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.trading import JoinView
+
+#: Output length that is assumed where none was predicted.
+REST_DEFAULT = 128
 
 #: A factor beyond these says that the set is for another engine.
 SCALE_MIN, SCALE_MAX = 0.2, 20.0
@@ -32,7 +35,7 @@ class InstanceForecasts:
     """
 
     def __init__(
-        self, record: InstanceRecord, step_time: StepTimeModel | None, *, default_output_tokens: int = 128
+        self, record: InstanceRecord, step_time: StepTimeModel | None, *, default_output_tokens: int = REST_DEFAULT
     ) -> None:
         """Raises ValueError where no engine could run with what the record says."""
         self.parameters = scheduler_parameters(record)
@@ -101,9 +104,28 @@ class InstanceForecasts:
             preemptions=joined.preemptions,
         )
 
-    def fits(self, ask: AskForMove) -> bool:
-        """Whether the engine would take a sequence of that length at all."""
-        return _candidate(ask).refusal(self.parameters) is None
+    def step_ns(self, batch: BatchComposition) -> int | None:
+        """Time that a step with that batch takes here; None without a step-time set."""
+        return round(self._cost.duration_fs(batch) / FS_PER_NS * self.scale) if self._cost is not None else None
+
+    def prefill_ns(self, tokens: int) -> int | None:
+        """Time that so many tokens take to be computed anew, alone in their steps; None without a step-time set."""
+        chunk, computed, total_ns = max(1, self.parameters.token_budget), 0, 0
+        while computed < tokens:
+            size = min(chunk, tokens - computed)
+            work = size * (computed + size / 2)
+            batch = BatchComposition(
+                prefills=1,
+                prefill_tokens=size,
+                context_tokens=computed + size,
+                prefill_work=work,
+                prefill_context_tokens=computed + size,
+            )
+            step_ns = self.step_ns(batch)
+            if step_ns is None:
+                return None
+            computed, total_ns = computed + size, total_ns + step_ns
+        return total_ns
 
 
 def _candidate(ask: AskForMove) -> Candidate:

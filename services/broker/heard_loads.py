@@ -48,22 +48,6 @@ def sampled(names: list[str], instance: str, now_ns: int) -> Iterator[list[str]]
         yield turned[at : at + LOOKED_AT]
 
 
-def load_view(body: LoadReported) -> LoadView:
-    """A load as policies see it."""
-    return LoadView(
-        name=body.instance,
-        tokens=body.tokens,
-        waiting_tokens=body.waiting_tokens,
-        queued_tokens=body.queued_tokens,
-        running=body.running,
-        waiting=body.waiting,
-        blocks_free=body.blocks_free,
-        blocks_total=body.blocks_total,
-        tokens_per_s=body.tokens_per_s,
-        curve=body.curve,
-    )
-
-
 def load_counts(body: LoadReported) -> tuple[float, ...]:
     """Figures of a load that must not be negative. NaN becomes -1: ``min`` returns NaN only where it comes first."""
     rate = body.tokens_per_s if 0 <= body.tokens_per_s < float("inf") else -1.0

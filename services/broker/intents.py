@@ -12,9 +12,9 @@ from typing import overload
 
 import msgspec
 from millrace.contracts.broker import MoveReason
+from millrace.contracts.migration import MigrationMode
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import SequenceStatus
-from millrace.policies.migration.leaving import predicted_rest
 from millrace.policies.trading import MovableSequence
 
 from services.broker.config import FenceConfig
@@ -29,15 +29,34 @@ from services.broker.fences import (
     longest_rest_of,
     outgrown,
     pays,
+    predicted_rest,
     rest_of,
 )
 
+#: A sequence that has stayed past its boundary for so long leaves also where its rest was predicted to be short: the
+#: prediction was wrong.
+PAYBACK_NS_MAX = 4_000 * 1_000_000
+
 
 class Intent(msgspec.Struct, frozen=True):
-    """One sequence shall leave."""
+    """One sequence shall leave.
+
+    Attributes:
+        target: Where an order wants it; empty for wherever there is room.
+        mode: None for the migrator's own.
+        note: Of an order.
+    """
 
     status: SequenceStatus
     reason: MoveReason
+    target: str = ""
+    mode: MigrationMode | None = None
+    note: str = ""
+
+    @property
+    def recompute(self) -> bool:
+        """Whether no KV travels."""
+        return self.mode is MigrationMode.RECOMPUTE
 
 
 class IntentView(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +88,8 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standing_intents(view: IntentView, fences: FenceConfig) -> list[Intent]:
-    """Drains, hand-offs and boundaries, in order of precedence; within a reason the longest first, but of drains those
-    with the longest rest: what is about to end need not move.
+    """Drains, hand-offs and boundaries, in order of precedence; within a reason the longest first, as recomputing those
+    costs most, but of drains those last that are about to end.
     """
     all_leave = view.draining or view.role is InstanceRole.PREFILL
     least = 0 if all_leave else view.boundary
@@ -84,7 +103,12 @@ def standing_intents(view: IntentView, fences: FenceConfig) -> list[Intent]:
         and (reason := _standing(status, view, fences)) is not None
     ]
     order = list(MoveReason)
-    return sorted(found, key=lambda each: (order.index(each.reason), -_urgency(each), each.status.sequence))
+
+    def key(intent: Intent) -> tuple[int, bool, int, str]:
+        lasts, length = _urgency(intent, view)
+        return (order.index(intent.reason), not lasts, -length, intent.status.sequence)
+
+    return sorted(found, key=key)
 
 
 def past_boundary(
@@ -97,9 +121,10 @@ def past_boundary(
     return {sequence: known.get(sequence, now_ns) for sequence in past}
 
 
-def _urgency(intent: Intent) -> int:
-    """Tokens still to come where everything leaves, else present length."""
-    return predicted_rest(intent.status) if intent.reason is MoveReason.DRAIN else length_of(intent.status)
+def _urgency(intent: Intent, view: IntentView) -> tuple[bool, int]:
+    """Whether a drain need not move it, as it ends sooner than a move would; then its length."""
+    ends = predicted_rest(intent.status) * view.step_ns < 2 * view.move_ns
+    return (not (intent.reason is MoveReason.DRAIN and ends), length_of(intent.status))
 
 
 def _standing(status: SequenceStatus, view: IntentView, fences: FenceConfig) -> MoveReason | None:
@@ -126,7 +151,7 @@ def unfenced(status: SequenceStatus, reason: MoveReason, view: IntentView, fence
 
 def _pays(status: SequenceStatus, reason: MoveReason, view: IntentView, fences: FenceConfig) -> bool:
     past_ns = view.now_ns - view.past_ns.get(status.sequence, view.now_ns)
-    if reason is MoveReason.BOUNDARY and past_ns >= fences.payback_ms_max * 1_000_000:
+    if reason is MoveReason.BOUNDARY and past_ns >= PAYBACK_NS_MAX:
         return True
     return pays(rest_of(status), step_ns=view.step_ns, move_ns=view.move_ns, fences=fences)
 

@@ -14,6 +14,12 @@ from services.broker.fences import length_of
 from services.broker.forecasts import runs_short, told_curve
 from services.broker.state import MS, BrokerContext, OwnInstance
 
+#: Points of a load curve.
+CURVE_POINTS = 16
+
+#: Characters of the reason in a load.
+WHY_MAX = 300
+
 #: Share of a new rate of decoding in the one that is told.
 RATE_SHARE = 0.3
 
@@ -22,14 +28,14 @@ def observe_summary(own: OwnInstance, body: InstanceSummary) -> None:
     """Takes a heartbeat: draining or not, and the rate of decoding."""
     before = own.summary
     own.summary = body
-    if before is None or before.incarnation != body.incarnation or body.output_tokens_total < own.output_total:
-        own.output_total, own.output_at_ns, own.tokens_per_s = body.output_tokens_total, body.at_ns, 0.0
+    if before is None or before.incarnation != body.incarnation or body.output_tokens_total < own.load.output_total:
+        own.load.output_total, own.load.output_at_ns, own.load.tokens_per_s = body.output_tokens_total, body.at_ns, 0.0
         return
-    passed_ns = body.at_ns - own.output_at_ns
+    passed_ns = body.at_ns - own.load.output_at_ns
     if passed_ns >= 200 * MS:
-        rate = (body.output_tokens_total - own.output_total) * 1e9 / passed_ns
-        own.tokens_per_s += RATE_SHARE * (rate - own.tokens_per_s)
-        own.output_total, own.output_at_ns = body.output_tokens_total, body.at_ns
+        rate = (body.output_tokens_total - own.load.output_total) * 1e9 / passed_ns
+        own.load.tokens_per_s += RATE_SHARE * (rate - own.load.tokens_per_s)
+        own.load.output_total, own.load.output_at_ns = body.output_tokens_total, body.at_ns
 
 
 def running_tokens(snapshot: StatusSnapshot) -> int:
@@ -55,8 +61,8 @@ def present_load(own: OwnInstance) -> LoadView:
         waiting=len(snapshot.waiting),
         blocks_free=snapshot.blocks_free,
         blocks_total=snapshot.blocks_total,
-        tokens_per_s=own.tokens_per_s,
-        curve=own.told.curve if own.told is not None else None,
+        tokens_per_s=own.load.tokens_per_s,
+        curve=own.load.reported.curve if own.load.reported is not None else None,
     )
 
 
@@ -79,15 +85,16 @@ def measured_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, 
         waiting=len(snapshot.waiting),
         blocks_free=min(snapshot.blocks_free, snapshot.blocks_total),
         blocks_total=snapshot.blocks_total,
-        tokens_per_s=own.tokens_per_s,
+        tokens_per_s=own.load.tokens_per_s,
         outgoing=own.moving_out,
-        incoming=own.slots_taken,
+        incoming=len(own.bids),
         queued_tokens=own.promised_tokens,
         length_counts=list(lengths.counts),
         length_tokens=list(lengths.tokens),
         draining=own.draining,
-        memory_risk=own.memory_risk,
-        curve=own.told.curve if own.told is not None else None,
+        memory_risk=own.load.memory_risk,
+        curve=own.load.reported.curve if own.load.reported is not None else None,
+        why=own.load.why[:WHY_MAX],
     )
 
 
@@ -97,15 +104,15 @@ def renew_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, now
     forecast = None
     if own.forecasts is not None and ctx.policy.needs_forecast:
         horizon_ns, boundary = ctx.limits.horizon_ms * MS, ctx.view.boundary(own.instance)
-        forecast = own.forecasts.curve(own.snapshot, boundary, now_ns, horizon_ns=horizon_ns, points=ctx.limits.points)
+        forecast = own.forecasts.curve(own.snapshot, boundary, now_ns, horizon_ns=horizon_ns, points=CURVE_POINTS)
     if not runs_short(forecast):
-        own.short_since_ns = None
-    elif own.short_since_ns is None:
-        own.short_since_ns = now_ns
+        own.load.short_since_ns = None
+    elif own.load.short_since_ns is None:
+        own.load.short_since_ns = now_ns
     told = measured_load(ctx, own, record, now_ns)
-    own.told = msgspec.structs.replace(told, curve=told_curve(forecast))
-    own.told_ns = now_ns
-    return own.told
+    own.load.reported = msgspec.structs.replace(told, curve=told_curve(forecast))
+    own.load.at_ns = now_ns
+    return own.load.reported
 
 
 def digest_of(body: LoadReported) -> LengthDigest:

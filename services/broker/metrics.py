@@ -15,26 +15,23 @@ class BrokerMetrics(Collector):
     Attributes:
         asks: Asks by reason.
         bids: Bids and refusals to bid, given by our instances: ``bid`` or the reason.
-        deals: Deals away that are over, by (reason, how): ``moved``, ``no_bids``, ``stays``, or why not.
+        ended: Sequences of our instances that were asked for and are over, by (reason, how): ``moved``, ``no_bids``,
+            ``stays``, or why not.
         refused: Messages that were refused and changed nothing, by reason.
-        starved: Slots that were kept for a sequence that had been postponed too often.
-        unheard_ends: Transfers to our instances whose end was found out by asking.
         returned: Sequences without KV that a worker was asked to hand back.
         boundaries: Rounds of boundaries that are kept here, by ``moved`` or ``stays``.
-        open_deals: Yields (instance, direction, count).
+        open_asks: Yields (instance, direction, count): sequences asked for or moved, and bids that hold.
         memory_risks: Yields (instance, probability).
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.asks: Counter[str] = Counter()
         self.bids: Counter[str] = Counter()
-        self.deals: Counter[tuple[str, str]] = Counter()
+        self.ended: Counter[tuple[str, str]] = Counter()
         self.refused: Counter[str] = Counter()
         self.boundaries: Counter[str] = Counter()
-        self.starved = 0
-        self.unheard_ends = 0
         self.returned = 0
-        self.open_deals: Callable[[], Iterable[tuple[str, str, int]]] = list
+        self.open_asks: Callable[[], Iterable[tuple[str, str, int]]] = list
         self.memory_risks: Callable[[], Iterable[tuple[str, float]]] = list
         if registry is not None:
             registry.register(self)
@@ -55,25 +52,23 @@ class BrokerMetrics(Collector):
             for value, count in counts.items():
                 family.add_metric([value], count)
             yield family
-        deals = CounterMetricFamily(
-            "millrace_broker_deals", "Deals away that are over, by reason and how.", labels=["reason", "result"]
+        ended = CounterMetricFamily(
+            "millrace_broker_ended",
+            "Sequences asked for that are over, by reason and how.",
+            labels=["reason", "result"],
         )
-        for labels, count in self.deals.items():
-            deals.add_metric(list(labels), count)
-        yield deals
-        yield CounterMetricFamily(
-            "millrace_broker_starved", "Slots kept for a sequence that was postponed too often.", value=self.starved
-        )
-        yield CounterMetricFamily(
-            "millrace_broker_unheard_ends",
-            "Transfers whose end was found by a query (its message was lost).",
-            value=self.unheard_ends,
-        )
+        for labels, count in self.ended.items():
+            ended.add_metric(list(labels), count)
+        yield ended
         yield CounterMetricFamily(
             "millrace_broker_returned", "Queued sequences that a worker was asked to hand back.", value=self.returned
         )
-        gauge = GaugeMetricFamily("millrace_broker_open_deals", "Open deals.", labels=["instance", "direction"])
-        for instance, direction, count in self.open_deals():
+        gauge = GaugeMetricFamily(
+            "millrace_broker_open",
+            "Sequences asked for or moved (out), and bids that hold (in).",
+            labels=["instance", "direction"],
+        )
+        for instance, direction, count in self.open_asks():
             gauge.add_metric([instance, direction], count)
         yield gauge
         text = "Probability that KV blocks run short within three times a move's duration."

@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millrace.actor.effects import Effect, Log, Subscribe, Unsubscribe
-from millrace.contracts.broker import BoundaryMoved, EvacuationAnnounced, LoadReported
+from millrace.contracts.broker import BoundaryMoved, LoadReported
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.status import InstanceSummary, StatusSnapshot
 from millrace.contracts.subjects import subject_token
 from millrace.enginemodel.step_time_models import StepTimeModel
 
+from services.broker.asks import Asks
+from services.broker.bids import Bids
 from services.broker.boundaries import Boundaries
 from services.broker.forecasts import InstanceForecasts
-from services.broker.incoming import IncomingDeals
 from services.broker.loads import observe_summary
-from services.broker.outgoing import OutgoingDeals
-from services.broker.state import MS, BrokerContext, OwnInstance
-
-#: An evacuation that its migrator has not announced again for this long is over: five announcements are missing.
-EVACUATION_NS = 2_500 * MS
+from services.broker.state import BrokerContext, OwnInstance
 
 
 class Observation:
-    """Takes what is told, and voids what it makes void."""
+    """Applies snapshots, loads, plans and boundaries, and voids asks and bids of older plans."""
 
     def __init__(
         self,
@@ -31,15 +28,15 @@ class Observation:
         owns: Mapping[str, OwnInstance],
         step_times: Mapping[str, StepTimeModel],
         *,
-        outgoing: OutgoingDeals,
-        incoming: IncomingDeals,
+        asks: Asks,
+        bids: Bids,
         boundaries: Boundaries,
     ) -> None:
         self._ctx = ctx
         self._owns = owns
         self._step_times = step_times
-        self._outgoing = outgoing
-        self._incoming = incoming
+        self._asks = asks
+        self._bids = bids
         self._boundaries = boundaries
         self._listening: set[str] = set()
 
@@ -53,7 +50,7 @@ class Observation:
         if known is not None and known.incarnation == body.incarnation and body.at_ns < known.at_ns:
             return
         own.snapshot, own.heard_ns = body, now_ns
-        own.left.intersection_update(status.sequence for status in body.running)
+        own.sequences.left.intersection_update(status.sequence for status in body.running)
         if own.forecasts is not None and (known is None or body.step != known.step):
             own.forecasts.observe(body)
         self._ctx.view.members.observe(body.instance, body.incarnation, now_ns)
@@ -66,15 +63,6 @@ class Observation:
         own = self._own(body.instance)
         if own is not None and self._ctx.view.members.on_summary(body, now_ns).accepted:
             observe_summary(own, body)
-
-    def on_evacuation(self, body: EvacuationAnnounced, now_ns: int) -> None:
-        """Everything shall leave an instance of ours, or need not any more. It counts for as long as it is repeated."""
-        own = self._own(body.instance)
-        if own is None or body.left_ms < 0:
-            self._ctx.metrics.refused["evacuation"] += 1
-            return
-        span_ns = min(body.left_ms * MS, EVACUATION_NS)
-        own.evacuated_until_ns = now_ns + span_ns if span_ns else 0
 
     def on_load(self, body: LoadReported, now_ns: int) -> None:
         """The load of an instance."""
@@ -107,34 +95,29 @@ class Observation:
         restarted = own.snapshot is not None and record is not None and own.snapshot.incarnation != record.incarnation
         effects: list[Effect] = []
         if record is None or restarted:
-            effects = self._outgoing.void(own, "instance_lost", now_ns)
-            self._incoming.void(own, now_ns)
+            effects = self._asks.void(own, "instance_lost", now_ns)
+            self._bids.void(own)
             own.snapshot, own.summary, own.forecasts = None, None, None
-            own.histories.clear()
-            own.left.clear()
-            own.evacuated_until_ns = 0
+            own.sequences.histories.clear()
+            own.sequences.left.clear()
         if record is None or own.forecasts is not None:
             return effects
         try:
-            own.forecasts = InstanceForecasts(
-                record,
-                self._step_times.get(record.step_time),
-                default_output_tokens=self._ctx.config.rest_default_tokens,
-            )
+            own.forecasts = InstanceForecasts(record, self._step_times.get(record.step_time))
         except ValueError as error:
             fields = {"instance": own.instance, "error": str(error)}
             effects.append(Log(level="error", event="instance_unusable", fields=fields))
         return effects
 
     def _on_new_plan(self, model: str, now_ns: int) -> list[Effect]:
-        """Void deals that were agreed under the old plan and have not started."""
+        """Void what was asked and bid under the old plan."""
         effects: list[Effect] = []
         for own in self._owns.values():
             record = self._ctx.view.record(own.instance)
             if record is not None and subject_token(record.model) == subject_token(model):
                 self._ctx.plan_ns[record.model] = now_ns
-                effects += self._outgoing.void(own, "new_plan", now_ns)
-                self._incoming.void(own, now_ns)
+                effects += self._asks.void(own, "new_plan", now_ns)
+                self._bids.void(own)
         return effects
 
     def _listen(self) -> list[Effect]:
@@ -153,5 +136,5 @@ class Observation:
             self._ctx.view.members.restart_timers(now_ns)
             return
         for own in self._owns.values():
-            self._outgoing.void(own, "bus_away", now_ns)
-            self._incoming.void(own, now_ns)
+            self._asks.void(own, "bus_away", now_ns)
+            self._bids.void(own)

@@ -9,6 +9,7 @@ from millrace.contracts.broker import MoveReason
 from millrace.contracts.status import SequenceStatus
 from millrace.contracts.worker import ReturnSequences
 
+from services.broker.asks import BALANCE_PAUSE_MS, GROWTH_BLOCKS
 from services.broker.fences import length_of
 from services.broker.state import MS, BrokerContext, OwnInstance
 
@@ -27,11 +28,15 @@ class Returning:
 
     def look(self, own: OwnInstance, now_ns: int) -> list[Effect]:
         """All of the queue where the instance drains; its last one where a peer could begin with it at once."""
-        own.returned = {name: at_ns for name, at_ns in own.returned.items() if now_ns - at_ns < AGAIN_NS}
+        own.sequences.returned = {
+            name: at_ns for name, at_ns in own.sequences.returned.items() if now_ns - at_ns < AGAIN_NS
+        }
         record, reasons = self._ctx.view.record(own.instance), self._ctx.config.trading.returns
         if record is None or own.snapshot is None or not self._ctx.fresh(own, now_ns):
             return []
-        queued = [each for each in own.snapshot.waiting if not each.blocks and each.sequence not in own.returned]
+        queued = [
+            each for each in own.snapshot.waiting if not each.blocks and each.sequence not in own.sequences.returned
+        ]
         if not queued:
             return []
         if own.draining:
@@ -47,21 +52,21 @@ class Returning:
     def _balanced(self, own: OwnInstance, queued: list[SequenceStatus], now_ns: int) -> list[Effect]:
         """The last of the queue, where it has waited for a while and a peer has neither a queue nor too little room."""
         assert own.snapshot is not None
-        last, pause_ns = queued[-1], self._ctx.limits.balance_pause_ms * MS
-        if own.snapshot.at_ns - last.arrival_ns < pause_ns or now_ns - own.balanced_ns < pause_ns:
+        last, pause_ns = queued[-1], BALANCE_PAUSE_MS * MS
+        if own.snapshot.at_ns - last.arrival_ns < pause_ns or now_ns - own.balance.ended_ns < pause_ns:
             return []
         record = self._ctx.view.record(own.instance)
         assert record is not None
-        blocks = -(-length_of(last) // record.block_size) + self._ctx.limits.growth_blocks
+        blocks = -(-length_of(last) // record.block_size) + GROWTH_BLOCKS
         peers = self._ctx.view.peers(own.instance, now_ns)
         if not any(peer.waiting == 0 and not peer.queued_tokens and peer.blocks_free >= blocks for peer in peers):
             return []
-        own.balanced_ns = now_ns
+        own.balance.ended_ns = now_ns
         return self._return(own, MoveReason.BALANCE, [last], now_ns)
 
     def _return(self, own: OwnInstance, reason: MoveReason, queued: list[SequenceStatus], now_ns: int) -> list[Effect]:
         names = [each.sequence for each in queued]
-        own.returned |= dict.fromkeys(names, now_ns)
+        own.sequences.returned |= dict.fromkeys(names, now_ns)
         self._ctx.metrics.returned += len(names)
         fields = {"instance": own.instance, "reason": str(reason), "sequences": len(names)}
         return [

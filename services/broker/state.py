@@ -7,14 +7,15 @@ from random import Random
 from typing import Any
 
 import msgspec
-from millrace.contracts.broker import LoadReported
+from millrace.contracts.broker import AskForMove, LoadReported
+from millrace.contracts.migration import MigrateSequence, MigrationCost
 from millrace.contracts.status import InstanceSummary, SequenceStatus, StatusSnapshot
 from millrace.contracts.subjects import Subjects
 from millrace.policies.trading import TradingPolicy
 
+from services.broker.ask_states import OutgoingAsk
 from services.broker.cluster_view import BrokerView
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig
-from services.broker.deals import DealState, IncomingDeal, OpenBid, OutgoingDeal
 from services.broker.fences import MoveHistory
 from services.broker.forecasts import InstanceForecasts
 from services.broker.metrics import BrokerMetrics
@@ -30,21 +31,31 @@ MOVE_SHARE = 0.2
 #: Copying slows both engines: a move costs so large a share of its duration besides the pause.
 COPY_SHARE = 0.1
 
+#: Sequences asked for or moved at a time where the instance drains: a move mostly waits for engines' steps, not for the
+#: wire, so that more at once end sooner.
+DRAIN_OUT_MAX = 8
+
+#: Unless reads take so large a share of a move: then the wire is what they share.
+WIRE_SHARE_MAX = 0.5
+
 #: Sequences whose moves are remembered per instance.
 HISTORIES_MAX = 4_096
 
 
 @dataclass
 class MoveCosts:
-    """Recent cost of moves from an instance. Times in ns."""
+    """Recent cost of moves from an instance. Times in ns; ``wire_share``: of the duration, that blocks were read."""
 
     frozen_ns: float = FROZEN_NS_FIRST
     duration_ns: float = DURATION_NS_FIRST
+    wire_share: float = 0.0
 
-    def observe(self, *, frozen_ns: int, duration_ns: int) -> None:
+    def observe(self, cost: MigrationCost) -> None:
         """A move is over."""
-        self.frozen_ns += MOVE_SHARE * (frozen_ns - self.frozen_ns)
-        self.duration_ns += MOVE_SHARE * (duration_ns - self.duration_ns)
+        share = cost.copied_ns / max(1, cost.duration_ns)
+        self.frozen_ns += MOVE_SHARE * (cost.frozen_ns - self.frozen_ns)
+        self.duration_ns += MOVE_SHARE * (cost.duration_ns - self.duration_ns)
+        self.wire_share += MOVE_SHARE * (share - self.wire_share)
 
     @property
     def cost_ns(self) -> int:
@@ -53,11 +64,112 @@ class MoveCosts:
 
 
 @dataclass
-class OfferPause:
-    """A sequence that nobody took is offered again after ``until_ns``; ``refusals`` in a row."""
+class AskPause:
+    """A sequence that no instance took is offered again after ``until_ns``; ``refusals`` in a row."""
 
     until_ns: int
     refusals: int
+
+
+@dataclass
+class SequenceNotes:
+    """Facts that are remembered of an instance's sequences.
+
+    Attributes:
+        histories: Moves of those that came to it.
+        past_ns: Since when each running one past the stage's boundary is so.
+        rests: Those that no instance took.
+        returned: Queued ones that its worker was asked to hand back, and when.
+        left: Those that have moved away since the last snapshot.
+    """
+
+    histories: dict[str, MoveHistory] = field(default_factory=dict)
+    past_ns: dict[str, int] = field(default_factory=dict)
+    rests: dict[str, AskPause] = field(default_factory=dict)
+    returned: dict[str, int] = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+
+    def remember(self, sequence: str, history: MoveHistory) -> None:
+        """Keeps the moves of a sequence; beyond the bound the oldest are forgotten."""
+        self.histories.pop(sequence, None)
+        self.left.discard(sequence)
+        self.histories[sequence] = history
+        while len(self.histories) > HISTORIES_MAX:
+            del self.histories[next(iter(self.histories))]
+
+
+@dataclass
+class LoadNotes:
+    """An instance's load, as it is published.
+
+    Attributes:
+        reported: The last load, and ``at_ns`` when.
+        output_total, output_at_ns, tokens_per_s: For its rate of decoding.
+        short_since_ns: Since when memory is forecast to run short; None while it is not.
+        memory_risk: Probability that it runs short within a few moves' time.
+        why: What is done about its sequences, or why nothing moves.
+    """
+
+    reported: LoadReported | None = None
+    at_ns: int = 0
+    output_total: int = 0
+    output_at_ns: int = 0
+    tokens_per_s: float = 0.0
+    short_since_ns: int | None = None
+    memory_risk: float = 0.0
+    why: str = ""
+
+
+@dataclass
+class BalanceNotes:
+    """Attributes: policy: its state; ended_ns: end of the last balance move; rest: since asking was in vain."""
+
+    policy: Any
+    ended_ns: int = 0
+    rest: AskPause | None = None
+
+
+@dataclass(frozen=True)
+class OpenBid:
+    """A bid that holds until a time."""
+
+    ask: AskForMove
+    until_ns: int
+
+
+@dataclass
+class MoveOrder:
+    """A move that somebody has asked for.
+
+    Attributes:
+        waiters: Reply subjects.
+        again_ns: It is not asked for before this.
+    """
+
+    body: MigrateSequence
+    at_ns: int
+    until_ns: int
+    waiters: list[str]
+    again_ns: int = 0
+
+
+@dataclass
+class Evacuation:
+    """Everything shall leave an instance.
+
+    Attributes:
+        waiters: Reply subjects.
+        failures: By sequence, those that say something of it.
+        refusals: The last refusal of each sequence.
+    """
+
+    since_ns: int
+    until_ns: int
+    waiters: list[str]
+    moved: int = 0
+    failed: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,108 +177,76 @@ class OwnInstance:
     """One instance that this broker acts for.
 
     Attributes:
-        snapshot: The last one of its incarnation; None before.
-        heard_ns: When it came.
-        summary: The last one.
+        snapshot: The last one of its incarnation; None before. ``heard_ns``: when it came.
         forecasts: None while it is not registered, or cannot be forecast.
-        histories: Moves of the sequences that came to it.
-        past_ns: Since when each running sequence past the stage's boundary is so.
-        outgoing, incoming: Open deals by name.
-        bids: Those that hold, by deal.
-        ended: Deals that are over, with the last answer given, to answer what is repeated.
-        rests: Sequences that nobody took.
-        returned: Queued sequences that its worker was asked to hand back, and when.
-        left: Sequences that have moved away since the last snapshot.
-        trading: State of the policy.
-        told: The last load that was told.
-        balanced_ns: End of its last balance move.
-        short_since_ns: Since when memory is forecast to run short; None while it is not.
-        memory_risk: Probability that it runs short within a few moves' time.
-        output_total, output_at_ns, tokens_per_s: For its rate of decoding.
-        orders: Of arriving deals, counted.
-        evacuated_until_ns: Everything shall leave it until then, or until its migrator says that this is over; 0 where
-            nobody asked.
+        asks: For its sequences, by id, from the first question to the end of the move.
+        bids: That hold, by id of the ask; ``used`` has those that held lately, until their moves are over.
+        orders: By sequence.
+        evacuation: None while nobody asked for one.
     """
 
     instance: str
-    trading: Any
+    balance: BalanceNotes
     snapshot: StatusSnapshot | None = None
     heard_ns: int = 0
     summary: InstanceSummary | None = None
     forecasts: InstanceForecasts | None = None
-    histories: dict[str, MoveHistory] = field(default_factory=dict)
-    past_ns: dict[str, int] = field(default_factory=dict)
-    outgoing: dict[str, OutgoingDeal] = field(default_factory=dict)
-    incoming: dict[str, IncomingDeal] = field(default_factory=dict)
+    asks: dict[str, OutgoingAsk] = field(default_factory=dict)
     bids: dict[str, OpenBid] = field(default_factory=dict)
-    ended: dict[str, int] = field(default_factory=dict)
-    rests: dict[str, OfferPause] = field(default_factory=dict)
-    returned: dict[str, int] = field(default_factory=dict)
-    left: set[str] = field(default_factory=set)
+    used: dict[str, OpenBid] = field(default_factory=dict)
+    orders: dict[str, MoveOrder] = field(default_factory=dict)
+    evacuation: Evacuation | None = None
+    sequences: SequenceNotes = field(default_factory=SequenceNotes)
     costs: MoveCosts = field(default_factory=MoveCosts)
-    told: LoadReported | None = None
-    told_ns: int = 0
-    balanced_ns: int = 0
-    short_since_ns: int | None = None
-    memory_risk: float = 0.0
-    output_total: int = 0
-    output_at_ns: int = 0
-    tokens_per_s: float = 0.0
-    orders: int = 0
-    evacuated_until_ns: int = 0
+    load: LoadNotes = field(default_factory=LoadNotes)
 
-    def sequences(self) -> list[SequenceStatus]:
-        """Running ones of the last snapshot, in the engine's order."""
+    def running(self) -> list[SequenceStatus]:
+        """Running sequences of the last snapshot, in the engine's order."""
         return self.snapshot.running if self.snapshot is not None else []
 
     def status(self, sequence: str) -> SequenceStatus | None:
         """A running sequence of the last snapshot."""
-        return next((status for status in self.sequences() if status.sequence == sequence), None)
+        return next((status for status in self.running() if status.sequence == sequence), None)
 
     def holds(self, sequence: str) -> bool:
         """Whether the last snapshot shows it, running or waiting."""
         waiting = self.snapshot.waiting if self.snapshot is not None else []
-        return any(status.sequence == sequence for status in (*self.sequences(), *waiting))
+        return any(status.sequence == sequence for status in (*self.running(), *waiting))
 
     @property
     def draining(self) -> bool:
         """Whether everything shall leave it, and nothing comes."""
-        return self.evacuated_until_ns > 0 or (self.summary is not None and self.summary.draining)
+        return self.evacuation is not None or (self.summary is not None and self.summary.draining)
 
     @property
     def moving_out(self) -> int:
-        """Transfers away that its migrator was told of."""
-        return sum(deal.state is DealState.MOVING for deal in self.outgoing.values())
-
-    @property
-    def slots_taken(self) -> int:
-        """Slots that arriving deals take."""
-        return sum(deal.slotted for deal in self.incoming.values())
+        """Sequences that are awarded elsewhere."""
+        return sum(ask.moving for ask in self.asks.values())
 
     @property
     def taken(self) -> set[str]:
-        """Sequences about which a deal is open."""
-        return {deal.sequence for deal in self.outgoing.values()}
+        """Sequences that are asked for or moved."""
+        return {ask.sequence for ask in self.asks.values()}
 
     @property
     def arriving(self) -> set[str]:
-        """Sequences that are to come, or have come and whose deal has not ended."""
-        return {deal.offer.sequence for deal in self.incoming.values()}
+        """Sequences for which a bid holds, or has held lately."""
+        return {bid.ask.sequence for bid in (*self.bids.values(), *self.used.values())}
+
+    @property
+    def promised(self) -> list[AskForMove]:
+        """Asks whose bids hold and whose sequences no snapshot shows yet."""
+        return [bid.ask for bid in self.bids.values() if not self.holds(bid.ask.sequence)]
 
     @property
     def promised_blocks(self) -> int:
-        """Blocks of deals that no snapshot shows yet."""
-        return sum(deal.offer.blocks for deal in self.incoming.values() if not self.holds(deal.offer.sequence))
+        """KV blocks of what is promised."""
+        return sum(ask.blocks for ask in self.promised)
 
     @property
     def promised_tokens(self) -> int:
         """The same in tokens."""
-        return sum(deal.offer.tokens for deal in self.incoming.values() if not self.holds(deal.offer.sequence))
-
-    @property
-    def queued_out_tokens(self) -> int:
-        """Lengths of all sequences that it wants to move."""
-        return sum(deal.tokens for deal in self.outgoing.values())
+        return sum(ask.prompt_tokens + ask.output_tokens for ask in self.promised)
 
 
 @dataclass
@@ -192,7 +272,7 @@ class BrokerContext:
 
     @property
     def limits(self) -> BrokerLimits:
-        """Bounds and deadlines."""
+        """Bounds and rhythm."""
         return self.config.limits
 
     @property
@@ -200,16 +280,13 @@ class BrokerContext:
         """Limits that hold sequences back."""
         return self.config.fences
 
+    def out_max(self, own: OwnInstance) -> int:
+        """Sequences of an instance that may be asked for or moved at a time."""
+        wide = own.draining and own.costs.wire_share < WIRE_SHARE_MAX
+        return max(self.limits.out_max, DRAIN_OUT_MAX) if wide else self.limits.out_max
+
     def fresh(self, own: OwnInstance, now_ns: int) -> bool:
         """Whether the state of an instance is known now: heard lately, and since the bus came back."""
         if not self.connected or own.snapshot is None or own.heard_ns <= self.back_ns:
             return False
         return now_ns - own.heard_ns < self.limits.load_age_ms * MS
-
-    def remember(self, own: OwnInstance, sequence: str, history: MoveHistory) -> None:
-        """Keeps the moves of a sequence; beyond the bound the oldest are forgotten."""
-        own.histories.pop(sequence, None)
-        own.left.discard(sequence)
-        own.histories[sequence] = history
-        while len(own.histories) > HISTORIES_MAX:
-            del own.histories[next(iter(own.histories))]

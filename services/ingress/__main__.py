@@ -24,8 +24,7 @@ from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.cascade.entry_files import ENTRY_FILE, read_entry
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
-from millrace.hosting.companion import Joining
-from millrace.hosting.service import masked
+from millrace.hosting.service import Joining, masked
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
 from millrace.judging.confidence import ConfidenceModel

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
-from millrace.actor.errors import ConfigError
 from millrace.contracts.migration import MigrationMode
-from millrace.membership import MembershipConfig
-from millrace.policies.migration import TARGET_POLICIES, TargetPolicy
-from millrace.policies.registry import PolicyError
-
-
-class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Choice of a target where the asker names none.
-
-    Attributes:
-        policy: A name of ``TARGET_POLICIES``.
-        parameters: The policy's parameters.
-    """
-
-    policy: str = "most_idle"
-    parameters: dict[str, Any] = {}
 
 
 class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,12 +34,9 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bounds and deadlines. Times in milliseconds, each for one instance and one migration.
+    """Bounds and deadlines. Times in milliseconds, each for one migration.
 
     Attributes:
-        out_max: Migrations away from an instance at a time; asked ones beyond it wait.
-        queued_max: Asked ones that wait; beyond it they are refused TOO_MANY.
-        targets_max: Targets tried for one migration, where the asker names none.
         rounds_max: Rounds of copying while the source decodes; then it freezes, whatever is left.
         pull_bytes_first: Copied with the first pull. Later ones are as large as what took a quarter of a lease so far:
             a pull must end well within one.
@@ -68,33 +49,24 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         copy_freeze_ms: The same for ``stop_and_copy`` and ``recompute``, which do more meanwhile; no freeze is longer,
             nor than the worker's own ``freeze_ms_max``: it goes on then, whatever its migrator believes.
         reserve_ms: How long the target keeps blocks reserved without news.
-        answer_ms: For a worker, a migrator or an ingress to answer what needs no copying.
+        answer_ms: For a worker or an ingress to answer what needs no copying.
         margin_ms: A deadline of the source is told to the target as so much earlier: the clocks of the three hosts may
             run at speeds that differ a little.
-        retry_ms: Pause before a sequence that cannot move yet, or found no room, is tried again.
     """
 
-    out_max: int = 3
-    queued_max: int = 256
-    targets_max: int = 3
-    rounds_max: int = 8
-    pull_bytes_first: int = 16 * 1024 * 1024
-    pull_bytes_max: int = 1024 * 1024 * 1024
-    growth_blocks: int = 4
-    lease_ms: int = 2_000
-    freeze_ms: int = 250
-    copy_freeze_ms: int = 2_000
-    reserve_ms: int = 2_000
-    answer_ms: int = 1_000
-    margin_ms: int = 20
-    retry_ms: int = 50
+    rounds_max: Annotated[int, msgspec.Meta(ge=0)] = 8
+    pull_bytes_first: Annotated[int, msgspec.Meta(ge=1)] = 16 * 1024 * 1024
+    pull_bytes_max: Annotated[int, msgspec.Meta(ge=1)] = 1024 * 1024 * 1024
+    growth_blocks: Annotated[int, msgspec.Meta(ge=0)] = 4
+    lease_ms: Annotated[int, msgspec.Meta(ge=1)] = 2_000
+    freeze_ms: Annotated[int, msgspec.Meta(ge=1)] = 250
+    copy_freeze_ms: Annotated[int, msgspec.Meta(ge=1)] = 2_000
+    reserve_ms: Annotated[int, msgspec.Meta(ge=1)] = 2_000
+    answer_ms: Annotated[int, msgspec.Meta(ge=1)] = 1_000
+    margin_ms: Annotated[int, msgspec.Meta(ge=0)] = 20
 
     def __post_init__(self) -> None:
         """Refuses what cannot be. Raises ValueError naming the field."""
-        least = {"rounds_max": 0, "growth_blocks": 0, "margin_ms": 0}
-        for field in self.__struct_fields__:
-            if getattr(self, field) < least.get(field, 1):
-                raise ValueError(f"{field} must be at least {least.get(field, 1)}, is {getattr(self, field)}")
         if self.margin_ms * 2 > self.freeze_ms:
             raise ValueError(f"margin_ms must be at most half of freeze_ms, is {self.margin_ms} of {self.freeze_ms}")
 
@@ -104,11 +76,9 @@ class MigratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         name: Unique name on the bus.
-        instances: Instances that it moves sequences from and to; one, or those that share a worker process.
+        instances: Instances that it moves sequences from; one, or those that share a worker process.
         mode: How KV travels where the asker does not say.
-        target: How a target is chosen.
         replicas: Which sequences get a KV replica elsewhere.
-        membership: When an instance, or a broker, counts as silent.
         record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
@@ -116,26 +86,12 @@ class MigratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     instances: list[str]
     mode: MigrationMode = MigrationMode.LIVE
     limits: MigratorLimits = MigratorLimits()
-    target: TargetConfig = TargetConfig()
     replicas: ReplicaConfig = ReplicaConfig()
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
-    membership: MembershipConfig = MembershipConfig()
     record: str = ""
 
     def __post_init__(self) -> None:
         """Refuses what cannot be. Raises ValueError naming the field."""
         if not self.instances or len(set(self.instances)) != len(self.instances):
             raise ValueError(f"instances must name at least one, each once; is {self.instances}")
-
-
-def target_policy(config: TargetConfig) -> tuple[TargetPolicy, msgspec.Struct]:
-    """The chosen policy and its parameters.
-
-    Raises:
-        ConfigError: there is no such policy, or a parameter is wrong.
-    """
-    try:
-        return TARGET_POLICIES.choose(config.policy, config.parameters)
-    except PolicyError as error:
-        raise ConfigError(f"target.{error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 import msgspec
@@ -15,13 +15,10 @@ from millrace.contracts.migration import EpochRefused
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import SequenceRefused
-from millrace.policies.migration import TargetPolicy
 
-from services.migrator.cluster_view import MigrationTargets
 from services.migrator.config import MigratorConfig, MigratorLimits
-from services.migrator.delegation import Delegation
 from services.migrator.metrics import MigratorMetrics
-from services.migrator.pairs import PairFigures
+from services.migrator.records import KnownInstances
 
 MS = 1_000_000
 
@@ -29,19 +26,19 @@ MS = 1_000_000
 OUT, REPLICA = "out", "replica"
 
 
+#: Why something did not happen, with a sentence for a person.
+Refusal = tuple[KvRefusal, str]
+
+
 @dataclass
 class MigratorContext:
-    """Shared by the parts of one actor. ``delegation``: which of its instances have a broker."""
+    """Shared by the parts of one actor."""
 
     config: MigratorConfig
     subjects: Subjects
     rng: Random
-    cluster_view: MigrationTargets
+    records: KnownInstances
     metrics: MigratorMetrics
-    delegation: Delegation
-    policy: TargetPolicy
-    parameters: msgspec.Struct
-    pairs: PairFigures = field(default_factory=PairFigures)
 
     @property
     def limits(self) -> MigratorLimits:
@@ -76,14 +73,12 @@ def say(subject: str, body: Body, sequence: str, traceparent: str) -> Effect:
     return Publish(subject=subject, body=body, request=request_id_of(sequence), traceparent=traceparent)
 
 
-def answer_all(waiters: list[str], body: Body, sequence: str) -> list[Effect]:
-    """The same answer for everybody who waits; they wait no longer."""
-    effects: list[Effect] = [Reply(to=to, body=body, request=request_id_of(sequence)) for to in waiters]
-    waiters.clear()
-    return effects
+def answer_to(reply_to: str, body: Body, sequence: str) -> list[Effect]:
+    """The answer, where somebody waits for it."""
+    return [Reply(to=reply_to, body=body, request=request_id_of(sequence))] if reply_to else []
 
 
-def refusal_of(body: Body | RequestFailure, step: str) -> tuple[KvRefusal, str]:
+def refusal_of(body: Body | RequestFailure, step: str) -> Refusal:
     """Reason and detail of a refusal. A missing answer counts as UNANSWERED, an answer of a wrong kind as INVALID."""
     match body:
         case KvRefused(reason=reason, detail=detail):

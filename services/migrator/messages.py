@@ -1,4 +1,4 @@
-"""Messages of the driving side at each step, built from the state of one migration. Pure."""
+"""Messages of each step of a migration, built from its state. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from millrace.contracts.kv import KvHandover
 from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv
 from millrace.contracts.migration import (
     AllotEpoch,
+    MigrationCost,
     MigrationFinished,
     MigrationMode,
     MigrationOutcome,
@@ -19,6 +20,8 @@ from services.migrator.config import MigratorLimits
 from services.migrator.state import OutgoingMigration
 
 #: A round that brought no more full blocks than this is not worth another one: the next would bring as many.
+#: Source: Llumnix, section 4.2, and CascadeInfer, section 5; differs in that a round counts blocks, since only full
+#: ones travel while the source decodes.
 NEW_BLOCKS_MAX = 1
 
 
@@ -27,8 +30,8 @@ def lease_of(out: OutgoingMigration, limits: MigratorLimits) -> LeaseKv:
     return LeaseKv(
         migration=out.migration,
         sequence=out.sequence,
-        epoch=out.epoch,
-        from_block=out.from_block,
+        epoch=out.lease.epoch,
+        from_block=out.copy.from_block,
         lease_ms=limits.lease_ms,
     )
 
@@ -38,40 +41,42 @@ def allot_of(out: OutgoingMigration, incarnation: int) -> AllotEpoch:
     return AllotEpoch(
         migration=out.migration,
         sequence=out.sequence,
-        epoch=out.epoch,
+        epoch=out.lease.epoch,
         source=out.source,
         target=out.target,
         incarnation=incarnation,
     )
 
 
-def blocks_of(out: OutgoingMigration, limits: MigratorLimits) -> int:
+def _blocks(out: OutgoingMigration, limits: MigratorLimits) -> int:
     """To reserve: for the whole sequence as it is now, and some to grow."""
-    assert out.submission is not None
-    assert out.endpoint is not None
-    tokens = len(out.submission.prompt_token_ids) + len(out.submission.output_token_ids)
-    return -(-tokens // out.endpoint.block_tokens) + limits.growth_blocks
+    assert out.lease.submission is not None
+    assert out.lease.endpoint is not None
+    tokens = len(out.lease.submission.prompt_token_ids) + len(out.lease.submission.output_token_ids)
+    return -(-tokens // out.lease.endpoint.block_tokens) + limits.growth_blocks
 
 
 def prepare_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int) -> PrepareMigration:
     """Room for the whole sequence, and the first blocks of the first round."""
-    assert out.submission is not None
-    assert out.endpoint is not None
-    assert out.leased is not None
+    lease = out.lease
+    assert lease.submission is not None
+    assert lease.endpoint is not None
+    assert lease.answer is not None
     count = 0
-    if out.mode is MigrationMode.LIVE and limits.rounds_max > 0 and len(out.leased.blocks) > NEW_BLOCKS_MAX:
-        count = max(1, min(limits.pull_bytes_first, limits.pull_bytes_max) // max(1, out.endpoint.block_bytes))
+    if out.mode is MigrationMode.LIVE and limits.rounds_max > 0 and len(lease.answer.blocks) > NEW_BLOCKS_MAX:
+        count = max(1, min(limits.pull_bytes_first, limits.pull_bytes_max) // max(1, lease.endpoint.block_bytes))
     return PrepareMigration(
         migration=out.migration,
         sequence=out.sequence,
-        epoch=out.target_epoch,
-        endpoint=out.endpoint,
-        token_ids=[*out.submission.prompt_token_ids, *out.submission.output_token_ids],
-        blocks=blocks_of(out, limits),
+        epoch=out.room.epoch,
+        endpoint=lease.endpoint,
+        token_ids=[*lease.submission.prompt_token_ids, *lease.submission.output_token_ids],
+        blocks=_blocks(out, limits),
         reserve_ms=limits.reserve_ms,
-        pull=out.leased.blocks[:count],
-        checksums=[rank[:count] for rank in out.leased.checksums],
+        pull=lease.answer.blocks[:count],
+        checksums=[rank[:count] for rank in lease.answer.checksums],
         read_ms=read_ms,
+        award=out.order.award,
     )
 
 
@@ -81,54 +86,55 @@ def note_clock(out: OutgoingMigration, at_ns: int, now_ns: int) -> None:
     """
     if at_ns:
         least_ns = at_ns - now_ns
-        out.ahead_ns = least_ns if out.ahead_ns is None else max(out.ahead_ns, least_ns)
+        out.room.ahead_ns = least_ns if out.room.ahead_ns is None else max(out.room.ahead_ns, least_ns)
 
 
-def until_of(out: OutgoingMigration, deadline_ns: int) -> int:
+def _by_targets_clock(out: OutgoingMigration, deadline_ns: int) -> int:
     """A deadline of ours by the clock of the target's worker: never too late, however its clock is set and however
     long messages take. 0 where it did not say what its clock shows.
     """
-    return 0 if out.ahead_ns is None else deadline_ns + out.ahead_ns
+    return 0 if out.room.ahead_ns is None else deadline_ns + out.room.ahead_ns
 
 
 def pull_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int) -> PullKv:
     """The present round, or as much of it as one pull may copy."""
-    assert out.leased is not None
-    assert out.endpoint is not None
-    first = out.from_block - out.leased.from_block
-    bytes_max = min(out.pull_bytes or limits.pull_bytes_first, limits.pull_bytes_max)
-    last = first + max(1, bytes_max // max(1, out.endpoint.block_bytes))
-    last = min(last, out.round_to - out.leased.from_block)
+    leased, copy, endpoint = out.lease.answer, out.copy, out.lease.endpoint
+    assert leased is not None
+    assert endpoint is not None
+    first = copy.from_block - leased.from_block
+    bytes_max = min(copy.pull_bytes or limits.pull_bytes_first, limits.pull_bytes_max)
+    last = first + max(1, bytes_max // max(1, endpoint.block_bytes))
+    last = min(last, copy.round_to - leased.from_block)
     return PullKv(
         migration=out.migration,
-        from_block=out.from_block,
-        blocks=out.leased.blocks[first:last],
+        from_block=copy.from_block,
+        blocks=leased.blocks[first:last],
         read_ms=read_ms,
-        checksums=[rank[first:last] for rank in out.leased.checksums],
-        round=out.rounds,
+        checksums=[rank[first:last] for rank in leased.checksums],
+        round=copy.round,
     )
 
 
 def freeze_ms_of(out: OutgoingMigration, limits: MigratorLimits) -> int:
     """Longest freeze of the source, ms; at most its worker's limit, as the worker would resume unnoticed after that."""
-    assert out.endpoint is not None
-    bound = out.endpoint.freeze_ms_max or limits.copy_freeze_ms
+    assert out.lease.endpoint is not None
+    bound = out.lease.endpoint.freeze_ms_max or limits.copy_freeze_ms
     wanted = limits.copy_freeze_ms
     if out.mode is MigrationMode.LIVE:
-        wanted = min(wanted, limits.freeze_ms + 2 * (out.slow_ns // 1_000_000))
+        wanted = min(wanted, limits.freeze_ms + 2 * (out.lease.slow_ns // 1_000_000))
     return min(wanted, bound)
 
 
 def freeze_of(out: OutgoingMigration, limits: MigratorLimits) -> FreezeSequence:
     """Stops the source, unless another round pays."""
-    last = out.mode is not MigrationMode.LIVE or out.rounds >= limits.rounds_max
+    last = out.mode is not MigrationMode.LIVE or out.copy.round >= limits.rounds_max
     # What has outgrown the reservation travels with the tail, for which the target takes what room it has then.
-    last = last or out.from_block >= out.reserved_blocks
+    last = last or out.copy.from_block >= out.room.blocks
     return FreezeSequence(
         migration=out.migration,
         sequence=out.sequence,
-        epoch=out.epoch,
-        from_block=out.from_block,
+        epoch=out.lease.epoch,
+        from_block=out.copy.from_block,
         freeze_ms=freeze_ms_of(out, limits),
         new_blocks_max=None if last else NEW_BLOCKS_MAX,
         lease_ms=limits.lease_ms,
@@ -136,25 +142,30 @@ def freeze_of(out: OutgoingMigration, limits: MigratorLimits) -> FreezeSequence:
 
 
 def commit_of(out: OutgoingMigration, *, read_ms: int, until_ns: int) -> SubmitSequence:
-    """The sequence as the target's worker gets it: with every token, and where the rest of its KV is."""
-    assert out.submission is not None
-    assert out.endpoint is not None
-    assert out.frozen is not None
-    frozen, handover = out.frozen, None
+    """The sequence as the target's worker gets it: with every token, and where the rest of its KV is.
+
+    Args:
+        read_ms: The source stands still for so long.
+        until_ns: And until this time, by our clock.
+    """
+    assert out.lease.submission is not None
+    assert out.lease.endpoint is not None
+    assert out.freeze.frozen is not None
+    frozen, handover = out.freeze.frozen, None
     if out.mode is not MigrationMode.RECOMPUTE:
         handover = KvHandover(
             migration=out.migration,
-            endpoint=out.endpoint,
+            endpoint=out.lease.endpoint,
             from_block=frozen.from_block,
             blocks=frozen.blocks,
             computed_tokens=frozen.computed_tokens,
             read_ms=read_ms,
             checksums=frozen.checksums,
-            until_ns=until_ns,
+            until_ns=_by_targets_clock(out, until_ns),
         )
     return msgspec.structs.replace(
-        out.submission,
-        epoch=out.target_epoch,
+        out.lease.submission,
+        epoch=out.room.epoch,
         output_token_ids=frozen.output_token_ids,
         output_logprobs=frozen.logprobs,
         handover=handover,
@@ -165,65 +176,54 @@ def commit_of(out: OutgoingMigration, *, read_ms: int, until_ns: int) -> SubmitS
 def end_of(out: OutgoingMigration) -> EndLease:
     """Lets the source's sequence go, or go on."""
     moved = out.outcome is MigrationOutcome.MOVED
-    return EndLease(migration=out.migration, sequence=out.sequence, epoch=out.epoch, moved=moved)
+    return EndLease(migration=out.migration, sequence=out.sequence, epoch=out.lease.epoch, moved=moved)
 
 
 def finished(out: OutgoingMigration, model: str, now_ns: int) -> MigrationFinished:
     """Message that is published when the migration has ended."""
     assert out.outcome is not None
     block_size, block_hashes = _taken_along(out)
+    copy = out.copy
     return MigrationFinished(
         migration=out.migration,
         sequence=out.sequence,
         model=model,
         source=out.source,
-        target=out.target or out.wanted,
+        target=out.target,
         outcome=out.outcome,
-        reason=out.reason,
-        epoch=out.target_epoch if out.target_epoch >= 0 else out.epoch,
+        reason=out.order.reason,
+        epoch=out.room.epoch if out.room.epoch >= 0 else out.lease.epoch,
         refusal=out.refusal,
         detail=out.detail,
-        copier=out.copier,
-        rounds=out.rounds,
-        matched_blocks=out.matched_blocks,
-        bytes=out.bytes,
-        descriptors=out.descriptors,
-        tokens=out.tokens,
-        frozen_ns=out.frozen_ns,
-        duration_ns=now_ns - (out.started_ns or now_ns),
+        award=out.order.award,
         mode=out.mode,
+        cost=MigrationCost(
+            copier=copy.copier,
+            rounds=copy.round,
+            matched_blocks=copy.matched_blocks,
+            bytes=copy.bytes,
+            descriptors=copy.descriptors,
+            copied_ns=copy.copied_ns,
+            tokens=out.tokens,
+            frozen_ns=out.frozen_ns,
+            duration_ns=now_ns - out.started_ns,
+        ),
         block_size=block_size,
         block_hashes=block_hashes,
-        orders=list(out.orders),
-        note=out.note,
+        note=out.order.note,
     )
 
 
 def _taken_along(out: OutgoingMigration) -> tuple[int, bytes]:
     """Size, tokens, and packed hashes of the blocks that the target has now, too; 0 and none where it did not move."""
-    if out.outcome is not MigrationOutcome.MOVED or not (out.submission and out.frozen and out.endpoint):
+    lease, frozen = out.lease, out.freeze.frozen
+    if out.outcome is not MigrationOutcome.MOVED or lease.submission is None or frozen is None:
         return 0, b""
-    tokens = [*out.submission.prompt_token_ids, *out.frozen.output_token_ids][: out.frozen.computed_tokens]
+    assert lease.endpoint is not None
+    tokens = [*lease.submission.prompt_token_ids, *frozen.output_token_ids][: frozen.computed_tokens]
     hashes: list[int] = []
-    extend_chain(hashes, tokens, out.endpoint.block_tokens)
-    return out.endpoint.block_tokens, pack_hashes(hashes)
-
-
-def prompt_hashes(out: OutgoingMigration) -> list[int]:
-    """Chain hashes of the prompt's full blocks; none before the lease."""
-    hashes: list[int] = []
-    if out.submission is not None and out.endpoint is not None:
-        extend_chain(hashes, out.submission.prompt_token_ids, out.endpoint.block_tokens)
-    return hashes
-
-
-def rest_of(out: OutgoingMigration) -> int | None:
-    """Predicted tokens still to come; None where nothing was predicted, or it was outrun."""
-    submission = out.submission
-    if submission is None or submission.expected_output_tokens is None:
-        return None
-    rest = submission.expected_output_tokens - len(submission.output_token_ids)
-    return rest if rest > 0 else None
+    extend_chain(hashes, tokens, lease.endpoint.block_tokens)
+    return lease.endpoint.block_tokens, pack_hashes(hashes)
 
 
 def finished_line(body: MigrationFinished) -> Log:
@@ -232,10 +232,11 @@ def finished_line(body: MigrationFinished) -> Log:
         "migration": body.migration,
         "sequence": body.sequence,
         "target": body.target,
+        "reason": str(body.reason),
         "outcome": str(body.outcome),
         "refusal": str(body.refusal or ""),
         "detail": body.detail,
-        "frozen_ms": body.frozen_ns / 1e6,
-        "rounds": body.rounds,
+        "frozen_ms": body.cost.frozen_ns / 1e6,
+        "rounds": body.cost.rounds,
     }
     return Log(level="info", event="migration_finished", fields=fields)

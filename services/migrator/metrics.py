@@ -25,12 +25,8 @@ class MigratorMetrics(Collector):
         finished: Migrations away, by (outcome, reason, refusal).
         rounds: Before the freeze, of migrations that moved.
         bytes, descriptors: Copied in rounds, by copier.
-        evacuated: Sequences of evacuations, by ``moved`` and ``failed``.
-        handoff_pauses: Times that an instance stopped handing off for a while, by the refusal that it met.
-        handoff_pauses_cut: Those that ended early, because room was heard of.
-        in_flight: Yields (instance, direction, count) for gauges.
+        in_flight: Yields (instance, count): migrations under way.
         frozen: Yields (instance, count): sequences that stand still for a target to take them.
-        resting: Yields (instance, count): sequences whose handoff is tried again later.
         replica_bytes, replica_rounds: Copied for KV replicas, and in how many pulls.
         replica_refusals: What ended a round of one, by refusal.
         replicas: Yields (instance, count): sequences with a KV replica elsewhere.
@@ -40,15 +36,11 @@ class MigratorMetrics(Collector):
         self.finished: Counter[tuple[str, str, str]] = Counter()
         self.bytes: Counter[str] = Counter()
         self.descriptors: Counter[str] = Counter()
-        self.evacuated: Counter[str] = Counter()
-        self.handoff_pauses: Counter[str] = Counter()
-        self.handoff_pauses_cut = 0
         self.gap = Histogram(GAP_S)
         self.duration = Histogram(DURATION_S)
         self.rounds = 0
-        self.in_flight: Callable[[], Iterable[tuple[str, str, int]]] = list
+        self.in_flight: Callable[[], Iterable[tuple[str, int]]] = list
         self.frozen: Callable[[], Iterable[tuple[str, int]]] = list
-        self.resting: Callable[[], Iterable[tuple[str, int]]] = list
         self.replica_bytes = self.replica_rounds = 0
         self.replica_refusals: Counter[str] = Counter()
         self.replicas: Callable[[], Iterable[tuple[str, int]]] = list
@@ -58,13 +50,14 @@ class MigratorMetrics(Collector):
     def finish(self, body: MigrationFinished) -> None:
         """A migration away ended."""
         self.finished[(str(body.outcome), str(body.reason), str(body.refusal or ""))] += 1
-        if body.copier:
-            self.bytes[body.copier] += body.bytes
-            self.descriptors[body.copier] += body.descriptors
+        cost = body.cost
+        if cost.copier:
+            self.bytes[cost.copier] += cost.bytes
+            self.descriptors[cost.copier] += cost.descriptors
         if body.outcome is MigrationOutcome.MOVED:
-            self.gap.observe(body.frozen_ns / _NS)
-            self.duration.observe(body.duration_ns / _NS)
-            self.rounds += body.rounds
+            self.gap.observe(cost.frozen_ns / _NS)
+            self.duration.observe(cost.duration_ns / _NS)
+            self.rounds += cost.rounds
 
     def replicated(self, copied_bytes: int) -> None:
         """A pull into a KV replica ended."""
@@ -89,30 +82,17 @@ class MigratorMetrics(Collector):
             "millrace_migrator_rounds", "Rounds before the freeze, of migrations that moved.", value=self.rounds
         )
         yield CounterMetricFamily(
-            "millrace_migrator_handoff_pauses_cut",
-            "Pauses of handoffs that ended early, because an instance reported room.",
-            value=self.handoff_pauses_cut,
-        )
-        yield CounterMetricFamily(
             "millrace_migrator_replica_bytes", "Bytes copied into KV replicas elsewhere.", value=self.replica_bytes
         )
         yield CounterMetricFamily(
             "millrace_migrator_replica_rounds", "Pulls of KV replicas elsewhere.", value=self.replica_rounds
         )
-        flying = GaugeMetricFamily(
-            "millrace_migrator_in_flight",
-            "Migrations under way, and those that wait.",
-            labels=["instance", "direction"],
-        )
-        for instance, direction, count in self.in_flight():
-            flying.add_metric([instance, direction], count)
-        yield flying
         yield from self._by_instance()
 
     def _by_instance(self) -> Iterator[Metric]:
         for name, text, rows in (
+            ("in_flight", "Migrations under way.", self.in_flight()),
             ("frozen", "Sequences that stand still now, for a target to take them.", self.frozen()),
-            ("handoffs_resting", "Sequences whose handoff no instance took, to be tried again later.", self.resting()),
             ("replicas", "Sequences that have a KV replica at another instance.", self.replicas()),
         ):
             family = GaugeMetricFamily(f"millrace_migrator_{name}", text, labels=["instance"])
@@ -133,13 +113,6 @@ class MigratorMetrics(Collector):
             ("bytes", "Bytes copied in rounds, by copier.", "copier", self.bytes),
             ("descriptors", "Pieces copied in rounds, by copier.", "copier", self.descriptors),
             ("replica_refusals", "Rounds of KV replicas that ended early.", "refusal", self.replica_refusals),
-            ("evacuated", "Sequences of evacuations, by how their migrations ended.", "result", self.evacuated),
-            (
-                "handoff_pauses",
-                "Times that an instance stopped handing off for a while, by the refusal that it met.",
-                "refusal",
-                self.handoff_pauses,
-            ),
         ):
             family = CounterMetricFamily(f"millrace_migrator_{name}", text, labels=[label])
             for value, count in counts.items():

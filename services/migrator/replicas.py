@@ -22,11 +22,8 @@ from millrace.contracts.leases import KvLeased, KvPulled, MigrationPrepared, Unr
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
-from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
-from millrace.policies.migration import Wish
 
-from services.migrator.cluster_view import LISTEN_NS
 from services.migrator.context import MS, REPLICA, Ask, MigratorContext, ask, refusal_of, say
 from services.migrator.outgoing import OutgoingMigrations
 from services.migrator.replica_state import KvReplica, ReplicaStep
@@ -67,13 +64,6 @@ class Replicas:
 
     # who gets one
 
-    def subscriptions(self, managed: ManagedInstance, now_ns: int) -> list[Effect]:
-        """Subscribe to the instance's snapshots. Called once a second."""
-        record = self._context.cluster_view.record(managed.instance)
-        if not self._config.enabled or record is None or record.kv is None:
-            return []
-        return self._context.cluster_view.listen_to_status(managed.instance, now_ns)
-
     def on_snapshot(self, managed: ManagedInstance, body: StatusSnapshot, now_ns: int) -> list[Effect]:
         """The instance's sequences now: begins the round that is due."""
         if not self._config.enabled:
@@ -97,7 +87,7 @@ class Replicas:
 
     def _is_busy(self, instance: str) -> bool:
         """Whether a round, or a migration, is under way from there."""
-        return self._outgoing.busy(instance) > 0 or any(each.step is not ReplicaStep.IDLE for each in self.of(instance))
+        return bool(self._outgoing.of(instance)) or any(each.step is not ReplicaStep.IDLE for each in self.of(instance))
 
     def _due(self, instance: str, present: dict[str, SequenceStatus], now_ns: int) -> KvReplica | None:
         """The replica that lags most, of those that may have a round."""
@@ -115,22 +105,19 @@ class Replicas:
 
     def _start(self, managed: ManagedInstance, body: StatusSnapshot, now_ns: int) -> list[Effect]:
         """Begin a replica of the longest sequence that should have one and has none."""
-        instance, view = managed.instance, self._context.cluster_view
+        instance = managed.instance
         if len(self.of(instance)) >= self._config.per_instance_max or now_ns < self._free_ns.get(instance, 0):
             return []
         self._resting = {name: until for name, until in self._resting.items() if now_ns < until}
-        without = self._resting.keys() | {each.sequence for each in self.of(instance)} | self._outgoing.moving(instance)
+        without = self._resting.keys() | {each.sequence for each in self.of(instance)}
         group = [status for status in body.running if status.sequence not in without and self._deserves(status)]
-        if not group or view.role(instance) is InstanceRole.PREFILL:
+        if not group or self._context.records.prefills(instance):
             return []
-        effects = view.listen_to_model(body.model, now_ns)
-        if now_ns < (view.heard_since(body.model) or now_ns) + LISTEN_NS:
-            return effects
         chosen = max(group, key=lambda status: (status.computed_tokens, status.sequence))
         name = f"{self._context.rng.getrandbits(48):012x}"
         replica = KvReplica(name=name, sequence=chosen.sequence, source=instance)
         self._replicas[name] = replica
-        return effects + self._begin(replica, now_ns)
+        return self._begin(replica, now_ns)
 
     def _deserves(self, status: SequenceStatus) -> bool:
         """Whether a sequence decodes and is long enough."""
@@ -190,19 +177,15 @@ class Replicas:
         return self._reserve(replica, [*body.submission.prompt_token_ids, *body.submission.output_token_ids], now_ns)
 
     def _reserve(self, replica: KvReplica, token_ids: list[int], now_ns: int) -> list[Effect]:
-        context, view = self._context, self._context.cluster_view
-        source, blocks = view.record(replica.source), len(replica.known)
+        context = self._context
+        source, blocks = context.records.get(replica.source), len(replica.known)
         self._avoided = {name: until for name, until in self._avoided.items() if now_ns < until}
         if source is None:
             return self._give_up(replica, now_ns)
-        wish = Wish(source=source, blocks=blocks, excluded=frozenset(self._avoided))
-        question = view.question(replica.sequence, wish, now_ns, handoff=False)
-        holder = context.policy.decide(question, context.parameters, now_ns, context.rng).chosen
-        record = view.record(holder) if holder is not None else None
+        record = context.records.holder(source, blocks, self._avoided.keys(), now_ns)
         if record is None:
             return self._give_up(replica, now_ns)
         replica.holder, replica.incarnation = record.instance, record.incarnation
-        view.promise(replica.name, replica.holder, blocks)
         replica.asked_ns = now_ns
         body, subject = replica.reserve(token_ids, context.limits), context.subjects.engine(replica.holder, "prepare")
         return self._ask(replica, ReplicaStep.RESERVING, subject, body, context.limits.answer_ms * MS)
@@ -229,13 +212,12 @@ class Replicas:
         replica.kept_ns, replica.silences = now_ns, 0
         self._context.metrics.replicated(body.bytes)
         replica.skip(replica.pulling)
-        self._context.cluster_view.promise(replica.name, replica.holder, replica.from_block)
         return self._lease(replica, ReplicaStep.PROVING, now_ns)
 
     def _on_proven(self, replica: KvReplica, body: KvLeased, now_ns: int) -> list[Effect]:
         replica.leased(body)
         replica.proven = replica.from_block
-        if not replica.known or self._outgoing.moving(replica.source):
+        if not replica.known or self._outgoing.of(replica.source):
             return self._keep(replica, now_ns)
         replica.step = ReplicaStep.PACING
         at_ns = max(now_ns, self._free_ns.get(replica.source, 0))
@@ -318,20 +300,18 @@ class Replicas:
         if not replica.told:
             return self._drop(replica, now_ns)
         del self._replicas[replica.name]
-        self._context.cluster_view.kept(replica.name, now_ns)
         return []
 
     def _drop(self, replica: KvReplica, now_ns: int) -> list[Effect]:
         """Free it at its holder."""
         del self._replicas[replica.name]
-        self._context.cluster_view.kept(replica.name, now_ns)
         return self._unreserve(replica)
 
     def make_way(self, now_ns: int) -> list[Effect]:
         """End the rounds of instances from which a migration is under way."""
         effects: list[Effect] = []
         for replica in list(self):
-            if replica.step is not ReplicaStep.IDLE and self._outgoing.busy(replica.source):
+            if replica.step is not ReplicaStep.IDLE and self._outgoing.of(replica.source):
                 replica.number += 1  # nobody waits for the answer any more
                 effects += self._end_round(replica, now_ns) if replica.reserved else self._give_up(replica, now_ns)
         return effects

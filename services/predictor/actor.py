@@ -112,7 +112,7 @@ class PredictorActor:
 
     def start(self, now_ns: int) -> list[Effect]:
         """Watches instances, listens to what happens to them, begins to tick."""
-        everywhere = ["decision.*", "migration.*", "outcome.*", f"presence.{Role.WORKER}.*"]
+        everywhere = ["decision.*", "migration.*.*.*", "outcome.*", f"presence.{Role.WORKER}.*"]
         if self._serves_all():
             everywhere += ["status.*.*", "summary.*.*"]
         effects: list[Effect] = [WatchKeys(bucket="instance")]

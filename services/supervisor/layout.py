@@ -18,7 +18,6 @@ from millrace.supervision.cascade_fields import judge_fields
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.service_fields import (
     broker_fields,
-    broker_shares,
     coordinator_fields,
     hosted_by_ingress,
     ingress_fields,
@@ -65,7 +64,6 @@ class Layout:
             *self._worker_fork_server(slots),
             *self._workers(running, slots),
             *self._migrators(),
-            *self._brokers(),
             *self._judges(),
             *self._extra_services(),
             *self._ingresses(),
@@ -131,7 +129,7 @@ class Layout:
             cluster=spec.name,
             port=spec.nats.port,
             store_dir=str(self.root / "jetstream"),
-            hosted={Role.INGRESS: hosted} if (hosted := hosted_by_ingress(spec)) else {},
+            hosted={Role.MIGRATOR: (Role.BROKER,), Role.INGRESS: hosted_by_ingress(spec)},
         )
         path = self.run_dir / "nats.conf"
         self._files[path] = nats_config(server, self.passwords).encode()
@@ -202,7 +200,7 @@ class Layout:
         """The same process with an actor of each role beside its own."""
         if not hosted:
             return child
-        command = [part.replace("services.ingress", "deployment.ingress") for part in child.command]
+        command = [part.replace("services.", "deployment.") for part in child.command]
         for role, fields in hosted.items():
             command += [f"--{role}", str(self._config_file(role, f"{role}-{index}", fields))]
         return msgspec.structs.replace(child, command=command)
@@ -255,15 +253,14 @@ class Layout:
 
     def _migrators(self) -> list[ChildSpec]:
         """For every instance there is or may be. They outlive their workers, which drain through them."""
-        spec = self.spec
-        shares = [merged(migrator_fields(spec, names), spec.settings.migrator) for names in migrator_shares(spec)]
-        return [self._service("migrator", index, fields, stop_order=3) for index, fields in enumerate(shares)]
+        return [self._migrator(index, names) for index, names in enumerate(migrator_shares(self.spec))]
 
-    def _brokers(self) -> list[ChildSpec]:
-        """For every instance there is or may be. Migrators drain by themselves when these have ended."""
+    def _migrator(self, index: int, instances: list[str]) -> ChildSpec:
+        """With the broker of the same instances."""
         spec = self.spec
-        shares = [merged(broker_fields(spec, names), spec.settings.broker) for names in broker_shares(spec)]
-        return [self._service("broker", index, fields, stop_order=3) for index, fields in enumerate(shares)]
+        fields = merged(migrator_fields(spec, instances), spec.settings.migrator)
+        broker = merged(broker_fields(spec, instances), spec.settings.broker)
+        return self._hosting(self._service("migrator", index, fields, stop_order=3), index, {Role.BROKER: broker})
 
     def _worker_fork_server(self, slots: Iterable[WorkerSlot]) -> list[ChildSpec]:
         """The process that vLLM workers are forked from, where there may be any."""

@@ -58,6 +58,7 @@ from millrace.actor.engine import (
     SequenceRejected,
     SequenceStopped,
 )
+from millrace.contracts.broker import MoveBid
 from millrace.contracts.catalog import Role
 from millrace.contracts.ingress import FinishReason, ReturnReason
 from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv, UnreserveKv
@@ -114,6 +115,7 @@ ACCEPTS = (
     LeaseKv,
     FreezeSequence,
     EndLease,
+    MoveBid,
     PrepareMigration,
     PullKv,
     UnreserveKv,
@@ -163,6 +165,7 @@ class WorkerActor:
         return [
             Subscribe(subject=self._subjects.engine(self.name, "*")),
             Subscribe(subject=self._subjects.presences(Role.INGRESS)),
+            Subscribe(subject=self._subjects.bid("*", self.name)),
             *self._on_register(now_ns),
             *self._on_tick(now_ns),
             *self.reporter.on_timer(now_ns, 0),
@@ -229,8 +232,11 @@ class WorkerActor:
                 return self._moving.ask(body, message, now_ns)
             case KvLeaseTaken() | SequenceStopped() | KvRoomReserved() | KvBlocksRead() | KvDenied() as body:
                 return self._moving.hear(body, now_ns)
-            case ReturnSequences(sequences=sequences):
-                return self._on_return(sequences, now_ns)
+            case MoveBid() as body:
+                self._moving.reserving.on_bid(body, now_ns)
+                return []
+            case ReturnSequences() as body:
+                return self._on_return(body, now_ns)
             case SetStepBudget() as body:
                 return self._ctx.budget.order(body, now_ns)
             case DrainWorker(limit_ms=limit_ms):
@@ -257,12 +263,13 @@ class WorkerActor:
         self.figures.cancelled += held.live
         return dropped + self._ctx.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
 
-    def _on_return(self, sequences: list[str], now_ns: int) -> list[Effect]:
-        """Hands back those that wait without KV, by the engine's last snapshot. While the bus is away nobody would hear
-        of it.
+    def _on_return(self, body: ReturnSequences, now_ns: int) -> list[Effect]:
+        """Hands back those that wait without KV, by the engine's last snapshot, and running ones where asked to. While
+        the bus is away nobody would hear of it.
         """
         queued = {status.sequence for status in self.reporter.snapshot.waiting if not status.blocks}
-        held = [held for name in sequences if name in queued and (held := self.ledger.get(name)) is not None]
+        names = [name for name in body.sequences if body.running or name in queued]
+        held = [held for name in names if (held := self.ledger.get(name)) is not None]
         group = [each for each in held if each.live and each.added]
         if not group or not self.reporter.bus_up:
             return []

@@ -102,7 +102,7 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     self_test: bool | None = None
     segments: bool = True
     socket_folder: str = ""
-    leases_max: Count = 3
+    leases_max: Count = 8
     replicas: ReplicaBounds = ReplicaBounds()
 
 
@@ -116,7 +116,7 @@ class MigrationBounds(MigrationConfig, frozen=True, kw_only=True):
         reserve_ms_max: Longest reservation without news.
     """
 
-    reservations_max: int = 3
+    reservations_max: int = 8
     lease_ms_max: int = 10_000
     freeze_ms_max: int = 2_000
     reserve_ms_max: int = 10_000

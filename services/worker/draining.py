@@ -73,7 +73,7 @@ class Draining:
         return self._evacuate((self._until_ns - now_ns) // _MS) if self._until_ns is not None else []
 
     def _evacuate(self, limit_ms: int) -> list[Effect]:
-        """Asks the migrator, once, to move everything to wherever there is room."""
+        """Asks its broker, once, to move everything to wherever there is room."""
         if not self._evacuates or self._asked or not self._ctx.ledger.live or limit_ms <= 0:
             return []
         self._asked = True
@@ -94,7 +94,8 @@ class Draining:
             return [Log(level="info", event="not_evacuated", fields={"why": str(body.reason)})]
         if not isinstance(body.body, InstanceEvacuated):
             return [Log(level="info", event="not_evacuated", fields={"why": type(body.body).__name__})]
-        fields = {"moved": body.body.moved, "failed": body.body.failed, "left": body.body.left}
+        answer = body.body
+        fields = {"moved": answer.moved, "failed": answer.failed, "returned": answer.returned, "left": answer.left}
         return [Log(level="info", event="evacuated", fields=fields)]
 
     def on_limit(self, now_ns: int) -> list[Effect]:

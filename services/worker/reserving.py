@@ -1,6 +1,7 @@
 """The worker's half of a reservation: room for a sequence to come, and what is read into it.
 
 question          change                             to the engine
+MoveBid           its broker takes an award
 PrepareMigration  reserved for a time                ReserveInEngine, then PullIntoEngine for the first blocks
 PullKv            renewed; blocks are read           PullIntoEngine
 UnreserveKv       over                               UnreserveInEngine
@@ -27,6 +28,7 @@ from millrace.actor.engine import (
     ReserveInEngine,
     UnreserveInEngine,
 )
+from millrace.contracts.broker import MoveBid
 from millrace.contracts.kv import KvHandover, KvRefusal
 from millrace.contracts.leases import KvPulled, KvRefused, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.worker import SubmitSequence
@@ -38,6 +40,8 @@ from services.worker.reservation import SequenceReservation, first_blocks, hando
 
 _MS = 1_000_000
 TIMER = "reserve/"
+#: Bids that are remembered, and how long one may hold at most.
+BIDS_MAX, BID_MS_MAX = 256, 10_000
 
 
 class Reserving:
@@ -49,6 +53,7 @@ class Reserving:
         self._config = config
         self._live_max = live_max
         self._reservations: dict[str, SequenceReservation] = {}
+        self._bids: dict[str, tuple[str, int]] = {}  # by ask: (sequence, until)
         self._ended = Ended()
 
     def __len__(self) -> int:
@@ -62,13 +67,27 @@ class Reserving:
     def __contains__(self, migration: str) -> bool:
         return migration in self._reservations
 
+    # Bids
+
+    def on_bid(self, body: MoveBid, now_ns: int) -> None:
+        """Its broker has bid for a sequence: an award that names the ask is taken until the bid's deadline."""
+        if body.refusal is None:
+            self._bids.pop(body.ask, None)
+            self._bids[body.ask] = (body.sequence, now_ns + min(max(0, body.valid_ms), BID_MS_MAX) * _MS)
+            if len(self._bids) > BIDS_MAX:
+                del self._bids[next(iter(self._bids))]
+
+    def _is_bid(self, body: PrepareMigration, now_ns: int) -> bool:
+        sequence, until_ns = self._bids.get(body.award, ("", 0))
+        return sequence == body.sequence and now_ns < until_ns
+
     # Questions
 
     def prepare(self, body: PrepareMigration, reply_to: str, now_ns: int) -> list[Effect]:
         """Asks the engine for room, then to read the first blocks; asked again, the same answer."""
         reservation = self._reservations.get(body.migration)
         if reservation is None:
-            no = self._refusal(body)
+            no = self._refusal(body, now_ns)
             if no is not None:
                 return self._refuse(body.sequence, reply_to, no)
             reserve_ms = min(max(0, body.reserve_ms), self._config.reserve_ms_max)
@@ -83,7 +102,7 @@ class Reserving:
             return [self._renew(reservation, now_ns), *answer(reply_to, body.sequence, reservation.granted)]
         return [self._renew(reservation, now_ns), *self._ask(reservation, body, reply_to, now_ns)]
 
-    def _refusal(self, body: PrepareMigration) -> KvRefused | None:
+    def _refusal(self, body: PrepareMigration, now_ns: int) -> KvRefused | None:
         """Reason to refuse a reservation without asking the engine."""
         migration, ledger = body.migration, self._ctx.ledger
         fence = ledger.fenced(body.sequence)
@@ -91,6 +110,8 @@ class Reserving:
             return refused(migration, KvRefusal.UNABLE, self._info.kv_refusal or "migration is off")
         if migration in self._ended:
             return refused(migration, KvRefusal.CANCELLED, "this migration is over here")
+        if body.award and not self._is_bid(body, now_ns):
+            return refused(migration, KvRefusal.NO_BID, "no such bid is open")
         if self._ctx.reporter.draining:
             return refused(migration, KvRefusal.TARGET_REFUSED, "this worker takes no new work")
         if fence is not None and body.epoch <= fence:

@@ -133,11 +133,10 @@ class ScenarioCluster(SimulatedCluster):
             Role.COORDINATOR: services.coordinator(self._models),
             Role.TAGGER: tagger,
             Role.MIGRATOR: services.migrator(),
+            Role.BROKER: services.broker(self._models),
             Role.WORKER: services.worker(CLUSTER, self._make_engine, self._endpoint, self.engines),
             Role.INGRESS: services.ingress(dict.fromkeys(self.spec.models(), text), self.clients.handlers),
         }
-        if self.spec.trading.on:
-            self.services[Role.BROKER] = services.broker(self._models)
         if self._asks:
             self.services[Role.PREDICTOR] = services.predictor(self._models)
 
@@ -186,12 +185,11 @@ class ScenarioCluster(SimulatedCluster):
         return worker
 
     def _add_movers(self) -> None:
-        """Adds a migrator, and a broker where sequences are traded, for the instances that have none."""
+        """Adds a migrator and a broker for the instances that have none."""
         names, self._unserved = self._unserved, []
         if self.spec.migration.on and names:
             self.add(Role.MIGRATOR, self.spec.migration.migrator(names, BUS))
-            if self.spec.trading.on:
-                self.add(Role.BROKER, self.spec.trading.broker(names, BUS))
+            self.add(Role.BROKER, self.spec.trading.broker(names, BUS))
 
     # Configurations
 
@@ -324,13 +322,13 @@ class ScenarioCluster(SimulatedCluster):
         return sum(actor.state.metrics.fallbacks.total() for actor in self._ingress_actors)
 
     def trades(self) -> dict[str, int]:
-        """Return the counters of all brokers: ``ask REASON``, ``answer HOW``, ``deal REASON HOW``, ``boundary HOW``."""
+        """Counters of all brokers: ``ask REASON``, ``answer HOW``, ``ended REASON HOW``, ``boundary HOW``."""
         counts: Counter[str] = Counter()
         for actor in self._broker_actors:
             metrics = actor.metrics
             counts.update({f"ask {reason}": count for reason, count in metrics.asks.items()})
             counts.update({f"answer {how}": count for how, count in metrics.bids.items()})
-            counts.update({f"deal {reason} {how}": count for (reason, how), count in metrics.deals.items()})
+            counts.update({f"ended {reason} {how}": count for (reason, how), count in metrics.ended.items()})
             counts.update({f"boundary {how}": count for how, count in metrics.boundaries.items()})
         return dict(sorted(counts.items()))
 

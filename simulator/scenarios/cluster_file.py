@@ -17,7 +17,6 @@ from millrace.supervision.service_fields import STEP_TIMES
 
 #: Fields of a cluster's file that scenarios have a table of their own for.
 SECTIONS = {
-    "policies.migration": "migration",
     "policies.stages": "stages",
     "policies.trading": "trading",
     "policies.provisioning": "provisioning",

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 from millrace.actor.config import BusConfig
-from millrace.actor.errors import ConfigError
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.migration import MigrationMode
 from millrace.contracts.plan import InstanceRole
@@ -16,7 +15,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.runtime_sim import MICROSECOND, Simulation
 
-from services.migrator.config import MigratorConfig, MigratorLimits, ReplicaConfig, TargetConfig, target_policy
+from services.migrator.config import MigratorConfig, MigratorLimits, ReplicaConfig
 from services.worker.config import MigrationBounds, ReplicaBounds
 
 #: A migrator is called so, with the first of its instances behind it.
@@ -27,7 +26,7 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Migration of running sequences between instances. When off, nothing here has an effect, roles included.
 
     Attributes:
-        on: A migrator for each instance, and engines whose KV others may read.
+        on: A migrator and a broker for each instance, and engines whose KV others may read.
         bandwidth_gbps: Of each host's network card in each direction, Gb/s; transfers share it.
         local_gbps: Inside a host, shared by its transfers, Gb/s.
         latency_us: Before the first byte of each read.
@@ -36,11 +35,10 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         token_bytes: KV of one token over all layers and ranks; the default is Llama-3-8B's in 16 bits.
         roles: By group or instance (which wins); who is not named does both.
         mode: How KV travels.
-        target: How a migrator chooses where to.
         limits: Of each migrator.
         replicas: KV replicas of running sequences elsewhere.
         replica_share: Share of each instance's KV blocks that replicas of others may take.
-        instances_each: Instances that share a migrator, and a broker where there are any: 1, or those of a host.
+        instances_each: Instances that share a migrator and a broker: 1, or those of a host.
     """
 
     on: bool = False
@@ -51,7 +49,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     token_bytes: int = TOKEN_BYTES
     roles: dict[str, InstanceRole] = {}
     mode: MigrationMode = MigrationMode.LIVE
-    target: TargetConfig = TargetConfig()
     limits: MigratorLimits = MigratorLimits()
     replicas: ReplicaConfig = ReplicaConfig()
     replica_share: float = 0.25
@@ -74,10 +71,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in self.roles:
             if name not in known:
                 return f"migration.roles: {name!r} is neither a group nor an instance"
-        try:
-            target_policy(self.target)
-        except ConfigError as error:
-            return f"migration.{error}"
         return ""
 
     def instance_roles(self, instances: Mapping[str, tuple[str, ...]]) -> dict[str, InstanceRole]:
@@ -111,7 +104,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """For the workers: their own bounds, or what the migrators' limits ask for where that is more."""
         bounds, limits = MigrationBounds(), self.limits
         return MigrationBounds(
-            leases_max=max(bounds.leases_max, limits.out_max),
             lease_ms_max=max(bounds.lease_ms_max, limits.lease_ms),
             freeze_ms_max=max(bounds.freeze_ms_max, limits.freeze_ms, limits.copy_freeze_ms),
             reserve_ms_max=max(bounds.reserve_ms_max, limits.reserve_ms),
@@ -124,7 +116,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             name=PREFIX + instances[0],
             instances=list(instances),
             mode=self.mode,
-            target=self.target,
             limits=self.limits,
             replicas=self.replicas,
             bus=bus,

@@ -142,11 +142,11 @@ def _migration(body: MigrationFinished, at_ns: int) -> MigrationRecord:
         str(body.reason),
         body.source,
         body.target,
-        body.tokens,
-        body.bytes,
-        body.rounds,
-        body.frozen_ns,
-        body.duration_ns,
+        body.cost.tokens,
+        body.cost.bytes,
+        body.cost.rounds,
+        body.cost.frozen_ns,
+        body.cost.duration_ns,
     )
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from millrace.contracts.migration import MigrationOutcome, MigrationReason
+from millrace.contracts.broker import MoveReason
+from millrace.contracts.migration import MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 from millrace.policies.registry import policy_name
 
@@ -18,7 +19,7 @@ from simulator.scenarios.running import ScenarioOutcome
 from simulator.scenarios.spec import SloSpec
 
 _NS = 1e9
-_RESCHEDULED = str(MigrationReason.SCHEDULER)
+_RESCHEDULED = frozenset(map(str, (MoveReason.ORDER, MoveReason.MEMORY, MoveReason.BOUNDARY, MoveReason.BALANCE)))
 Floats = npt.NDArray[np.float64]
 
 
@@ -114,7 +115,7 @@ def summarise(outcome: ScenarioOutcome) -> Summary:
     good = sum(within(record, spec.slo) for record in done)
     span_s = _span_s(counted)
     prompt_tokens = sum(record.prompt_tokens for record in done)
-    moves = [m for m in outcome.migrations if m.outcome == MigrationOutcome.MOVED and m.reason == _RESCHEDULED]
+    moves = [m for m in outcome.migrations if m.outcome == MigrationOutcome.MOVED and m.reason in _RESCHEDULED]
     return Summary(
         name=spec.name,
         seed=spec.seed,

@@ -17,11 +17,10 @@ BROKER_PREFIX = "broker-"
 
 
 class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Trading of running sequences between instances. Needs ``migration.on``. When off, nothing here has an effect.
+    """Moves of running sequences by brokers. Without ``migration.on`` nothing here has an effect.
 
     Attributes:
-        on: A broker for each instance.
-        policy: Trading policy.
+        policy: Trading policy; ``none`` balances nothing.
         parameters: Of the policy.
         reasons: For which of these sequences move.
         fences: What holds sequences back.
@@ -30,8 +29,7 @@ class TradingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         refinement: How boundaries follow the traffic.
     """
 
-    on: bool = False
-    policy: str = "delay"
+    policy: str = "none"
     parameters: dict[str, Any] = {}
     reasons: tuple[MoveReason, ...] = tuple(MoveReason)
     fences: FenceConfig = FenceConfig()

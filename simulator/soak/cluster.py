@@ -80,12 +80,12 @@ class SoakCluster(SimulatedCluster):
             Role.COORDINATOR: services.coordinator(),
             Role.TAGGER: services.tagger(),
             Role.MIGRATOR: services.migrator(),
+            Role.BROKER: services.broker({MODEL: self.shape.step_time}),
             Role.WORKER: services.worker(CLUSTER, self.make_engine, self._endpoint, self.engines),
             Role.INGRESS: services.ingress({MODEL: self._text}, self.clients.handlers),
         }
         if self.shape.trading is not None:
             self.services[Role.COORDINATOR] = SimService(restless_planner.ACCEPTS, restless_planner.build)
-            self.services[Role.BROKER] = services.broker({MODEL: self.shape.step_time})
         if self.shape.predictors:
             self.services[Role.PREDICTOR] = services.predictor({MODEL: self.shape.step_time})
 
@@ -102,7 +102,6 @@ class SoakCluster(SimulatedCluster):
             add(Role.INGRESS, self._ingress(f"ingress-{index}"))
         for index in range(shape.workers if shape.migration else 0):
             add(Role.MIGRATOR, self._migrator(f"w{index}"))
-        for index in range(shape.workers if shape.trading else 0):
             add(Role.BROKER, self._broker(f"w{index}"))
 
     def _add_coordinators(self) -> None:
@@ -158,18 +157,12 @@ class SoakCluster(SimulatedCluster):
 
     def _broker(self, instance: str) -> BrokerConfig:
         """A broker that lets short sequences move: those of the soak last a second or two."""
-        assert self.shape.trading is not None
-        return BrokerConfig(
-            name=f"broker-{instance}",
-            instances=[instance],
-            bus=BUS,
-            trading=TradingConfig(
-                policy=self.shape.trading.policy,
-                parameters=self.shape.trading.parameters,
-                reasons=self.shape.trading.reasons,
-            ),
-            fences=FenceConfig(payback_factor=1, decoded_min=8, plan_pause_ms=500),
-        )
+        shape = self.shape.trading
+        trading = TradingConfig()
+        if shape is not None:
+            trading = TradingConfig(policy=shape.policy, parameters=shape.parameters, reasons=shape.reasons)
+        fences = FenceConfig(payback_factor=1, decoded_min=8, plan_pause_ms=500)
+        return BrokerConfig(name=f"broker-{instance}", instances=[instance], bus=BUS, trading=trading, fences=fences)
 
     def make_engine(self, instance: SimInstance, process: SimProcess) -> SimulatedEngine:
         """The engine of a worker's incarnation. Without a sampling seed it generates a text of its own."""

@@ -77,7 +77,8 @@ def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
     step_ns = shape.step_time.duration_ns(fullest)
     freeze_ns = MigrationBounds().freeze_ms_max * MILLISECOND
     beside = (REPLICAS_OUT_MAX, REPLICAS_IN_MAX) if shape.migration.replicas else (0, 0)
-    reads_max = max(limits.out_max + beside[0], MigrationBounds().reservations_max + beside[1])
+    moves = MigrationBounds()
+    reads_max = max(moves.leases_max + beside[0], moves.reservations_max + beside[1])
     elsewhere_ns = silence_ns + times.reconnect_grace + times.probe + times.resend_timeout + times.stall
     return PauseBounds(
         message=2 * (link.delay_ns + JITTERS * link.jitter_ns),

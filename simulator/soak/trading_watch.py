@@ -1,6 +1,6 @@
-"""Checker of trading: one deal per sequence, no moving back and forth, no starvation, quiet in the end.
+"""Checker of brokers: one ask per sequence, no moving back and forth, no starvation, quiet in the end.
 
-Bounds of slots and queues are among the brokers' own invariants, which the simulation checks after each message.
+Bounds of asks and bids are among the brokers' own invariants, which the simulation checks after each message.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from millrace.actor.effects import Effect, Publish
-from millrace.contracts.broker import DealEnded, MoveReason, OfferDeal
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Message
-from millrace.contracts.migration import MigrationOutcome
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.sim.checkers import Checker
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
@@ -34,15 +34,12 @@ STARVING_NS = 5 * SECOND
 #: How often that is looked at.
 LOOK_NS = 100 * MILLISECOND
 
-#: Of a sequence: it has a deal that has not begun to move.
-BEFORE_MOVING = ("asking", "offering", "queued", "granted")
-
 
 class TradingWatch(Checker):
     """Looks on.
 
     Attributes:
-        ended: Reason and outcome -> how many deals ended so.
+        ended: Reason and outcome -> how many moves ended so.
     """
 
     def __init__(self, cluster: SoakCluster, *, disturbed: Callable[[], bool]) -> None:
@@ -50,7 +47,6 @@ class TradingWatch(Checker):
         self.ended: Counter[str] = Counter()
         self._cluster = cluster
         self._disturbed = disturbed
-        self._reasons: dict[str, MoveReason] = {}
         self._moved_ns: dict[str, int] = {}
         self._balances: Counter[str] = Counter()
         self._past_ns: dict[tuple[str, str], int] = {}
@@ -59,24 +55,19 @@ class TradingWatch(Checker):
     def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
         """Counts what ended, and compares each move with the sequence's last one."""
         for effect in effects:
-            body = getattr(effect, "body", None)
-            if isinstance(body, OfferDeal):
-                self._reasons[body.deal] = body.reason
-            elif isinstance(effect, Publish) and isinstance(body, DealEnded):
-                self._on_ended(body, process.now_ns)
+            if isinstance(effect, Publish) and isinstance(effect.body, MigrationFinished):
+                self._on_ended(effect.body, process.now_ns)
 
-    def _on_ended(self, body: DealEnded, now_ns: int) -> None:
-        reason = self._reasons[body.deal]
+    def _on_ended(self, body: MigrationFinished, now_ns: int) -> None:
         how = f"{body.outcome} {body.refusal}" if body.refusal else str(body.outcome)
-        self.ended[f"{reason} {how}"] += 1
-        assert body.moves <= BALANCE_MOVES_MAX, f"{body.sequence} moved {body.moves} times for balance"
+        self.ended[f"{body.reason} {how}"] += 1
         if body.outcome is not MigrationOutcome.MOVED:
             return
         if self._disturbed():
             self._forget()
-        self._check_apart(body.sequence, reason, now_ns)
+        self._check_apart(body.sequence, body.reason, now_ns)
         self._moved_ns[body.sequence] = now_ns
-        self._balances[body.sequence] += reason is MoveReason.BALANCE
+        self._balances[body.sequence] += body.reason is MoveReason.BALANCE
         times = self._balances[body.sequence]
         assert times <= BALANCE_MOVES_MAX, f"{body.sequence} was moved {times} times for balance"
 
@@ -93,13 +84,13 @@ class TradingWatch(Checker):
         self._past_ns.clear()
 
     def on_interval(self, simulation: Simulation) -> None:
-        """At most one deal about a sequence of an epoch has not begun to move; nobody starves."""
+        """At most one ask about a sequence of an epoch has not begun to move; none starves."""
         if simulation.now_ns - self._looked_ns < LOOK_NS:
             return
         self._looked_ns = simulation.now_ns
-        open_deals = Counter(about for about, state in self._deals() if state in BEFORE_MOVING)
-        twice = [about for about, count in open_deals.items() if count > 1]
-        assert not twice, f"two open deals about {twice}"
+        open_asks = Counter(about for about, state in self._asks() if state == "asking")
+        twice = [about for about, count in open_asks.items() if count > 1]
+        assert not twice, f"two open asks about {twice}"
         if self._disturbed():
             self._forget()
         else:
@@ -111,8 +102,8 @@ class TradingWatch(Checker):
             if actor.process is not None:
                 yield from actor.actor.snapshot()["instances"].items()
 
-    def _deals(self) -> Iterator[tuple[tuple[str, int], str]]:
-        """Yield sequence and epoch at the source, where the source still has it, and the state of each deal away."""
+    def _asks(self) -> Iterator[tuple[tuple[str, int], str]]:
+        """Yield sequence and epoch at the source, where the source still has it, and the state of each ask."""
         held = {
             worker.name: worker.actor.snapshot()["sequences"] if worker.process is not None else {}
             for worker in self._cluster.workers
@@ -145,8 +136,8 @@ class TradingWatch(Checker):
         return free and scheduler.pool.free >= 2 * blocks + 16
 
     def is_quiet(self) -> bool:
-        """Whether no deal is open, no bid holds and no sequence waits to be offered anew."""
+        """Whether nothing is asked for, no bid holds and no sequence waits to be offered anew."""
         brokers = self._cluster.of_role(Role.BROKER)
         if any(actor.process is None for actor in brokers):
             return False
-        return not any(own[what] for _, own in self._instances() for what in ("out", "in", "bids", "resting"))
+        return not any(own[what] for _, own in self._instances() for what in ("out", "in", "resting"))

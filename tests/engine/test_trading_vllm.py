@@ -63,15 +63,17 @@ async def _round(rig: UpRig) -> dict[int, str]:
 
 
 async def test_streams_are_handed_on_at_the_cut_and_not_a_token_differs(rig: UpRig) -> None:
-    broker = rig.pids("broker-0.json")[0]
-    os.kill(broker, signal.SIGSTOP)
+    brokers = [rig.pids(f"migrator-{number}.json")[0] for number in range(2)]
+    for broker in brokers:
+        os.kill(broker, signal.SIGSTOP)
     try:
         await asyncio.sleep(SILENT_S)
         async with Mover(rig, modes=()) as onlooker:
             expected = await _round(rig)
         assert not onlooker.heard, "without its broker nothing is handed on"
     finally:
-        os.kill(broker, signal.SIGCONT)
+        for broker in brokers:
+            os.kill(broker, signal.SIGCONT)
     await asyncio.sleep(SILENT_S)
     async with Mover(rig, modes=()) as onlooker:
         for number in range(ROUNDS):

@@ -80,7 +80,7 @@ async def _until_every_tier_is_planned(rig: UpRig) -> CascadePlan:
 async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRig) -> None:
     """Two engines serve at first, as ``large`` is away; later ``middle`` is killed."""
     own = await _each_models_own(rig)
-    assert "large-0 is gone" in rig.cli("drain", "large-0", "--force", "--limit", "1")
+    assert "large-0 is gone" in rig.cli("drain", "large-0", "--force", "--within", "1")
     faults: dict[int, Callable[[], Any]] = {
         15: lambda: kill(rig.pids("services.judge")[0]),
         40: lambda: swap_thresholds(rig, CASCADE, 0.0, 0.0),

@@ -6,7 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from millrace.contracts.migration import MigrationOutcome, MigrationReason
+from millrace.contracts.broker import MoveReason
+from millrace.contracts.migration import MigrationOutcome
 
 from tests.live.faults import expect_identical, undisturbed
 from tests.live.ingress_rig import write_model_folder
@@ -54,7 +55,7 @@ async def _all_handed_over(rig: UpRig, expected: dict[int, tuple[str, str, int]]
         results = await offer(rig, rate=6, count=30, prompts=8, **LENGTH)
         expect_identical(results, expected)
     moved = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
-    assert {body.reason for body in moved} == {MigrationReason.HANDOFF}
+    assert {body.reason for body in moved} == {MoveReason.HANDOFF}
     assert {body.source for body in moved} == {"worker-0"}
     assert {body.target for body in moved} <= {"worker-1", "worker-2"}
     assert len(moved) >= 25, [(body.outcome, body.refusal, body.detail) for body in onlooker.heard]

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 from millrace.cli.cluster_view import ClusterView
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused
-from millrace.contracts.migration import MigrationOutcome, MigrationReason
+from millrace.contracts.migration import MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 
 from tests.live.faults import expect_identical, kill, told, undisturbed
@@ -35,8 +36,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     options = [
         "--processes",
         str(INSTANCES),
-        "--set",
-        "services.brokers=true",
         "--roles",
         "worker-0=prefill,worker-1=decode",
     ]
@@ -90,7 +89,7 @@ async def test_requests_enter_where_prompts_are_computed_and_are_handed_to_decod
         await told(rig, running=0, waiting=0, blocks_used=0)
         await operator.flip("worker-2", BOTH)
     moved = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
-    handed = Counter((body.source, body.target) for body in moved if body.reason is MigrationReason.HANDOFF)
+    handed = Counter((body.source, body.target) for body in moved if body.reason is MoveReason.HANDOFF)
     assert {source for source, _ in handed} == {"worker-0"}
     assert {target for _, target in handed} <= {"worker-1", "worker-2"}
 
@@ -107,7 +106,7 @@ async def test_orders_are_refused_for_what_holds_them_back(rig: UpRig) -> None:
         await operator.flip("worker-2", BOTH)
 
 
-VICTIMS = ["coordinator-0.json", "worker-1.json", "migrator-1.json", "broker-0.json"]
+VICTIMS = ["coordinator-0.json", "worker-1.json", "migrator-1.json"]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

@@ -24,7 +24,7 @@ LENGTH = {"max_tokens": 90, "ignore_eos": True}
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[UpRig]:
-    options = ["--instances-max", "3", "--set", "services.brokers=true", "--set", "worker=" + json.dumps(WORKER)]
+    options = ["--instances-max", "3", "--set", "worker=" + json.dumps(WORKER)]
     model = write_model_folder(tmp_path / "model")
     cluster = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=options)
     cluster.start()

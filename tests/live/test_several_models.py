@@ -82,9 +82,9 @@ def test_the_running_cluster_shows_the_specification_that_it_was_started_from(ri
 
 def test_every_instance_can_be_drained_and_each_comes_back_by_its_name(rig: UpRig) -> None:
     assert "big-0 is the last ready instance of large" in rig.cli("drain", "big-0")
-    assert "big-0 is gone" in rig.cli("drain", "big-0", "--force", "--limit", "1")
-    assert "worker-1 is gone" in rig.cli("drain", "worker-1", "--limit", "1")
-    assert "worker-0 is gone" in rig.cli("drain", "worker-0", "--force", "--limit", "1")
+    assert "big-0 is gone" in rig.cli("drain", "big-0", "--force", "--within", "1")
+    assert "worker-1 is gone" in rig.cli("drain", "worker-1", "--within", "1")
+    assert "worker-0 is gone" in rig.cli("drain", "worker-0", "--force", "--within", "1")
     states = {name: row["state"] for name, row in instances(rig).items()}
     assert states == {"worker-0": "drained", "worker-1": "drained", "big-0": "drained"}
     for name in ("worker-1", "big-0", "worker-0"):

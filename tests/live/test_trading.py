@@ -11,7 +11,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.broker import MoveReason
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 
 from tests.live.faults import expect_identical, kill, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
@@ -68,7 +69,8 @@ async def test_requests_flow_up_the_stages_and_no_reader_notices(rig: UpRig, exp
         results = await offer(rig, rate=10, count=24, prompts=8, **LONG)
     expect_identical(results, expected)
     assert len(moved(onlooker)) >= 18
-    assert all(body.orders for body in moved(onlooker)), "brokers order every move"
+    assert {body.reason for body in moved(onlooker)} <= {MoveReason.BOUNDARY, MoveReason.BALANCE}
+    assert all(body.award for body in moved(onlooker)), "each move follows a bid"
     await expect_empty(rig)
 
 
@@ -79,10 +81,9 @@ async def test_an_instance_that_does_not_drain_is_emptied_by_its_broker(rig: UpR
         place, _ = await onlooker.place()
         answer = await onlooker.evacuate(place, limit_ms=8_000)
         expect_identical(await load, expected)
-    assert (answer.moved > 0, answer.left) == (True, 0), answer
-    drained = [body for body in moved(onlooker) if body.reason is MigrationReason.DRAIN]
+    assert (answer.moved > 0, answer.left) == (True, {}), answer
+    drained = [body for body in moved(onlooker) if body.reason is MoveReason.DRAIN]
     assert drained
-    assert all(body.orders for body in drained), "the broker ordered each move"
     await expect_empty(rig)
 
 
@@ -97,17 +98,16 @@ async def test_a_worker_that_is_asked_to_end_moves_its_work_and_nothing_is_compu
         os.kill(rig.pids(f"{place}.json")[0], signal.SIGTERM)
         expect_identical(await load, expected)
     assert await rig.metric("millrace_ingress_continuations_total") == before
-    drained = [body for body in moved(onlooker) if body.reason is MigrationReason.DRAIN]
+    drained = [body for body in moved(onlooker) if body.reason is MoveReason.DRAIN]
     assert drained
-    assert all(body.orders for body in drained)
     await rig.well(INSTANCES)
 
 
-VICTIMS = ["broker-0.json", "migrator-0.json", "migrator-1.json", "worker-1.json", "coordinator-0.json", "nats-server"]
+VICTIMS = ["migrator-0.json", "migrator-1.json", "worker-1.json", "coordinator-0.json", "nats-server"]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-async def test_whoever_dies_amid_deals_costs_no_request_and_no_token(
+async def test_whoever_dies_amid_asks_costs_no_request_and_no_token(
     rig: UpRig, expected: Outcomes, victim: str
 ) -> None:
     killed: list[int] = []
@@ -120,7 +120,7 @@ async def test_whoever_dies_amid_deals_costs_no_request_and_no_token(
     async with Mover(rig, modes=()) as onlooker, Operator(rig) as eyes:
         load = asyncio.create_task(offer(rig, rate=10, count=24, prompts=8, **LONG))
         await onlooker.seen(8)
-        await eyes.at("deal.*", shoot)  # an offer, a grant or an end: deals are open
+        await eyes.at("bid.*.*", shoot)  # an ask is open, and its award comes next
         results = await load
     assert killed
     expect_identical(results, expected)

@@ -34,7 +34,7 @@ def run(*orders: dict[str, Any], seed: int = 1, **fields: Any) -> ScenarioOutcom
         "cluster": {"groups": groups},
         "prediction": {"kind": "none"},
         "migration": {"on": True},
-        "trading": {"on": True, "policy": "none"},
+        "trading": {"policy": "none"},
         "provisioning": {"cold_start_s": 3.0},
         "orders": orders,
         "workload": {

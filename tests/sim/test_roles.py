@@ -89,7 +89,7 @@ def test_stages_stay_capable_whoever_dies(seed: int) -> None:
         {"at_s": 45.0 + seed, "kind": "stop_bus", "duration_s": 2.0},
         {"at_s": 50.0, "kind": "kill", "target": "broker-back-0"},
     ]
-    outcome = run(f"seed={seed}", "trading.on=true", checker=checker, workload=DRIFT, faults=faults)
+    outcome = run(f"seed={seed}", checker=checker, workload=DRIFT, faults=faults)
     assert outcome.outcomes == {"completed": 300}
 
 
@@ -98,7 +98,6 @@ def test_stages_stay_capable_whoever_dies(seed: int) -> None:
 MIXED: dict[str, Any] = {
     "roles": {"policy": "fixed"},
     "migration": {"on": True},
-    "trading": {"on": False},
     "workload": {"arrivals": {"kind": "poisson", "rate_per_s": 45.0}, "count": 300},
 }
 BOUNDED = {"step_bounds": {"tpot_s": 0.02, "ttft_s": 60.0}}

@@ -90,7 +90,7 @@ class Operator:
         return finished if isinstance(finished, MigrationFinished) else None
 
     async def at(self, step: str, act: Callable[[], None]) -> None:
-        """Acts once, at the first message of a step seen from now on: ``engine.*.freeze``, ``migrate.*.commit``, ..."""
+        """Acts once, at the first message of a step seen from now on: ``engine.*.freeze``, ``ask.*.*``, ..."""
         acted = False
 
         async def hear(message: Msg) -> None:

@@ -129,11 +129,9 @@ async def _blocks_left(rig: UpRig) -> int:
 
 
 def options_of(engine: str) -> list[str]:
-    """Options of `millrace up` for two instances whose roles flip often, with brokers."""
+    """Options of `millrace up` for two instances whose roles flip often."""
     fences = json.dumps({"flips": FENCES})
     options = [
-        "--set",
-        "services.brokers=true",
         "--policy",
         "round_robin",
         "--set",

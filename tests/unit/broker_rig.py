@@ -34,7 +34,13 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Body, Message
-from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationOutcome
+from millrace.contracts.migration import (
+    MigrateSequence,
+    MigrationCost,
+    MigrationFinished,
+    MigrationOutcome,
+    MoveSequence,
+)
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
     BatchComposition,
@@ -404,7 +410,7 @@ class BrokerWorld:
                 self._give(instance, failed)
 
         self.at(effect.timeout_ns, expire)
-        if isinstance(effect.body, MigrateSequence):
+        if isinstance(effect.body, MoveSequence):
             self._migrate(instance, effect.body, answer)
         else:
             self.tell(effect.subject, effect.body, f"broker-{instance}", answer)
@@ -421,14 +427,14 @@ class BrokerWorld:
             self.tell(f"mr.test.summary.{MODEL}.{name}", instance.summary(self.now_ns), name)
         self.at(100 * MS, lambda: self._tell_status(name))
 
-    def _migrate(self, source: str, body: MigrateSequence, answer: Callable[[Body], None]) -> None:
+    def _migrate(self, source: str, body: MoveSequence, answer: Callable[[Body], None]) -> None:
         self.moves.append((self.now_ns, body.sequence, source, body.target))
         if source not in self.deaf_migrators:
             self.at(self.transfer_ns, lambda: self._migrated(source, body, answer))
         else:
             self.at(self.transfer_ns, lambda: self._migrated(source, body, lambda _: None))
 
-    def _migrated(self, source: str, body: MigrateSequence, answer: Callable[[Body], None]) -> None:
+    def _migrated(self, source: str, body: MoveSequence, answer: Callable[[Body], None]) -> None:
         sequence = self.instances[source].sequences.get(body.sequence)
         refusal = self.refuse.get(body.target)
         if sequence is None:
@@ -448,10 +454,11 @@ class BrokerWorld:
             reason=body.reason,
             epoch=1,
             refusal=refusal,
-            frozen_ns=5 * MS,
-            duration_ns=self.transfer_ns,
+            award=body.award,
+            cost=MigrationCost(frozen_ns=5 * MS, duration_ns=self.transfer_ns),
         )
         self.at(HOP_NS, lambda: answer(finished))
+        self.tell(f"mr.test.migration.{MODEL}.{source}.{body.target}", finished, f"migrator-{source}")
 
     # what tests look at
 
@@ -461,7 +468,16 @@ class BrokerWorld:
     def where(self, sequence: str) -> list[str]:
         return [name for name, each in self.instances.items() if sequence in each.sequences]
 
-    def deals(self, instance: str, direction: str) -> dict[str, list[str]]:
+    def ask_for(self, instance: str, sequence: str, **fields: Any) -> list[Any]:
+        """An operator asks for a move; returns where its answers will stand."""
+        return self.order(instance, "start", MigrateSequence(sequence=sequence, **fields))
+
+    def order(self, instance: str, verb: str, body: Body) -> list[Any]:
+        answers: list[Any] = []
+        self.tell(f"mr.test.migrate.{instance}.{verb}", body, "operator", answers.append)
+        return answers
+
+    def open(self, instance: str, direction: str) -> dict[str, list[str]]:
         found: dict[str, list[str]] = self.brokers[instance].snapshot()["instances"][instance][direction]
         return found
 
@@ -469,9 +485,9 @@ class BrokerWorld:
         return dict(self.metrics[instance].refused)
 
     def quiet(self) -> bool:
-        """Whether no deal is open anywhere."""
+        """Whether nothing is asked for or moved, and no bid holds."""
         alive = [name for name in self.brokers if name not in self.dead]
-        return not any(self.deals(name, way) for name in alive for way in ("out", "in"))
+        return not any(self.open(name, way) for name in alive for way in ("out", "in"))
 
 
 @functools.lru_cache(maxsize=1 << 16)  # each message is matched with all that each broker subscribed to

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from millrace.actor.config import BusConfig
 from millrace.actor.effects import CancelTimer, Effect, Publish, RecordSpan, Reply, Request, StartTimer, Stop
+from millrace.contracts.broker import LoadReported, MoveReason
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.leases import (
     EndLease,
@@ -30,14 +31,13 @@ from millrace.contracts.migration import (
     AllotEpoch,
     EpochAllotted,
     EpochRefused,
-    MigrateSequence,
     MigrationFinished,
+    MoveSequence,
 )
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
     BatchComposition,
     InstanceRecord,
-    InstanceSummary,
     SequenceState,
     SequenceStatus,
     StatusSnapshot,
@@ -245,21 +245,20 @@ class FakeWorker:
         submission = msgspec.structs.replace(held.submission, output_token_ids=held.frozen)
         self.sequences[name] = FakeSequence(submission, since_ns)
 
-    def summary(self, now_ns: int) -> InstanceSummary:
-        return InstanceSummary(
+    def load(self, now_ns: int) -> LoadReported:
+        return LoadReported(
             instance=self.name,
             incarnation=5,
             model=MODEL,
+            stage="",
+            plan_epoch=-1,
             at_ns=now_ns,
+            tokens=0,
+            waiting_tokens=0,
             running=len(self.sequences),
             waiting=0,
-            running_tokens=0,
-            waiting_prefill_tokens=0,
             blocks_free=self.blocks_free,
             blocks_total=100,
-            block_size=BLOCK_TOKENS,
-            preemptions=0,
-            output_tokens_total=0,
             draining=self.draining,
         )
 
@@ -360,9 +359,9 @@ class Rig:
             self.deliver(name, Message(body))
 
     def hear(self) -> None:
-        """Every worker's summary and snapshot, now and every 50 ms."""
+        """Every worker's load and snapshot, now and every 50 ms."""
         for worker in self.workers.values():
-            self.tell(worker.summary(self.now_ns))
+            self.tell(worker.load(self.now_ns))
             self.tell(worker.snapshot(self.now_ns))
         self._at(self.now_ns + 50 * MS, self.hear)
 
@@ -384,14 +383,18 @@ class Rig:
 
     # asking
 
-    def ask(self, instance: str, body: Body, verb: str = "start") -> None:
+    def order(self, sequence: str = "r.0", source: str = "a", **fields: Any) -> None:
+        """Its broker orders a move."""
+        self.ask(source, MoveSequence(sequence=sequence, **{"target": "b", "reason": MoveReason.ORDER, **fields}))
+
+    def ask(self, instance: str, body: Body, verb: str = "move") -> None:
         self.deliver(instance, Message(body, f"mr.c.migrate.{instance}.{verb}", "x", f"x.{len(self.said)}"))
 
     def migrate(
         self, sequence: str = "r.0", source: str = "a", run_ms: int = 3_000, **fields: Any
     ) -> MigrationFinished:
         """Asks, runs, returns the last MigrationFinished that was answered."""
-        self.ask(source, MigrateSequence(sequence=sequence, **fields))
+        self.order(sequence, source, **fields)
         self.run(run_ms)
         found = [body for body in self.answers if isinstance(body, MigrationFinished)]
         assert found, f"no answer; said {self.words()}"

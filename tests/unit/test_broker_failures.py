@@ -3,23 +3,11 @@
 from typing import Any
 
 import pytest
-from millrace.contracts.broker import (
-    AskForMove,
-    BoundaryMoved,
-    DealEnded,
-    DealPostponed,
-    DealQueued,
-    DealStarted,
-    EvacuationAnnounced,
-    GrantDeal,
-    LoadReported,
-    MoveBid,
-    MoveReason,
-    NoBid,
-    OfferDeal,
-    WithdrawDeal,
-)
+from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadReported, MoveBid, MoveReason
 from millrace.contracts.kv import KvRefusal
+from millrace.contracts.migration import EvacuateInstance, InstanceEvacuated, MigrationFinished, MigrationOutcome
+from millrace.contracts.status import SequenceState
+from millrace.contracts.worker import ReturnSequences
 
 from tests.unit.broker_rig import (
     MS,
@@ -35,24 +23,12 @@ from tests.unit.broker_rig import (
 )
 from tests.unit.test_broker import STANDING
 
-EVERY_KIND = (
-    AskForMove,
-    MoveBid,
-    NoBid,
-    OfferDeal,
-    DealQueued,
-    GrantDeal,
-    DealStarted,
-    DealPostponed,
-    DealEnded,
-    WithdrawDeal,
-    LoadReported,
-)
+EVERY_KIND = (AskForMove, MoveBid, MigrationFinished, LoadReported)
 
 
 def draining(**config: Any) -> BrokerWorld:
-    """Six sequences have to leave, by two targets and one slot each way at a time."""
-    bounds = {"out_max": 1, "in_max": 1, "transfer_ms": 3_000, "reasons": STANDING} | config
+    """Six sequences have to leave to two targets."""
+    bounds = {"out_max": 1, "reasons": STANDING} | config
     world = BrokerWorld(filled("a", 6, 100), FakeInstance("b"), FakeInstance("c"), **bounds)
     world.instances["a"].draining = True
     return world
@@ -103,15 +79,15 @@ def test_a_late_message_does_no_harm(kind, by_ms):
     moved_once_each(world)
 
 
-def test_the_asker_dies_and_what_it_agreed_expires_at_the_target():
-    world = BrokerWorld(filled("a", 6, 100), filled("d", 6, 100), FakeInstance("b"), out_max=1, in_max=1)
+def test_the_asker_dies_and_its_bids_expire_at_the_target():
+    world = BrokerWorld(filled("a", 6, 100), filled("d", 6, 100), FakeInstance("b"))
     world.transfer_ns = 300 * MS
     world.instances["a"].draining = world.instances["d"].draining = True
-    while not world.deals("b", "in"):
+    while not world.open("b", "in"):
         world.run(10)
     world.kill("a")
     world.run(20_000)
-    assert world.deals("b", "in") == {}
+    assert world.open("b", "in") == {}
     assert world.instances["d"].sequences == {}  # others were served meanwhile
 
 
@@ -125,60 +101,12 @@ def test_an_asker_that_was_started_again_trades_on():
     moved_once_each(world)
 
 
-def test_a_slot_is_free_again_when_the_askers_broker_was_started_anew_in_mid_transfer():
-    world = BrokerWorld(filled("a", 2, 100), FakeInstance("b"), reasons=STANDING, settle=False)
-    world.transfer_ns = 4_000 * MS
-    world.instances["a"].draining = True
-    while "moving" not in [state for _, _, _, state in world.deals("b", "in").values()]:
-        world.run(10)
-    world.kill("a")
-    world.run(300)
-    world.start_broker("a")
-    world.run(1_000)
-    assert [sequence for sequence, *_ in world.deals("b", "in").values()] == [
-        sequence for sequence, *_ in world.deals("a", "out").values()
-    ]
-
-
 def test_a_transfer_whose_end_nobody_told_is_over_when_the_sequence_has_left():
-    world = draining(transfer_ms=30_000)
+    world = draining()
     world.deaf_migrators = {"a"}
     world.run(25_000)
     moved_once_each(world)
     assert len(world.moves) == 6
-
-
-def test_a_slot_whose_deals_end_was_lost_is_free_within_two_seconds():
-    world = draining()
-    world.tamper = lose(DealEnded)
-    world.refuse = {"b": KvRefusal.NO_BLOCKS, "c": KvRefusal.NO_BLOCKS}  # nobody comes: no snapshot tells the end
-    while not (moving := [deal for deal, (*_, state) in world.deals("b", "in").items() if state == "moving"]):
-        world.run(10)
-    world.run(2_000)
-    assert not set(moving) & world.deals("b", "in").keys()
-    assert world.metrics["b"].unheard_ends >= 1
-
-
-def test_a_slot_is_free_within_five_seconds_where_the_source_answers_no_more():
-    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), reasons=STANDING)
-    world.transfer_ns = 20_000 * MS
-    world.instances["a"].draining = True
-    world.run(1_000)
-    assert [state for _, _, _, state in world.deals("b", "in").values()] == ["moving"]
-    world.kill("a")
-    world.run(5_000)
-    assert world.deals("b", "in") == {}
-
-
-def test_a_long_transfer_keeps_its_slot_while_its_source_confirms_it():
-    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), reasons=STANDING)
-    world.transfer_ns = 12_000 * MS
-    world.instances["a"].draining = True
-    world.run(11_000)
-    assert [state for _, _, _, state in world.deals("b", "in").values()] == ["moving"]
-    world.run(3_000)
-    assert world.where("ar0.0") == ["b"]
-    assert world.metrics["b"].unheard_ends == 0
 
 
 def test_the_receivers_broker_dies_and_another_one_is_asked():
@@ -187,7 +115,7 @@ def test_the_receivers_broker_dies_and_another_one_is_asked():
     world.kill("b")
     world.run(20_000)
     assert world.instances["a"].sequences == {}
-    assert world.deals("a", "out") == {}
+    assert world.open("a", "out") == {}
 
 
 def test_the_receivers_engine_dies_in_mid_transfer_and_the_sequence_goes_elsewhere():
@@ -204,8 +132,8 @@ def test_the_receivers_engine_dies_in_mid_transfer_and_the_sequence_goes_elsewhe
     assert world.instances[alive].sequences
 
 
-def test_a_migrator_that_never_answers_costs_a_slot_until_its_deadline_and_no_more():
-    world = draining(transfer_ms=2_000)
+def test_a_migrator_that_never_answers_costs_its_place_until_the_sequence_has_left():
+    world = draining()
     world.deaf_migrators = {"a"}
     world.run(20_000)
     moved_once_each(world)
@@ -219,7 +147,7 @@ def test_without_the_bus_nothing_is_traded_and_afterwards_only_on_fresh_snapshot
     world.run(3_000)
     asked = len(world.bodies(AskForMove))
     assert len(world.moves) <= moves + 1
-    assert all(state == "moving" for _, _, _, state in world.deals("a", "out").values())
+    assert all(state == "moving" for _, _, _, state in world.open("a", "out").values())
     world.partition(away=False)
     assert len(world.bodies(AskForMove)) == asked
     world.run(20_000)
@@ -227,15 +155,15 @@ def test_without_the_bus_nothing_is_traded_and_afterwards_only_on_fresh_snapshot
 
 
 def test_a_new_plan_voids_what_has_not_started_and_lets_transfers_end():
-    world = BrokerWorld(filled("a", 6, 2_000), FakeInstance("b"), FakeInstance("c"), reasons=STANDING, in_max=1)
+    world = BrokerWorld(filled("a", 6, 2_000), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
     world.transfer_ns = 500 * MS
     world.set_plan(plan((0, ["a"]), (1_000, ["b"]), (100_000, ["c"]), epoch=1))
-    while len(world.deals("b", "in")) < 2:
-        world.run(10)
-    moving = [sequence for sequence, _, _, state in world.deals("b", "in").values() if state == "moving"]
+    while not [state for *_, state in world.open("a", "out").values() if state == "moving"]:
+        world.run(1)
+    moving = [sequence for sequence, _, _, state in world.open("a", "out").values() if state == "moving"]
     world.set_plan(plan((0, ["a"]), (1_000, ["c"]), (100_000, ["b"]), epoch=2))
-    states = [state for _, _, _, state in world.deals("b", "in").values()]
-    assert states == ["moving"] * len(moving)
+    assert [state for *_, state in world.open("a", "out").values()] == ["moving"] * len(moving)
+    assert world.open("b", "in") == {}
     world.run(20_000)
     assert sorted(world.instances["b"].sequences) == sorted(moving)
     assert len(world.instances["c"].sequences) == 6 - len(moving)
@@ -249,7 +177,7 @@ def test_a_bid_of_an_older_plan_is_void():
         world.run(1)
     world.set_plan(plan((0, ["a"]), (1_000, ["b"]), epoch=2))
     world.run(40)
-    assert world.bodies(OfferDeal) == []
+    assert world.moves == []
     assert world.refused("a")["late_bid"] == 1
     world.run(3_000)
     assert world.where("ar0.0") == ["b"]
@@ -269,7 +197,7 @@ def test_a_downstream_that_refuses_for_long_keeps_the_sequence_where_it_is():
     world.run(20_000)
     assert world.where("ar0.0") == ["a"]
     assert len(world.bodies(AskForMove)) < 10
-    assert world.metrics["a"].deals["boundary", "no_bids"] == len(world.bodies(AskForMove))
+    assert world.metrics["a"].ended["boundary", "no_bids"] == len(world.bodies(AskForMove))
 
 
 def test_it_leaves_within_five_seconds_when_there_is_room_again():
@@ -297,21 +225,9 @@ def test_nobody_needs_a_coordinator_to_go_on():
     world = BrokerWorld(filled("a", 2, 900, token_ns=50 * MS), FakeInstance("b"), reasons=STANDING)
     world.set_plan(plan((0, ["a"]), (1_000, ["b"])))
     world.run(60_000)
-    assert len(world.bodies(BoundaryMoved)) > 50
+    assert len(world.bodies(BoundaryMoved)) >= 5
     assert world.instances["a"].sequences == {}
     assert world.quiet()
-
-
-def test_a_broker_that_is_asked_to_stop_withdraws_what_has_not_started():
-    world = BrokerWorld(filled("a", 4, 100), FakeInstance("b"), in_max=1)
-    world.transfer_ns = 400 * MS
-    world.instances["a"].draining = True
-    while not any(state == "queued" for _, _, _, state in world.deals("a", "out").values()):
-        world.run(10)
-    world.stop("a")
-    world.run(10)
-    assert {body.detail for body in world.bodies(WithdrawDeal)} == {"broker_stops"}
-    assert all(state == "moving" for _, _, _, state in world.deals("b", "in").values())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -323,7 +239,6 @@ def test_with_half_of_all_trade_messages_lost_doubled_or_late_everybody_leaves_o
         FakeInstance("d"),
         seed=seed,
         settle=False,
-        transfer_ms=3_000,
         boundary_ms=1_000_000,
     )
     world.set_plan(plan((0, ["a", "b"]), (200, ["c", "d"])))
@@ -348,78 +263,189 @@ def test_with_half_of_all_trade_messages_lost_doubled_or_late_everybody_leaves_o
 # evacuations
 
 
-def evacuate(world: BrokerWorld, *, left_ms: int, span_ms: int = 500) -> None:
-    """The migrator of a announces it every half second."""
-    for at_ms in range(0, span_ms, 500):
-        world.tell("mr.test.evacuation.a", EvacuationAnnounced(instance="a", left_ms=left_ms - at_ms), "migrator-a")
-        world.run(500)
+def evacuate(world: BrokerWorld, limit_ms: int = 20_000, instance: str = "a") -> list[InstanceEvacuated]:
+    return world.order(instance, "evacuate", EvacuateInstance(limit_ms=limit_ms))
 
 
-def test_an_announced_evacuation_moves_everything_though_the_instance_does_not_drain():
-    world = BrokerWorld(filled("a", 6, 100), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
-    evacuate(world, left_ms=20_000, span_ms=3_000)
+def test_an_evacuation_moves_everything_and_is_answered():
+    world = BrokerWorld(filled("a", 6, 2_000), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
+    answers = evacuate(world)
+    world.run(3_000)
     moved_once_each(world)
     assert {body.reason for body in world.bodies(AskForMove)} == {MoveReason.DRAIN}
+    assert answers == [InstanceEvacuated(instance="a", moved=6, failed=0)]
 
 
-def test_an_announced_evacuation_is_asked_for_at_once():
-    world = BrokerWorld(filled("a", 2, 100), FakeInstance("b"), reasons=STANDING)
+def test_an_evacuation_asks_at_once():
+    world = BrokerWorld(filled("a", 2, 2_000), FakeInstance("b"), reasons=STANDING)
     world.run(300)
-    world.tell("mr.test.evacuation.a", EvacuationAnnounced(instance="a", left_ms=3_000), "migrator-a")
+    evacuate(world, limit_ms=3_000)
     world.run(20)
     assert len(world.bodies(AskForMove)) == 2
 
 
 def test_an_instance_that_is_evacuated_takes_nothing():
-    world = BrokerWorld(FakeInstance("a"), filled("b", 6, 100), FakeInstance("c"), reasons=STANDING)
+    world = BrokerWorld(FakeInstance("a"), filled("b", 6, 2_000), FakeInstance("c"), reasons=STANDING)
     world.instances["b"].draining = True
-    evacuate(world, left_ms=20_000, span_ms=4_000)
+    world.instances["a"].sequences["stays.0"] = FakeSequence(prompt=100, immovable="a test")
+    evacuate(world)
+    world.run(4_000)
     assert len(world.instances["c"].sequences) == 6
 
 
-def test_an_evacuation_ends_when_its_migrator_says_so_or_falls_silent():
-    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"), reasons=STANDING)
-    evacuate(world, left_ms=20_000)
-    world.tell("mr.test.evacuation.a", EvacuationAnnounced(instance="a", left_ms=0), "migrator-a")
-    world.instances["a"].sequences["late.0"] = FakeSequence(prompt=100)
-    world.run(3_000)
-    assert world.where("late.0") == ["a"]
-    evacuate(world, left_ms=20_000)
-    assert world.where("late.0") == ["b"]
-    world.run(3_000)
-    world.instances["a"].sequences["later.0"] = FakeSequence(prompt=100)
-    world.run(3_000)
-    assert world.where("later.0") == ["a"]
+def test_a_second_asker_waits_with_the_first_and_a_longer_limit_holds():
+    world = BrokerWorld(filled("a", 1, 2_000), FakeInstance("b", blocks=10), reasons=STANDING)
+    first, second = evacuate(world, limit_ms=1_000), evacuate(world, limit_ms=3_000)
+    world.run(2_500)
+    assert first == second == []
+    world.run(1_000)
+    assert first == second == [InstanceEvacuated(instance="a", moved=0, failed=0, left={"not taken: no_room": 1})]
 
 
-def test_what_finds_no_room_while_its_instance_drains_is_offered_again_every_half_second():
+def test_what_is_left_at_the_limit_is_counted_by_its_reason():
+    world = BrokerWorld(filled("a", 3, 2_000), FakeInstance("b", blocks=10), reasons=STANDING)
+    world.instances["a"].sequences["grammar.0"] = FakeSequence(prompt=100, immovable="a grammar")
+    answers = evacuate(world, limit_ms=1_000)
+    world.run(2_000)
+    assert [body.left for body in answers] == [{"not taken: no_room": 3, "cannot move: a grammar": 1}]
+
+
+def test_what_is_computed_anew_in_less_time_than_a_move_costs_is_handed_back():
+    """30 tokens take 10 ms to compute; moves have cost a second of pause lately."""
+    world = BrokerWorld(filled("a", 2, 2_000), FakeInstance("b"), reasons=STANDING, settle=False)
+    costs = world.brokers["a"]._owns["a"].costs
+    costs.frozen_ns, costs.duration_ns = 1_000 * MS, 1_000 * MS
+    world.instances["a"].sequences["short.0"] = FakeSequence(prompt=20)
+    world.run(300)
+    answers = evacuate(world)
+    world.run(5_000)
+    (returned,) = [body for body in world.bodies(ReturnSequences) if body.running]
+    assert "short.0" in returned.sequences
+    assert answers[0].returned == len(returned.sequences)
+    assert answers[0].left == {}
+
+
+def test_an_evacuation_without_anywhere_to_go_is_answered_at_once():
+    world = BrokerWorld(filled("a", 2, 2_000), reasons=STANDING)
+    answers = evacuate(world)
+    world.run(10)
+    assert [body.left for body in answers] == [{"no other instance serves the model": 2}]
+
+
+def test_a_failure_of_the_sequence_is_tried_five_times():
+    world = BrokerWorld(filled("a", 1, 2_000), FakeInstance("b"), reasons=STANDING)
+    world.refuse["b"] = KvRefusal.COPY_FAILED
+    answers = evacuate(world)
+    world.run(10_000)
+    assert answers == [
+        InstanceEvacuated(instance="a", moved=0, failed=5, left={"failed 5 times: copy_failed": 1}),
+    ]
+
+
+def test_what_finds_no_room_while_its_instance_drains_is_offered_again_and_again():
     world = BrokerWorld(filled("a", 1, 1_000), FakeInstance("b", blocks=10), reasons=STANDING)
     world.instances["a"].draining = True
     world.run(10_000)
-    assert len(world.bodies(AskForMove)) >= 12
+    assert len(world.bodies(AskForMove)) >= 24
 
 
-def test_an_evacuation_with_an_absurd_limit_is_refused():
-    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), reasons=STANDING)
-    world.tell("mr.test.evacuation.a", EvacuationAnnounced(instance="a", left_ms=-5), "migrator-a")
+def test_a_broker_that_stops_answers_who_waits():
+    world = BrokerWorld(filled("a", 1, 2_000), FakeInstance("b", blocks=10), reasons=STANDING)
+    answers = evacuate(world)
+    world.run(50)
+    world.stop("a")
+    world.run(10)
+    assert [body.moved for body in answers] == [0]
+
+
+# orders
+
+
+def moved(answers: list[MigrationFinished]) -> list[tuple[MigrationOutcome, KvRefusal | None, str]]:
+    return [(body.outcome, body.refusal, body.target) for body in answers]
+
+
+def test_an_order_moves_a_sequence_to_the_named_target():
+    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), FakeInstance("c"), reasons=[])
+    answers = world.ask_for("a", "ar0.0", target="c")
+    world.run(100)
+    assert moved(answers) == [(MigrationOutcome.MOVED, None, "c")]
+    assert {body.reason for body in world.bodies(AskForMove)} == {MoveReason.ORDER}
+    assert len(world.bodies(AskForMove)) == 1
+
+
+def test_an_order_without_a_target_goes_where_there_is_room():
+    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b", blocks=5), FakeInstance("c"), reasons=[])
+    answers = world.ask_for("a", "ar0.0")
+    world.run(100)
+    assert moved(answers) == [(MigrationOutcome.MOVED, None, "c")]
+
+
+@pytest.mark.parametrize(
+    ("target", "refusal"), [("a", KvRefusal.INVALID), ("nobody", KvRefusal.NO_TARGET), ("b", KvRefusal.NO_BLOCKS)]
+)
+def test_a_target_that_cannot_take_it_is_refused_with_the_reason(target: str, refusal: KvRefusal):
+    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b", blocks=5), reasons=[])
+    answers = world.ask_for("a", "ar0.0", target=target)
+    world.run(200)
+    assert moved(answers) == [(MigrationOutcome.REFUSED, refusal, target)]
+
+
+def test_nobody_with_room_is_said_with_the_reasons():
+    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b", blocks=5), FakeInstance("c", blocks=4), reasons=[])
+    answers = world.ask_for("a", "ar0.0")
+    world.run(200)
+    assert [body.refusal for body in answers] == [KvRefusal.NO_TARGET]
+    assert sorted(answers[0].detail.split(", ")) == ["b: no_room", "c: no_room"]
+
+
+def test_a_sequence_that_is_not_there_is_unknown():
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"), reasons=[])
+    answers = world.ask_for("a", "nobody.0")
     world.run(1_000)
-    assert world.moves == []
-    assert world.refused("a") == {"evacuation": 1}
+    assert [body.refusal for body in answers] == [KvRefusal.UNKNOWN_SEQUENCE]
 
 
-def test_a_drain_does_not_wait_for_ticks():
-    world = BrokerWorld(filled("a", 40, 100), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
-    world.transfer_ns = 20 * MS
-    world.instances["a"].draining = True
-    world.run(1_200)  # with a few asks per tick of 200 ms it would take two seconds
-    assert world.instances["a"].sequences == {}
-    assert len(world.moves) == 40, "nobody is asked for after it has left"
-
-
-def test_a_full_stage_is_passed_over_while_draining():
-    world = BrokerWorld(filled("a", 1, 500), FakeInstance("b", blocks=10), FakeInstance("c"), reasons=STANDING)
-    world.set_plan(plan((0, ["a", "b"]), (1_000, ["c"])))
+def test_one_that_waits_is_tried_until_its_time_is_over():
+    waiting = {"w.0": FakeSequence(prompt=100, state=SequenceState.WAITING)}
+    world = BrokerWorld(FakeInstance("a", sequences=waiting), FakeInstance("b"), reasons=[])
+    late, early = world.ask_for("a", "w.0", within_ms=3_000), world.ask_for("a", "w.0", within_ms=400)
     world.run(1_000)
-    world.instances["a"].draining = True
-    world.run(2_000)
-    assert world.where("ar0.0") == ["c"]
+    assert late == early == [], "the second one waits with the first"
+    waiting["w.0"].state, waiting["w.0"].since_ns = SequenceState.RUNNING, world.now_ns
+    world.run(1_000)
+    assert moved(late) == moved(early) == [(MigrationOutcome.MOVED, None, "b")]
+
+
+def test_one_that_waits_too_long_is_refused():
+    waiting = {"w.0": FakeSequence(prompt=100, state=SequenceState.WAITING)}
+    world = BrokerWorld(FakeInstance("a", sequences=waiting), FakeInstance("b"), reasons=[])
+    answers = world.ask_for("a", "w.0", within_ms=400)
+    world.run(1_000)
+    assert [body.refusal for body in answers] == [KvRefusal.NOT_RUNNING]
+
+
+def test_two_targets_for_one_sequence_contradict_each_other():
+    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), FakeInstance("c"), reasons=[])
+    first, second = world.ask_for("a", "ar0.0", target="b"), world.ask_for("a", "ar0.0", target="c")
+    world.run(200)
+    assert [body.refusal for body in (*first, *second)] == [None, KvRefusal.INVALID]
+
+
+def test_what_cannot_be_carried_is_said_to_be_so():
+    world = BrokerWorld(filled("a", 1, 100, immovable="a grammar"), FakeInstance("b"), reasons=[])
+    answers = world.ask_for("a", "ar0.0")
+    world.run(200)
+    assert [(body.refusal, body.detail) for body in answers] == [(KvRefusal.IMMOVABLE, "a grammar")]
+
+
+def test_who_asks_while_the_sequence_moves_hears_of_its_end():
+    world = BrokerWorld(filled("a", 1, 2_000), FakeInstance("b"), reasons=STANDING)
+    world.transfer_ns = 500 * MS
+    world.set_plan(plan((0, ["a"]), (1_000, ["b"])))
+    while not world.moves:
+        world.run(10)
+    answers = world.ask_for("a", "ar0.0", target="b")
+    world.run(1_000)
+    assert moved(answers) == [(MigrationOutcome.MOVED, None, "b")]
+    assert len(world.moves) == 1

@@ -1,4 +1,4 @@
-"""Intents of a broker: a sequence that has just come is left alone before its deal has ended."""
+"""Intents of a broker: a sequence that has just come is left alone before its move has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import SequenceState, SequenceStatus
 
 from services.broker.config import FenceConfig
-from services.broker.intents import IntentView, movable, past_boundary, standing_intents
+from services.broker.intents import PAYBACK_NS_MAX, IntentView, movable, past_boundary, standing_intents
 
 FENCES = FenceConfig()
 
@@ -32,20 +32,27 @@ def view(*, arriving: set[str], draining: bool = False) -> IntentView:
 
 
 @pytest.mark.parametrize("reason", [MoveReason.BALANCE, MoveReason.MEMORY])
-def test_a_sequence_of_an_open_arriving_deal_is_not_offered(reason: MoveReason) -> None:
+def test_a_sequence_that_is_arriving_is_not_offered(reason: MoveReason) -> None:
     assert [each.sequence for each in movable(view(arriving=set()), reason, (), FENCES)] == ["r1.0"]
     assert movable(view(arriving={"r1.0"}), reason, (), FENCES) == []
 
 
-def test_of_a_drain_those_with_the_longest_rest_leave_first() -> None:
+def test_of_a_drain_the_longest_leave_first_and_those_last_that_are_about_to_end() -> None:
     one = view(arriving=set(), draining=True)
     (status,) = one.sequences
     statuses = [
-        msgspec.structs.replace(status, sequence=name, output_tokens=100, max_tokens=1000, expected_output_tokens=whole)
-        for name, whole in (("soon", 110), ("late", 700), ("unknown", None), ("outrun", 90))
+        msgspec.structs.replace(
+            status,
+            sequence=name,
+            prompt_tokens=prompt,
+            output_tokens=100,
+            max_tokens=1000,
+            expected_output_tokens=whole,
+        )
+        for name, prompt, whole in (("soon", 900, 105), ("short", 10, 700), ("long", 800, None), ("outrun", 300, 90))
     ]
     drained = standing_intents(msgspec.structs.replace(one, sequences=statuses), FENCES)
-    assert [each.status.sequence for each in drained] == ["outrun", "unknown", "late", "soon"]
+    assert [each.status.sequence for each in drained] == ["long", "outrun", "short", "soon"]
 
 
 def test_it_does_not_leave_at_the_boundary_but_it_does_drain() -> None:
@@ -61,7 +68,7 @@ def test_a_rest_that_is_predicted_short_for_seconds_does_not_keep_it_past_its_bo
     known = past_boundary([soon], 128, {}, one.now_ns)
     held = msgspec.structs.replace(one, sequences=[soon], past_ns=known)
     assert standing_intents(held, FENCES) == []
-    later_ns = one.now_ns + FENCES.payback_ms_max * 1_000_000
+    later_ns = one.now_ns + PAYBACK_NS_MAX
     late = msgspec.structs.replace(held, now_ns=later_ns, past_ns=past_boundary([soon], 128, known, later_ns))
     assert [each.reason for each in standing_intents(late, FENCES)] == [MoveReason.BOUNDARY]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from millrace.contracts.broker import LoadReported, MoveReason
-from millrace.contracts.catalog import Role
 from millrace.contracts.local import KeyChanged
-from millrace.contracts.status import ServicePresence
 
 from services.broker.cluster_view import BrokerView
 from services.broker.heard_loads import LOOKED_AT, sampled
@@ -21,8 +19,6 @@ def view_of(lower: list[str], upper: list[str], *, with_room: set[str]) -> Broke
     for name in names:
         view.on_record(KeyChanged(bucket="instance", key=name, value=FakeInstance(name).record(), revision=1), START_NS)
     view.on_plan(KeyChanged(bucket="plan", key=MODEL, value=plan((0, lower), (1_000, upper)), revision=1))
-    broker = ServicePresence(role=Role.BROKER, name="b", incarnation=1, at_ns=START_NS, instances=names)
-    view.on_presence(broker, START_NS)
     for name in names:
         free = 1_000 if name in with_room else 0
         told = LoadReported(

@@ -86,14 +86,6 @@ def test_stages_divide_the_lengths_that_the_model_takes() -> None:
     assert cluster("--stages", "1").models[0].stages == []
 
 
-def test_brokers_start_with_stages_or_a_trading_policy_and_not_by_default() -> None:
-    assert not cluster().services.brokers
-    assert not cluster("--stages", "1").services.brokers
-    assert cluster("--stages", "2").services.brokers
-    assert cluster("--trading", "delay").services.brokers
-    assert not cluster("--trading", "none").services.brokers
-
-
 def test_spares_are_for_provisioning() -> None:
     (group,) = cluster("--instances", "1", "--provision", "preempt", cores=4).models[0].groups
     assert (group.count, group.spares) == (1, 3)

@@ -9,16 +9,18 @@ import pytest
 from millrace.actor.effects import Publish, RecordSpan
 from millrace.actor.recording import Tapped, open_recording
 from millrace.cli.errors import CliError
+from millrace.cli.explain_instance import told_of
 from millrace.cli.explain_recording import explained_by_recording
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import PLACEMENTS_MAX, told
 from millrace.cli.explained import Ending, Explained, ExplainedPlacement
 from millrace.cli.trace_reading import attribute
 from millrace.cli.trace_tree import draw
+from millrace.contracts.broker import LoadReported, MoveReason
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.migration import KvReplicated, MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.migration import KvReplicated, MigrationCost, MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import CandidateForecast, CandidateScore, DecisionMade, RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import Sampling, SequenceAccepted
@@ -202,15 +204,13 @@ def test_a_recording_tells_migrations_that_failed_as_well(tmp_path):
             source="w0",
             target="w1",
             outcome=outcome,
-            reason=MigrationReason.DRAIN,
+            reason=MoveReason.DRAIN,
             epoch=number,
             refusal=None if number else KvRefusal.NO_BLOCKS,
-            rounds=2,
-            bytes=4096,
-            frozen_ns=6 * MS,
+            cost=MigrationCost(rounds=2, bytes=4096, frozen_ns=6 * MS),
             note="memory: 900 tokens, 40 tokens expected to come",
         )
-        bench.effects.append(Publish(subject="mr.local.migration.tiny", body=finished))
+        bench.effects.append(Publish(subject="mr.local.migration.tiny.w0.w1", body=finished))
     text = "\n".join(told(explained_by_recording(recorded(bench, tmp_path / "tap"), "r")))
     assert "it came to nothing: aborted, no_blocks" in text
     assert "asked for by: drain" in text
@@ -341,3 +341,25 @@ def test_the_drawing_of_a_trace_leaves_what_is_for_machines_out():
     assert "forecasts=" not in text
     assert bench.sent(DecisionMade)
     assert bench.sent(RequestFinished)
+
+
+def test_an_instance_is_explained_by_what_its_broker_says_of_it():
+    load = LoadReported(
+        instance="w0",
+        incarnation=1,
+        model="m",
+        stage="",
+        plan_epoch=0,
+        at_ns=1,
+        tokens=900,
+        running=3,
+        waiting=0,
+        waiting_tokens=0,
+        blocks_total=100,
+        blocks_free=40,
+        why="balance: no gain (r1.0 stays), looks again in 4 s",
+    )
+    assert told_of(load) == [
+        "w0 stage=- tokens=900 waiting=0 running=3 blocks=60/100",
+        "  balance: no gain (r1.0 stays), looks again in 4 s",
+    ]

@@ -10,6 +10,7 @@ from millrace.cli.message_summaries import bounded_list, duration
 from millrace.cli.migrating import is_of, told
 from millrace.cli.migrating import line as migration_line
 from millrace.cli.tapping import full_subject
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
@@ -28,9 +29,10 @@ from millrace.contracts.migration import (
     AllotEpoch,
     EpochAllotted,
     MigrateSequence,
+    MigrationCost,
     MigrationFinished,
     MigrationOutcome,
-    MigrationReason,
+    MoveSequence,
     SequenceMoved,
 )
 from millrace.contracts.observers import CandidateScore, DecisionMade, ProvisioningDecided
@@ -208,8 +210,12 @@ M = "0ab672b7848f"
 
 #: A migration from its first word to its last.
 CONVERSATION: tuple[tuple[Body, str], ...] = (
-    (MigrateSequence(sequence="r.0", target="w1"), "to w1, operator, within 2000ms"),
-    (MigrateSequence(sequence="r.0"), "to whoever has room, operator, within 2000ms"),
+    (MigrateSequence(sequence="r.0", target="w1"), "to w1, within 2000ms"),
+    (MigrateSequence(sequence="r.0"), "to wherever there is room, within 2000ms"),
+    (
+        MoveSequence(sequence="r.0", target="w1", reason=MoveReason.BOUNDARY, award="0c9f7c12", note="past 512"),
+        "to w1: boundary, award of #0c9f7c; past 512",
+    ),
     (LeaseKv(migration=M, sequence="r.0", epoch=-1, from_block=0, lease_ms=9), "~0ab672 from block 0 for 9ms"),
     (
         AllotEpoch(migration=M, sequence="r.0", epoch=1, source="w0", target="w1", incarnation=3),
@@ -261,17 +267,20 @@ CONVERSATION: tuple[tuple[Body, str], ...] = (
             source="w0",
             target="w1",
             outcome=MigrationOutcome.MOVED,
-            reason=MigrationReason.HANDOFF,
+            reason=MoveReason.HANDOFF,
             epoch=2,
-            tokens=84,
-            rounds=1,
-            bytes=2**20,
-            descriptors=2,
-            copier="shared_memory",
-            frozen_ns=4_000_000,
-            duration_ns=60_000_000,
+            cost=MigrationCost(
+                tokens=84,
+                rounds=1,
+                bytes=2**20,
+                descriptors=2,
+                copier="shared_memory",
+                frozen_ns=4_000_000,
+                duration_ns=60_000_000,
+            ),
         ),
-        "w0 → w1 moved epoch=2 handoff tokens=84 rounds=1 copied=1.00MiB/2 by=shared_memory gap=4ms took=60ms",
+        "w0 → w1 moved epoch=2 handoff copied 1.00MiB in 1 rounds, 2 pieces "
+        "tokens=84 by=shared_memory gap=4ms took=60ms",
     ),
 )
 
@@ -297,7 +306,7 @@ def test_what_became_of_a_migration_is_told_in_a_line() -> None:
         body, outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_TARGET, detail="w1: no room", target=""
     )
     assert told(refused) == "r.0 w0 → ?  refused: no instance can take it (no_target: w1: no room)"
-    assert "nobody listens (is there a migrator for w0?)" in migration_line("r.0", "w0", "nobody listens")
+    assert "nobody listens (is there a broker for w0?)" in migration_line("r.0", "w0", "nobody listens")
 
 
 @pytest.mark.parametrize(("wanted", "is_it"), [("a", True), ("a.0", True), ("a.1", False), ("b", False)])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from millrace.cli.migrating import REFUSALS, told
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 
 
 def test_every_refusal_has_words() -> None:
@@ -16,7 +17,7 @@ def test_a_refusal_is_told_in_words_with_its_code_and_details() -> None:
         migration="m1",
         sequence="r1.0",
         model="m",
-        reason=MigrationReason.OPERATOR,
+        reason=MoveReason.ORDER,
         epoch=1,
         source="worker-0",
         target="worker-9",

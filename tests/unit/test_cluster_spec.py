@@ -169,8 +169,6 @@ def stage(name: str, *lines: str) -> str:
             SMALL + '[policies.dispatch]\nname = "forecast"\nparameters = { nope = 1 }',
             "policies.dispatch.parameters of forecast: Object contains unknown field `nope`",
         ),
-        (SMALL + '[policies.migration]\nname = "best"', "policies.migration.name: 'best' is none of"),
-        (SMALL + "[policies.migration]\nparameters = { a = 1 }", "policies.migration.parameters: given without"),
         (SMALL + '[policies.provisioning]\nname = "best"', "policies.provisioning.name: 'best' is none of"),
         (SMALL + '[policies.stages]\nname = "best"', "policies.stages.name: 'best' is none of"),
         (SMALL + '[policies.trading]\nname = "best"', "policies.trading.name: 'best' is none of"),

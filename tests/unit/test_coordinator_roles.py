@@ -51,7 +51,7 @@ class Story(Bench):
     def tick(self, seconds: float = 1.0) -> list[object]:
         for name in self.registered:
             self.send(loaded(name, self.now_ns, self.loads.get(name, LoadIndicators())))
-        told = [InstanceMigrations(name, count, 0) for name, count in self.moving.items()]
+        told = [InstanceMigrations(name, count) for name, count in self.moving.items()]
         self.send(ServicePresence(role="migrator", name="m", incarnation=1, at_ns=self.now_ns, moving=told))
         effects = super().tick(seconds)
         self.heard += [effect.body for effect in effects if isinstance(effect, Publish)]

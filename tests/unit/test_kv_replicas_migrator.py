@@ -6,7 +6,7 @@ from typing import Any
 
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv, UnreserveKv
-from millrace.contracts.migration import KvReplicated, MigrateSequence, MigrationOutcome
+from millrace.contracts.migration import KvReplicated, MigrationOutcome
 
 from services.migrator.config import ReplicaConfig
 from tests.unit.migrator_rig import BLOCK_TOKENS, Rig
@@ -149,7 +149,7 @@ def test_a_migration_ends_the_round_before_it_takes_a_lease_of_its_own() -> None
     for _ in range(40):  # at any moment of a round
         since = len(bench.said)
         bench.run(7)
-        bench.ask("a", MigrateSequence(sequence="r.0", target="nowhere"))
+        bench.order(target="nowhere")
         mine = [body for sender, body in bench.said[since:] if sender == "a"]
         open_leases: set[str] = set()
         for body in mine:

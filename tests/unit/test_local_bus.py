@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from millrace.actor.cell import Cell
+from millrace.actor.effects_nats import EffectCarrier
 from millrace.actor.local_bus import LocalBus
 from millrace.actor.meter import RuntimeMeter
 from millrace.contracts.catalog import Role
-from millrace.contracts.message import Message
+from millrace.contracts.message import Body, Message
 from millrace.contracts.permissions import permissions
 from millrace.contracts.tagger import LengthTag
 from prometheus_client import CollectorRegistry
@@ -110,6 +112,18 @@ def test_remembered_routes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         listening.bus.take(cell("speaker"), f"mr.x.{number}", BODY)
     assert len(listening.heard) == 20
     assert len(listening.bus._routes) <= 4
+
+
+def test_an_actor_is_answered_in_its_process_whatever_the_role_of_who_answers_may_publish() -> None:
+    """A broker asks the migrator that hosts it, in the inbox of that one's user."""
+    carrier = EffectCarrier.__new__(EffectCarrier)
+    answers: list[tuple[str, Body]] = []
+    inbox = SimpleNamespace(
+        prefix="_INBOX.migrator.0123.", take_local=lambda subject, _, body, __: answers.append((subject, body))
+    )
+    carrier.local, carrier.inbox = LocalBus(lambda *_: None), inbox  # type: ignore[assignment]
+    assert carrier._stays(cell("migrator-0", Role.MIGRATOR), "_INBOX.migrator.0123.7", BODY, "", "")
+    assert answers == [("_INBOX.migrator.0123.7", BODY)]
 
 
 def test_an_actor_of_a_shared_process_has_the_permissions_of_its_role() -> None:

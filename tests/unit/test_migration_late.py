@@ -11,11 +11,12 @@ import msgspec
 from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Reply, Subscribe
 from millrace.actor.engine import EngineInfo
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.ingress import TokensGenerated
 from millrace.contracts.leases import KvPulled, MigrationPrepared, SequenceFrozen
 from millrace.contracts.local import Replied
 from millrace.contracts.message import Message
-from millrace.contracts.migration import AllotEpoch, EpochAllotted, MigrateSequence, SequenceMoved
+from millrace.contracts.migration import AllotEpoch, EpochAllotted, MoveSequence, SequenceMoved
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling, SubmitSequence
 from millrace.enginemodel.engine import ModelledEngine
@@ -188,7 +189,9 @@ def late_commit(target: type[WorkerActor]) -> World:
     world.run(10)
     world.submit("s.0", PROMPT, 150)
     world.run(40)
-    world.simulation.publish(SUBJECTS.migrate("a", "start"), MigrateSequence(sequence="s.0", target="b"))
+    world.simulation.publish(
+        SUBJECTS.migrate("a", "move"), MoveSequence(sequence="s.0", target="b", reason=MoveReason.ORDER)
+    )
     world.run(450)
     for index in range(6):
         world.submit(f"o{index}.0", [98 + index] * 200, 10)

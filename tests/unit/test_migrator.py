@@ -1,10 +1,11 @@
-"""The driving side of a migration: steps, targets, slots, and every way to fail."""
+"""A migration: its steps, and every way to fail."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import (
     EndLease,
@@ -22,7 +23,6 @@ from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import (
     AllotEpoch,
     EpochAllotted,
-    MigrateSequence,
     MigrationFinished,
     MigrationMode,
     MigrationOutcome,
@@ -31,6 +31,8 @@ from millrace.contracts.worker import CancelSequence, SequenceAccepted, SubmitSe
 from millrace.kvcache.chain import extend_chain, unpack_hashes
 
 from services.migrator.config import MigratorLimits
+from services.migrator.outgoing import MIGRATIONS_MAX
+from services.migrator.state import MIGRATIONS, MigrationQuestion, MigrationStep
 from tests.unit.migrator_rig import BLOCK_TOKENS, MS, Rig, endpoint, record
 
 HANDSHAKE = (LeaseKv, AllotEpoch, PrepareMigration, PullKv, FreezeSequence, SubmitSequence, EndLease)
@@ -124,7 +126,7 @@ def test_what_the_targets_prefix_cache_has_does_not_travel() -> None:
     rig.workers["b"].matched = 7
     rig.decode("a")
     body = rig.migrate(target="b")
-    assert body.matched_blocks == 7
+    assert body.cost.matched_blocks == 7
     assert rig.workers["b"].read[0][0] == 7
 
 
@@ -134,7 +136,7 @@ def test_a_large_round_is_read_in_several_pulls() -> None:
     body = rig.migrate(target="b")
     assert body.outcome is MigrationOutcome.MOVED
     assert max(last - first for first, last in rig.workers["b"].read) == 3
-    assert len(rig.workers["b"].read) > body.rounds
+    assert len(rig.workers["b"].read) > body.cost.rounds
 
 
 def test_pulls_grow_to_what_a_quarter_of_a_lease_can_copy() -> None:
@@ -152,7 +154,7 @@ def test_rounds_end_where_copying_is_slower_than_decoding() -> None:
     rig.workers["b"].pull_ns = 19 * MS  # a block is full every 20 ms
     rig.decode("a", prompt=20)
     body = rig.migrate(target="b", run_ms=20_000)
-    assert (body.outcome, body.rounds) == (MigrationOutcome.MOVED, 3)
+    assert (body.outcome, body.cost.rounds) == (MigrationOutcome.MOVED, 3)
 
 
 def test_what_outgrows_the_reservation_travels_with_the_tail() -> None:
@@ -180,7 +182,7 @@ def test_stop_and_copy_reads_everything_while_the_source_stands_still() -> None:
     rig = Rig("a", "b")
     rig.decode("a")
     body = rig.migrate(target="b", mode=MigrationMode.STOP_AND_COPY)
-    assert (body.outcome, body.rounds, body.mode) == (MigrationOutcome.MOVED, 0, MigrationMode.STOP_AND_COPY)
+    assert (body.outcome, body.cost.rounds, body.mode) == (MigrationOutcome.MOVED, 0, MigrationMode.STOP_AND_COPY)
     assert not rig.workers["b"].read
     assert rig.published(SubmitSequence)[0].handover.from_block == 0
 
@@ -196,27 +198,6 @@ def test_recompute_moves_no_kv_and_needs_no_other_migrator() -> None:
     assert submitted.output_token_ids == rig.published(SequenceFrozen)[0].output_token_ids
 
 
-def test_the_target_with_most_idle_blocks_is_chosen_where_none_is_named() -> None:
-    rig = Rig("a", "b", "c")
-    rig.workers["b"].blocks_free = 30
-    rig.run(100)
-    rig.decode("a")
-    assert rig.migrate().target == "c"
-
-
-def test_a_chosen_target_that_refuses_is_followed_by_the_next_one() -> None:
-    rig = Rig("a", "b", "c")
-    rig.workers["b"].refuse[PrepareMigration] = KvRefusal.NO_BLOCKS
-    rig.workers["c"].blocks_free = 30
-    rig.run(100)
-    rig.decode("a")
-    body = rig.migrate()
-    assert (body.outcome, body.target, where(rig)) == (MigrationOutcome.MOVED, "c", ["c"])
-    assert body.epoch == 5, "the allotment for the first target is void"
-    assert len({each.migration for each in rig.published(AllotEpoch)}) == 2, "for everybody else it is another one"
-    assert not rig.workers["a"].leases
-
-
 def test_a_named_target_that_refuses_ends_it() -> None:
     rig = Rig("a", "b", "c")
     rig.workers["b"].refuse[PrepareMigration] = KvRefusal.NO_BLOCKS
@@ -225,17 +206,6 @@ def test_a_named_target_that_refuses_ends_it() -> None:
     assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.NO_BLOCKS)
     assert where(rig) == ["a"]
     assert not rig.workers["a"].leases
-
-
-def test_nobody_with_room_is_said_with_the_reasons() -> None:
-    rig = Rig("a", "b", "c")
-    rig.workers["b"].blocks_free = 3
-    rig.workers["c"].draining = True
-    rig.run(100)
-    rig.decode("a")
-    body = rig.migrate()
-    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.NO_TARGET)
-    assert body.detail == "b: no room, c: draining"
 
 
 @pytest.mark.parametrize(
@@ -263,26 +233,6 @@ def test_a_sequence_that_is_not_there_is_refused() -> None:
     assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.UNKNOWN_SEQUENCE)
 
 
-def test_one_that_does_not_run_yet_is_tried_until_its_time_is_over() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
-    rig.workers["a"].refuse[LeaseKv] = KvRefusal.NOT_RUNNING
-    body = rig.migrate(target="b", within_ms=400)
-    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.NOT_RUNNING)
-    assert len(rig.published(LeaseKv)) > 3
-
-
-def test_one_that_runs_in_time_moves() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
-    rig.workers["a"].refuse[LeaseKv] = KvRefusal.NOT_RUNNING
-    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
-    rig.run(300)
-    rig.workers["a"].refuse.clear()
-    rig.run(500)
-    assert where(rig) == ["b"]
-
-
 def test_an_epoch_that_ingress_does_not_allot_ends_it() -> None:
     rig = Rig("a", "b")
     rig.decode("a")
@@ -307,7 +257,7 @@ def test_a_no_of_the_targets_worker_leaves_the_sequence_at_its_source(step: type
 def test_a_no_of_the_source_frees_what_the_target_reserved() -> None:
     rig = Rig("a", "b")
     rig.decode("a")
-    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.order(target="b")
     rig.run(1)
     rig.workers["a"].refuse[FreezeSequence] = KvRefusal.LEASE_LOST
     rig.run(3_000)
@@ -347,26 +297,12 @@ def test_the_targets_migrator_is_not_needed() -> None:
     assert rig.migrate(target="b").outcome is MigrationOutcome.MOVED
 
 
-def test_three_move_at_a_time_and_the_others_wait_their_turn() -> None:
-    rig = Rig("a", "b")
-    rig.workers["b"].reservations_max = 8
-    rig.workers["b"].pull_ns = 100 * MS
-    for index in range(7):
-        rig.decode("a", f"r.{index}")
-        rig.ask("a", MigrateSequence(sequence=f"r.{index}", target="b"))
-    rig.run(50)
-    assert len({body.migration for body in rig.published(LeaseKv)}) == 3
-    rig.run(3_000)
-    assert len(rig.workers["b"].sequences) == 7
-    assert len(rig.answers) == 7
-
-
 def test_a_fourth_one_is_refused_by_the_target() -> None:
     rig = Rig("a", "b", "c")
     rig.workers["c"].pull_ns = 500 * MS
     for index in range(3):
         rig.decode("a", f"r.{index}")
-        rig.ask("a", MigrateSequence(sequence=f"r.{index}", target="c"))
+        rig.order(f"r.{index}", target="c")
     rig.run(20)
     rig.decode("b", "q.0")
     body = rig.migrate("q.0", "b", target="c", run_ms=100)
@@ -377,33 +313,40 @@ def test_a_fourth_one_is_refused_by_the_target() -> None:
 
 
 def test_more_than_the_bound_are_refused() -> None:
-    rig = Rig("a", "b", limits=MigratorLimits(queued_max=2))
-    for index in range(3):
-        rig.decode("a", f"r.{index}")
-        rig.ask("a", MigrateSequence(sequence=f"r.{index}", target="b"))
-    rig.run(1_000)
-    refused = [body for body in rig.answers if body.refusal is KvRefusal.TOO_MANY]  # type: ignore[attr-defined]
-    assert len(refused) == 1
-
-
-def test_asking_twice_moves_once_and_answers_both() -> None:
     rig = Rig("a", "b")
-    rig.decode("a")
-    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.workers["b"].pull_ns, rig.workers["b"].reservations_max = 500 * MS, MIGRATIONS_MAX
+    for index in range(MIGRATIONS_MAX + 1):
+        rig.decode("a", f"r.{index}")
+        rig.order(f"r.{index}")
     rig.run(1)
-    rig.migrate(target="b")
-    assert len(rig.answers) == 2
-    assert len({body.migration for body in rig.published(LeaseKv)}) == 1
+    refused = [body.refusal for body in rig.answers]  # type: ignore[attr-defined]
+    assert refused == [KvRefusal.TOO_MANY]
 
 
-def test_asking_for_two_targets_at_once_is_a_contradiction() -> None:
+def test_a_sequence_moves_once_at_a_time() -> None:
     rig = Rig("a", "b", "c")
     rig.decode("a")
-    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.order()
     rig.run(1)
-    rig.ask("a", MigrateSequence(sequence="r.0", target="c"))
+    rig.order(target="c")
     rig.run(1_000)
     assert [body.refusal for body in rig.answers] == [KvRefusal.INVALID, None]  # type: ignore[attr-defined]
+    assert where(rig) == ["b"]
+
+
+def test_the_award_goes_to_the_targets_worker_and_its_refusal_comes_back() -> None:
+    rig = Rig("a", "b")
+    rig.decode("a")
+    rig.workers["b"].refuse[PrepareMigration] = KvRefusal.NO_BID
+    body = rig.migrate(award="ask-1", reason=MoveReason.BOUNDARY)
+    assert rig.published(PrepareMigration)[0].award == "ask-1"
+    assert (body.award, body.reason, body.refusal) == ("ask-1", MoveReason.BOUNDARY, KvRefusal.NO_BID)
+
+
+def test_every_step_and_answer_of_the_table_is_listed_once_and_leads_on() -> None:
+    reached = {MigrationStep.LEASING} | {row.target for row in MIGRATIONS}
+    assert reached == set(MigrationStep)
+    assert {row.reaction for row in MIGRATIONS} == set(MigrationQuestion)
 
 
 def test_there_and_back_again() -> None:
@@ -420,7 +363,7 @@ def test_a_freeze_that_takes_too_long_is_given_up() -> None:
     rig.lose = lambda sender, body: isinstance(body, SubmitSequence)
     body = rig.migrate(target="b")
     assert (body.outcome, body.refusal) == (MigrationOutcome.ABORTED, KvRefusal.UNANSWERED)
-    assert body.tokens > 0
+    assert body.cost.tokens > 0
     assert rig.published(UnreserveKv)
     assert where(rig) == ["a"]
 
@@ -429,15 +372,15 @@ def test_the_gap_is_from_the_stop_to_the_commit() -> None:
     rig = Rig("a", "b")
     rig.decode("a")
     body = rig.migrate(target="b")
-    assert 0 < body.frozen_ns < 1 * MS
-    assert body.frozen_ns < body.duration_ns
+    assert 0 < body.cost.frozen_ns < 1 * MS
+    assert body.cost.frozen_ns < body.cost.duration_ns
 
 
 def test_a_stopping_migrator_lets_every_source_go_on_and_answers_who_waits() -> None:
     rig = Rig("a", "b")
     rig.workers["b"].pull_ns = 500 * MS
     rig.decode("a")
-    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.order(target="b")
     rig.run(20)
     rig.stop("a")
     rig.run(100)
@@ -451,7 +394,7 @@ def test_a_migrator_that_stops_amid_a_commit_leaves_the_source_standing_while_th
     rig = Rig("a", "b")
     rig.decode("a")
     rig.lose = lambda sender, body: isinstance(body, SequenceAccepted)
-    rig.ask("a", MigrateSequence(sequence="r.0", target="b"))
+    rig.order(target="b")
     rig.run(10)
     assert rig.published(SequenceAccepted)
     rig.stop("a")

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from millrace.actor.effects import Reply
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.local import BusDisconnected, BusReconnected, TimerFired
 from millrace.contracts.message import Body, ErrorReply
-from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction
 from millrace.contracts.status import BatchComposition, PresenceState, SequenceState, ServicePresence
 from millrace.kvcache.chain import pack_hashes
@@ -115,7 +116,7 @@ class Speaker:
             source=rng.choice(NAMES),
             target=rng.choice(NAMES),
             outcome=rng.choice((MigrationOutcome.MOVED, MigrationOutcome.MOVED, MigrationOutcome.ABORTED)),
-            reason=MigrationReason.DRAIN,
+            reason=MoveReason.DRAIN,
             epoch=1,
             **self.blocks(),
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.broker import MoveReason
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.predictor import LatencyPrediction, PredictLatency
 from millrace.contracts.status import SequenceState
@@ -134,7 +135,7 @@ def moved(request: str, tokens: list[int], *, to: str = "w0", **changes: Any) ->
         "source": "w1" if to == "w0" else "w0",
         "target": to,
         "outcome": MigrationOutcome.MOVED,
-        "reason": MigrationReason.SCHEDULER,
+        "reason": MoveReason.BALANCE,
         "epoch": 1,
         "block_size": names["block_size"],
         "block_hashes": names["block_hashes"],

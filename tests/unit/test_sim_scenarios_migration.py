@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from millrace.actor.effects import Subscribe
 from millrace.cli.errors import CliError
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Message
-from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.migration import MigrationCost, MigrationFinished, MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 from millrace.enginemodel.parameters import EngineParameters
 from rich.console import Console
@@ -36,13 +37,9 @@ FINISHED = MigrationFinished(
     source="front-0",
     target="back-00",
     outcome=MigrationOutcome.MOVED,
-    reason=MigrationReason.HANDOFF,
+    reason=MoveReason.HANDOFF,
     epoch=2,
-    tokens=300,
-    bytes=4096,
-    rounds=1,
-    frozen_ns=2_000_000,
-    duration_ns=9_000_000,
+    cost=MigrationCost(tokens=300, bytes=4096, rounds=1, frozen_ns=2_000_000, duration_ns=9_000_000),
 )
 
 
@@ -56,8 +53,7 @@ FINISHED = MigrationFinished(
         ({"roles": {"front": "prefil"}}, "prefil"),
         ({"roles": {"middle": "decode"}}, "migration.roles: 'middle' is neither a group nor an instance"),
         ({"roles": {"back-0": "decode"}}, "'back-0' is neither"),
-        ({"target": {"policy": "far"}}, "migration.target.policy: 'far' is none of"),
-        ({"limits": {"freeze_ms": 0}}, "freeze_ms must be at least 1"),
+        ({"limits": {"freeze_ms": 0}}, "Expected `int` >= 1"),
         ({"limits": {"freez_ms": 9}}, "freez_ms"),
         ({"mode": "by_mail"}, "by_mail"),
     ],
@@ -92,8 +88,8 @@ def test_off_nobody_has_a_role_or_kv_that_others_may_read() -> None:
 
 
 def test_workers_allow_what_the_migrators_limits_ask_for() -> None:
-    told = MigrationSpec(limits=MigratorLimits(out_max=8, freeze_ms=5_000, copy_freeze_ms=100)).worker_bounds()
-    assert (told.leases_max, told.freeze_ms_max) == (8, 5_000)
+    told = MigrationSpec(limits=MigratorLimits(freeze_ms=5_000, copy_freeze_ms=100)).worker_bounds()
+    assert told.freeze_ms_max == 5_000
     assert MigrationSpec().worker_bounds() == MigrationBounds()
 
 
@@ -121,14 +117,14 @@ def test_migrations_are_listened_to_only_where_there_are_any() -> None:
     def heard(watching: Observer) -> list[str]:
         return [effect.subject for effect in watching.start(0) if isinstance(effect, Subscribe)]
 
-    assert [subject.split(".")[-2] for subject in heard(observer(migrations=True))] == ["outcome", "migration"]
+    assert [subject.split(".")[2] for subject in heard(observer(migrations=True))] == ["outcome", "migration"]
     assert len(heard(observer(migrations=False))) == 1
 
 
 def test_migrations_are_told_by_outcome_and_frozen_time_of_those_that_moved() -> None:
     watching = observer(migrations=True)
     refused = msgspec.structs.replace(
-        FINISHED, outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_BLOCKS, frozen_ns=0
+        FINISHED, outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_BLOCKS, cost=MigrationCost()
     )
     for body in (FINISHED, refused, FINISHED):
         watching.handle(Message(body), 5_000)

@@ -338,19 +338,19 @@ def test_each_service_gets_the_policy_of_its_kind_and_further_settings() -> None
             MODELLED,
             "[policies]",
             'dispatch = { name = "forecast", parameters = { fallback = "round_robin" } }',
-            'migration = { name = "nearest" }',
+            'trading = { name = "delay" }',
             "[settings.ingress]",
             "dispatch = { wait_s = 3.0 }",
             "[settings.migrator]",
-            "limits = { out_max = 1 }",
+            "limits = { rounds_max = 1 }",
         )
     )
     layout.plan()
     files = files_of(layout)
     dispatch = {"policy": "forecast", "parameters": {"fallback": "round_robin"}, "wait_s": 3.0}
     assert files["ingress-0"]["dispatch"] == dispatch
-    assert files["migrator-0"]["target"] == {"policy": "nearest"}
-    assert files["migrator-0"]["limits"] == {"out_max": 1}
+    assert files["broker-0"]["trading"] == {"policy": "delay"}
+    assert files["migrator-0"]["limits"] == {"rounds_max": 1}
 
 
 def roles_and_commands(*lines: str) -> dict[str, list[str]]:

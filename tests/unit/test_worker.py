@@ -51,7 +51,11 @@ from tests.unit.worker_rig import MS, START, TRACE, Bench, bodies, chunks, only,
 
 def test_start_subscribes_the_inbox_registers_and_says_it_is_alive() -> None:
     bench = Bench()
-    assert {e.subject for e in only(bench.first, Subscribe)} == {"mr.t.engine.w0.*", "mr.t.presence.ingress.*"}
+    assert {e.subject for e in only(bench.first, Subscribe)} == {
+        "mr.t.engine.w0.*",
+        "mr.t.presence.ingress.*",
+        "mr.t.bid.*.w0",
+    }
     (put,) = only(bench.first, PutKey)
     assert (put.bucket, put.key, put.value.blocks_total) == ("instance", "w0", 32)
     assert bodies(bench.first, ServicePresence)[0].state is PresenceState.ALIVE

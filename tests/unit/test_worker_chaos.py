@@ -328,6 +328,6 @@ def test_whatever_a_migrator_says_nothing_is_wrong_or_stays_behind(seed: int, li
         account = engine.engine.kv_accounting()
         assert (account.free, account.held, account.reserved) == (PARAMETERS.blocks_total, 0, 0)
     assert asylum.figures("leases") > 10
-    assert asylum.figures("freezes") > 3
+    assert asylum.figures("freezes") > 2
     assert asylum.figures("reservations") > 10
     assert asylum.figures("arrived") > 0

@@ -211,8 +211,8 @@ def test_an_engine_that_moves_nothing_says_why(options: dict[str, Any], detail: 
     assert (body.reason, body.detail) == (KvRefusal.UNABLE, detail)
 
 
-def test_at_most_three_are_leased_and_each_to_one_migration() -> None:
-    made = bench()
+def test_no_more_are_leased_than_may_and_each_to_one_migration() -> None:
+    made = bench(migration=MigrationBounds(leases_max=3))
     for index in range(3):
         made.running(f"q{index}.0")
         made.say(lease(f"q{index}.0", migration=f"n{index}"))

@@ -194,8 +194,8 @@ def test_a_draining_a_full_or_a_later_worker_is_no_target() -> None:
         assert refusal(made.say(reserve(), reply_to="t")) is KvRefusal.TARGET_REFUSED
 
 
-def test_at_most_three_are_reserved() -> None:
-    made = bench()
+def test_no_more_are_reserved_than_may() -> None:
+    made = bench(migration=MigrationBounds(reservations_max=3))
     for index in range(3):
         made.say(reserve(migration=f"n{index}", sequence=f"q{index}.0"))
         made.say(room(f"n{index}"))

@@ -123,11 +123,11 @@ class EffectCarrier:
     def _stays(self, cell: Cell, subject: str, body: Body, reply: str, traceparent: str) -> bool:
         """Deliver to actors of this process, where they may hear it; whether nobody else needs it."""
         assert self.local is not None
+        if subject.startswith(self.inbox.prefix):  # of this process, and told to nobody but those who were asked
+            self.inbox.take_local(subject, cell.name, body, traceparent)
+            return True
         if not cell.may_publish(subject):
             self._not_permitted(cell, f"publish to {subject}")
-            return True
-        if subject.startswith(self.inbox.prefix):
-            self.inbox.take_local(subject, cell.name, body, traceparent)
             return True
         return self.local.take(cell, subject, body, reply=reply, traceparent=traceparent)
 

@@ -123,9 +123,7 @@ def _add_scheduling_options(group: _Group) -> None:
         metavar="N",
         help="stages by sequence length, at most one per engine; sequences move on as they grow (default: 1)",
     )
-    add(
-        "--trading", metavar="POLICY", help="move running sequences for balance, by delay or a .py file (default: none)"
-    )
+    add("--trading", metavar="POLICY", help="move running requests for balance, by delay or a .py file (default: none)")
     add("--provision", metavar="POLICY", help="start and stop engines by load: preempt or relief (default: none)")
 
 
@@ -223,7 +221,6 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         ),
         services=ServiceCounts(
             ingresses=_or(arguments.ingresses, 1),
-            brokers=arguments.trading not in (None, "none") or (arguments.stages or 1) > 1,
         ),
         kv_replicas=KvReplicaSpec(enabled=bool(arguments.kv_replicas)),
     )

@@ -20,7 +20,6 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
         kv_refusal: Why it moves nothing.
         shape: Device kind and tensor parallel size; empty where it does not say.
         leaving, arriving: Sequences that move away from it and to it, as its migrator said last.
-        leave_later: Those that shall leave and wait for a slot or for room.
         replicated: Those that have a KV replica at another instance.
     """
 
@@ -42,7 +41,6 @@ class InstanceRow(msgspec.Struct, frozen=True, kw_only=True):
     shape: str = ""
     leaving: int = 0
     arriving: int = 0
-    leave_later: int = 0
     replicated: int = 0
 
 

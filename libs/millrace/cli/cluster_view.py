@@ -265,7 +265,7 @@ class ClusterView:
     def _moving(self, model: str, instance: str, now_ns: int) -> dict[str, Any]:
         """Return the fields of an instance's row that concern moves of its sequences."""
         told = [row for _, body in self._migrators(now_ns) for row in body.moving if row.instance == instance]
-        counts = told[0] if told else InstanceMigrations(instance, 0, 0)
+        counts = told[0] if told else InstanceMigrations(instance, 0)
         under_way = [each for _, body in self._migrators(now_ns) for each in body.migrations]
         plan, record = self._plans.get(model), self._records.get(instance)
         roles = [stage.roles[instance] for stage in plan.stages if instance in stage.roles] if plan else []
@@ -276,7 +276,6 @@ class ClusterView:
             "shape": record.shape if record is not None else "",
             "leaving": counts.leaving,
             "arriving": sum(each.target == instance for each in under_way),
-            "leave_later": counts.waiting,
             "replicated": counts.replicated,
         }
 

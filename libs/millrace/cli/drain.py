@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("instance", metavar="INSTANCE", help="see `millrace status`")
     parser.add_argument(
-        "--limit", type=float, default=10.0, metavar="S", help="how long moving and decoding may take (default: 10)"
+        "--within", type=float, default=10.0, metavar="S", help="how long moving and decoding may take (default: 10)"
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--keep", action="store_true", help="only move what runs there; it stays in service")

@@ -83,18 +83,26 @@ def spare_the_last(rows: list[InstanceRow], row: InstanceRow, *, force: bool) ->
 
 
 async def _evacuate(bus: Client, subjects: Subjects, arguments: argparse.Namespace) -> int:
-    body = EvacuateInstance(limit_ms=int(arguments.limit * 1000))
+    body = EvacuateInstance(limit_ms=int(arguments.within * 1000))
     subject = subjects.migrate(arguments.instance, "evacuate")
-    answer = await asked(bus, subject, body, timeout_s=arguments.limit + GRACE_S)
+    answer = await asked(bus, subject, body, timeout_s=arguments.within + GRACE_S)
     if not isinstance(answer, InstanceEvacuated):
-        raise CliError(f"its migrator does not evacuate {arguments.instance}: {_why(answer)}")
-    print(f"{arguments.instance}: {answer.moved} moved, {answer.failed} attempts failed, {answer.left} left")
+        raise CliError(f"its broker does not empty {arguments.instance}: {_why(answer)}")
+    print(evacuated_text(arguments.instance, answer))
     return 0 if not answer.left else 1
+
+
+def evacuated_text(instance: str, answer: InstanceEvacuated) -> str:
+    """Say what became of the requests of an instance that was emptied, and why some are left."""
+    text = f"{instance}: {answer.moved} moved, {answer.returned} handed back to ingress"
+    text += f", {answer.failed} attempts failed" if answer.failed else ""
+    left = "; ".join(f"{count} {why}" for why, count in sorted(answer.left.items()))
+    return f"{text}, {sum(answer.left.values())} left ({left})" if left else f"{text}, none left"
 
 
 async def _let_go(bus: Client, subjects: Subjects, arguments: argparse.Namespace) -> None:
     """By whoever keeps it, so that it stays away; else by the worker itself."""
-    limit_ms = int(arguments.limit * 1000)
+    limit_ms = int(arguments.within * 1000)
     stop = StopInstance(instance=arguments.instance, drain_limit_ms=limit_ms, operator=True)
     answer = await asked(bus, subjects.provision(arguments.host, "stop"), stop, timeout_s=ANSWER_S)
     if isinstance(answer, InstanceStopping):
@@ -115,7 +123,7 @@ async def _let_go(bus: Client, subjects: Subjects, arguments: argparse.Namespace
 async def _until_gone(view: ClusterView, arguments: argparse.Namespace) -> int:
     row = _row(view, arguments.instance)
     incarnation_s = row.uptime_s if row is not None else 0.0
-    until = time.monotonic() + arguments.limit + GRACE_S
+    until = time.monotonic() + arguments.within + GRACE_S
     shown = ""
     while time.monotonic() < until:
         row = _row(view, arguments.instance)
@@ -129,7 +137,7 @@ async def _until_gone(view: ClusterView, arguments: argparse.Namespace) -> int:
             print(text)
             shown = text
         await asyncio.sleep(LOOK_S)
-    print(f"{arguments.instance} is still there after {arguments.limit + GRACE_S:g} s")
+    print(f"{arguments.instance} is still there after {arguments.within + GRACE_S:g} s")
     return 1
 
 

@@ -3,34 +3,66 @@
 REQUEST is a request id (the `id` of the API's response, or the client's own `x-request-id`), a sequence id or a trace
 id. Reads `.millrace/traces/`, or with --read a recording of `millrace tap --record FILE`, which has the decisions of
 requests that were not traced.
+
+INSTANCE is a running one: explains what its broker does about the requests there, or why it moves none.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from millrace.contracts.broker import LoadReported
+
+#: Ids that ingress gives; whoever asks for one need not wait for loads.
+_REQUEST_ID = re.compile(r"(chatcmpl-|cmpl-)?[0-9a-f]{16,}(\.\d+)?")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
-    parser.add_argument("request", metavar="REQUEST")
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="of traces or of a cluster (default: .millrace)")
+    from millrace.cli.cluster import add_connection_options
+
+    parser.add_argument("request", metavar="REQUEST|INSTANCE")
+    add_connection_options(parser)
     parser.add_argument("--read", type=Path, metavar="FILE", help="look in a recording of `millrace tap` instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation."""
+    from millrace.cli.explain_instance import told_of
+    from millrace.cli.explain_text import told
+
+    load = None if arguments.read is not None else _load(arguments)
+    for line in told_of(load) if load is not None else told(_explained(arguments)):
+        print(line)
+    return 0
+
+
+def _explained(arguments: argparse.Namespace) -> Any:
     from millrace.cli.explain_recording import explained_by_recording
     from millrace.cli.explain_spans import explained_by_spans
-    from millrace.cli.explain_text import told
     from millrace.cli.trace import trace_folder
     from millrace.cli.trace_reading import request_of, spans_of
 
     request = request_of(arguments.request)
     if arguments.read is not None:
-        explained = explained_by_recording(arguments.read, request)
-    else:
-        explained = explained_by_spans(spans_of(trace_folder(arguments.dir), request))
-    for line in told(explained):
-        print(line)
-    return 0
+        return explained_by_recording(arguments.read, request)
+    return explained_by_spans(spans_of(trace_folder(arguments.dir and Path(arguments.dir)), request))
+
+
+def _load(arguments: argparse.Namespace) -> LoadReported | None:
+    """The load of an instance of that name; None where it is no instance, or no cluster runs."""
+    import asyncio
+
+    from millrace.cli.errors import CliError
+    from millrace.cli.explain_instance import load_of
+
+    if _REQUEST_ID.fullmatch(arguments.request):
+        return None
+    try:
+        return asyncio.run(load_of(arguments))
+    except CliError:
+        return None

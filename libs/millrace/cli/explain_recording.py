@@ -92,14 +92,14 @@ def _move(body: MigrationFinished, at_ns: int) -> ExplainedPlacement:
         kind="migration",
         sequences=[body.sequence],
         epoch=body.epoch,
-        at_ns=at_ns - body.duration_ns,
+        at_ns=at_ns - body.cost.duration_ns,
         policy="",
         chosen=body.target,
         reason=str(body.reason),
         trouble="" if moved else trouble,
         source=body.source,
         why=body.note,
-        copied=f"{body.rounds} rounds, {body.bytes} bytes, no token for {duration(body.frozen_ns)}",
+        copied=f"{body.cost.rounds} rounds, {body.cost.bytes} bytes, no token for {duration(body.cost.frozen_ns)}",
     )
 
 

@@ -119,7 +119,7 @@ def line(sequence: str, place: str, answer: Body | str) -> str:
         case ErrorReply():
             return f"{sequence} {place} → ?  not moved: {answer.reason} {answer.detail}"
         case str():
-            return f"{sequence} {place} → ?  not moved: {answer} (is there a migrator for {place}?)"
+            return f"{sequence} {place} → ?  not moved: {answer} (is there a broker for {place}?)"
         case _:
             return f"{sequence} {place} → ?  not moved: {answer.type_name()} came"
 
@@ -137,6 +137,7 @@ REFUSALS = {
     KvRefusal.COPY_FAILED: "the copy failed",
     KvRefusal.TARGET_REFUSED: "the target drains or is full",
     KvRefusal.EPOCH_REFUSED: "its ingress does not let it move: it has ended, or moves already",
+    KvRefusal.NO_BID: "the target's bid had expired",
     KvRefusal.UNANSWERED: "the other side did not answer in time",
     KvRefusal.CANCELLED: "it was cancelled",
     KvRefusal.NO_TARGET: "no instance can take it",
@@ -151,9 +152,10 @@ def told(body: MigrationFinished) -> str:
         if body.refusal is None:
             return f"{way}  {body.outcome}: {body.detail}".rstrip(" :")
         return f"{way}  {body.outcome}: {REFUSALS[body.refusal]} ({body.refusal}: {body.detail})".replace(": )", ")")
-    copied = f", {body.bytes / 2**20:.2f} MiB in {body.descriptors} pieces by {body.copier}" if body.copier else ""
-    matched = f", {body.matched_blocks} blocks were there" if body.matched_blocks else ""
+    cost = body.cost
+    copied = f", {cost.bytes / 2**20:.2f} MiB in {cost.descriptors} pieces by {cost.copier}" if cost.copier else ""
+    matched = f", {cost.matched_blocks} blocks were there" if cost.matched_blocks else ""
     return (
-        f"{way}  moved in epoch {body.epoch}: {body.tokens} tokens, no token for {duration(body.frozen_ns)}, "
-        f"{body.rounds} rounds{copied}{matched}, {duration(body.duration_ns)} in all"
+        f"{way}  moved in epoch {body.epoch}: {cost.tokens} tokens, no token for {duration(cost.frozen_ns)}, "
+        f"{cost.rounds} rounds{copied}{matched}, {duration(cost.duration_ns)} in all"
     )

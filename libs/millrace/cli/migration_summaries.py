@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
+from millrace.cli.broker_summaries import ask_name
 from millrace.cli.field_text import duration, shown_fields
 from millrace.contracts.leases import (
     EndLease,
@@ -27,9 +28,12 @@ from millrace.contracts.migration import (
     AllotEpoch,
     EpochAllotted,
     EpochRefused,
+    EvacuateInstance,
+    InstanceEvacuated,
     KvReplicated,
     MigrateSequence,
     MigrationFinished,
+    MoveSequence,
     SequenceMoved,
 )
 
@@ -53,7 +57,21 @@ def _size(size: int) -> str:
 
 def _migrate(body: MigrateSequence) -> str:
     mode = f" {body.mode}" if body.mode is not None else ""
-    return f"to {body.target or 'whoever has room'}, {body.reason}{mode}, within {body.within_ms}ms"
+    return f"to {body.target or 'wherever there is room'}{mode}, within {body.within_ms}ms"
+
+
+def _move(body: MoveSequence) -> str:
+    award = f", award of {ask_name(body.award)}" if body.award else ""
+    return f"to {body.target}: {body.reason}{award}; {body.note}"
+
+
+def _evacuate(body: EvacuateInstance) -> str:
+    return f"everything leaves within {body.limit_ms}ms"
+
+
+def _evacuated(body: InstanceEvacuated) -> str:
+    left = "; ".join(f"{count} left: {why}" for why, count in body.left.items()) or "nothing left"
+    return f"{body.instance}: {body.moved} moved, {body.failed} attempts failed, {body.returned} handed back; {left}"
 
 
 def _lease(body: LeaseKv) -> str:
@@ -82,7 +100,9 @@ def _no_epoch(body: EpochRefused) -> str:
 def _prepare(body: PrepareMigration) -> str:
     what = "replica of " if body.replica else ""
     room = f"{what}{body.blocks} blocks for {len(body.token_ids)} tokens in epoch {body.epoch}"
-    return f"{_name(body.migration)} {room}" + (f", round 1: read {_span(0, len(body.pull))}" if body.pull else "")
+    award = f", award of {ask_name(body.award)}" if body.award else ""
+    pull = f", round 1: read {_span(0, len(body.pull))}" if body.pull else ""
+    return f"{_name(body.migration)} {room}{award}{pull}"
 
 
 def _prepared(body: MigrationPrepared) -> str:
@@ -128,21 +148,22 @@ def _refused(body: KvRefused) -> str:
 
 
 def _finished(body: MigrationFinished) -> str:
-    told = shown_fields(
+    cost = body.cost
+    rounds = f"{_size(cost.bytes)} in {cost.rounds} rounds, {cost.descriptors} pieces" if cost.bytes else ""
+    fields = shown_fields(
         {
             "refusal": body.refusal,
             "detail": body.detail,
-            "tokens": body.tokens or None,
-            "rounds": body.rounds or None,
-            "matched": body.matched_blocks or None,
-            "copied": f"{_size(body.bytes)}/{body.descriptors}" if body.bytes else None,
-            "by": body.copier,
-            "gap_ns": body.frozen_ns or None,
-            "took_ns": body.duration_ns,
+            "tokens": cost.tokens or None,
+            "matched": cost.matched_blocks or None,
+            "by": cost.copier,
+            "gap_ns": cost.frozen_ns or None,
+            "took_ns": cost.duration_ns,
         }
     )
     way = f"{body.source} → {body.target or '?'}"
-    return f"{_name(body.migration)} {way} {body.outcome} epoch={body.epoch} {body.reason} {told}"
+    copied = f" copied {rounds}" if rounds else ""
+    return f"{_name(body.migration)} {way} {body.outcome} epoch={body.epoch} {body.reason}{copied} {fields}"
 
 
 def _entry(kind: type[B], function: Callable[[B], str]) -> tuple[type[Body], Callable[[Body], str]]:
@@ -156,6 +177,9 @@ def _replicated(body: KvReplicated) -> str:
 MIGRATION_SUMMARIES: Mapping[type[Body], Callable[[Body], str]] = dict(
     [
         _entry(MigrateSequence, _migrate),
+        _entry(MoveSequence, _move),
+        _entry(EvacuateInstance, _evacuate),
+        _entry(InstanceEvacuated, _evacuated),
         _entry(LeaseKv, _lease),
         _entry(KvLeased, _leased),
         _entry(AllotEpoch, _allot),

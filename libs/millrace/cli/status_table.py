@@ -172,10 +172,10 @@ def _cells(row: InstanceRow) -> dict[str, str | Text]:
 
 
 def _on_the_way(row: InstanceRow) -> str:
-    """``2 out, 1 in, 4 later, 3 copied``: what leaves, what arrives, what shall leave and waits, and what has a KV
+    """``2 out, 1 in, 3 copied``: what leaves, what arrives, what shall leave and waits, and what has a KV
     replica elsewhere.
     """
-    counts = ((row.leaving, "out"), (row.arriving, "in"), (row.leave_later, "later"), (row.replicated, "copied"))
+    counts = ((row.leaving, "out"), (row.arriving, "in"), (row.replicated, "copied"))
     return ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
 
 

@@ -15,7 +15,6 @@ from millrace.cluster.workers import instances_of, workers_of
 from millrace.contracts.channels import Role
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.policies.dispatch import DISPATCH_POLICIES
-from millrace.policies.migration import TARGET_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.registry import PolicyError, Registry
 from millrace.policies.stages import STAGE_POLICIES
@@ -196,7 +195,6 @@ def _check_devices(spec: ClusterSpec) -> None:
 def _check_policies(spec: ClusterSpec) -> None:
     policies = spec.policies
     _check_choice("dispatch", policies.dispatch, DISPATCH_POLICIES)
-    _check_choice("migration", policies.migration, TARGET_POLICIES)
     _check_choice("stages", policies.stages, STAGE_POLICIES)
     _check_choice("trading", policies.trading, TRADING_POLICIES)
     _check_choice("provisioning", policies.provisioning, PROVISIONING_POLICIES)

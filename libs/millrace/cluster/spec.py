@@ -127,16 +127,14 @@ class ClusterPolicies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         dispatch: Which instance takes a new request (ingress).
-        migration: Which instance takes a running sequence (migrator).
         stages: Which instances serve which lengths (coordinator). Stages that a model names in the file stay as they
             are, whatever the policy.
-        trading: Which running sequences move for balance, and where to (broker).
+        trading: Which running sequences move for balance, and which bid wins (broker).
         provisioning: When instances are started and stopped (coordinator). ``instances_min`` and ``instances_max``
             follow from the groups unless they are given.
     """
 
     dispatch: PolicyChoice = PolicyChoice()
-    migration: PolicyChoice = PolicyChoice()
     stages: PolicyChoice = PolicyChoice()
     trading: PolicyChoice = PolicyChoice()
     provisioning: PolicyChoice = PolicyChoice()
@@ -150,8 +148,7 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         predictors: They share the instances; 0 for none. One is hosted by each ingress where ``hosted_instances_max``
             allows, which saves the way over the bus; several are processes of their own.
         coordinators: One is active per model, the others stand by.
-        migrators: Whether running sequences can move between instances.
-        brokers: Whether instances trade them. Off by default: without brokers they move by order, drain or hand-off.
+        migrators: Whether running sequences can move between instances: a migrator with a broker for each worker.
         hosted_instances_max: Most instances, spare ones included, of a cluster whose ingresses host predictor and
             tagger; each of them then follows every instance. 0 for processes of their own.
     """
@@ -160,7 +157,6 @@ class ServiceCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     predictors: Natural = 1
     coordinators: Processes = 1
     migrators: bool = True
-    brokers: bool = False
     hosted_instances_max: Natural = 64
 
 

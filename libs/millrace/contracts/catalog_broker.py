@@ -2,43 +2,11 @@
 
 from __future__ import annotations
 
-from millrace.contracts.broker import (
-    AskForMove,
-    BoundaryMoved,
-    DealEnded,
-    DealPostponed,
-    DealQueued,
-    DealRefused,
-    DealStarted,
-    EvacuationAnnounced,
-    GrantDeal,
-    LoadReported,
-    LoadsReported,
-    MoveBid,
-    NoBid,
-    OfferDeal,
-    WithdrawDeal,
-)
+from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadReported, LoadsReported, MoveBid
 from millrace.contracts.channels import Channel, Pattern, Role
-from millrace.contracts.message import Body, ErrorReply
+from millrace.contracts.message import Body
 
-BROKER_TYPES: tuple[type[Body], ...] = (
-    AskForMove,
-    BoundaryMoved,
-    DealEnded,
-    DealPostponed,
-    DealQueued,
-    DealRefused,
-    DealStarted,
-    EvacuationAnnounced,
-    GrantDeal,
-    LoadReported,
-    LoadsReported,
-    MoveBid,
-    NoBid,
-    OfferDeal,
-    WithdrawDeal,
-)
+BROKER_TYPES: tuple[type[Body], ...] = (AskForMove, BoundaryMoved, LoadReported, LoadsReported, MoveBid)
 
 BROKER_CHANNELS: tuple[Channel, ...] = (
     Channel(
@@ -47,7 +15,7 @@ BROKER_CHANNELS: tuple[Channel, ...] = (
         pattern=Pattern.PUBLISH,
         messages=(LoadReported, LoadsReported),
         senders=(Role.BROKER,),
-        receivers=(Role.BROKER, Role.COORDINATOR),
+        receivers=(Role.BROKER, Role.COORDINATOR, Role.MIGRATOR),
         summary="What an instance carries and is forecast to carry, twice a second.",
     ),
     Channel(
@@ -61,31 +29,12 @@ BROKER_CHANNELS: tuple[Channel, ...] = (
     ),
     Channel(
         name="bid",
-        subject="bid.{instance}",
+        subject="bid.{source}.{bidder}",
         pattern=Pattern.PUBLISH,
-        messages=(MoveBid, NoBid),
+        messages=(MoveBid,),
         senders=(Role.BROKER,),
-        receivers=(Role.BROKER,),
-        summary="A candidate's answer to the instance that asked.",
-    ),
-    Channel(
-        name="deal",
-        subject="deal.{instance}",
-        pattern=Pattern.REQUEST,
-        messages=(OfferDeal, GrantDeal, DealStarted, WithdrawDeal, DealEnded),
-        replies=(DealQueued, DealStarted, DealPostponed, DealRefused, ErrorReply),
-        senders=(Role.BROKER,),
-        receivers=(Role.BROKER,),
-        summary="Offer, grant, start, withdrawal and end of a deal; only the first two are answered.",
-    ),
-    Channel(
-        name="evacuation",
-        subject="evacuation.{instance}",
-        pattern=Pattern.PUBLISH,
-        messages=(EvacuationAnnounced,),
-        senders=(Role.MIGRATOR,),
-        receivers=(Role.BROKER,),
-        summary="Everything shall leave this instance; from its migrator, which was asked, to its broker.",
+        receivers=(Role.BROKER, Role.WORKER),
+        summary="A candidate's answer to the instance that asked; the bidder's worker hears what it may be awarded.",
     ),
     Channel(
         name="boundary",

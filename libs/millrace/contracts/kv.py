@@ -151,5 +151,13 @@ class KvRefusal(StrEnum):
     EPOCH_REFUSED = "epoch_refused"  # ingress did not allot an epoch: ended, or it moves already
     UNANSWERED = "unanswered"  # a peer did not answer in time
     CANCELLED = "cancelled"  # the sequence was cancelled, or the migration aborted
+    NO_BID = "no_bid"  # no bid of that name is open at the target: it has expired, or was never given
     NO_TARGET = "no_target"  # no other instance serves this model, or none has room
     INVALID = "invalid"  # source and target are the same, unknown migration, contradictory fields
+
+
+def compatible(source: KvEndpoint | None, target: KvEndpoint | None) -> bool:
+    """Whether KV can move between two endpoints: both have some, of one fingerprint, with a copier in common."""
+    if source is None or target is None or source.fingerprint != target.fingerprint:
+        return False
+    return not set(source.copiers).isdisjoint(target.copiers)

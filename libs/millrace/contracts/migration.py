@@ -1,6 +1,7 @@
 """The migration handshake, driven by the source's migrator: who asks for it and who must know of it.
 
-    operator, scheduler, worker   MigrateSequence, EvacuateInstance     → source's migrator
+    operator, worker, coordinator MigrateSequence, EvacuateInstance     → source's broker (contracts/broker.py)
+    source's broker               MoveSequence                          → source's migrator
     source's migrator             LeaseKv, FreezeSequence, EndLease     → source's worker (contracts/leases.py)
     source's migrator             AllotEpoch                            → ingress
     source's migrator             PrepareMigration, PullKv,
@@ -18,20 +19,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
+
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Body
 
 #: Under a name of its own: a message that counts ``bytes`` means a number by that.
 PackedHashes = bytes
-
-
-class MigrationReason(StrEnum):
-    """Initiator of a migration."""
-
-    OPERATOR = "operator"
-    DRAIN = "drain"
-    HANDOFF = "handoff"  # from a prefill to a decode instance
-    SCHEDULER = "scheduler"
 
 
 class MigrationMode(StrEnum):
@@ -42,13 +37,11 @@ class MigrationMode(StrEnum):
     RECOMPUTE = "recompute"  # none: the target computes it anew
 
 
-class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/1"):
-    """Asks an instance's migrator to move a sequence away. Answered by MigrationFinished when it is over, well or not.
+class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/2"):
+    """Asks an instance's broker to move a sequence away. Answered by MigrationFinished when it is over, well or not.
 
     Attributes:
-        target: Instance; empty lets the migrator choose the one with the most idle KV.
-        order: Name that the asker gives it, told back in ``MigrationFinished.orders``; empty where it needs none. A
-            repeated order is answered as before.
+        target: Instance; empty lets the broker choose it.
         within_ms: A sequence that cannot move yet (it waits, or its prompt is not done) may take so long to begin.
         mode: None for the migrator's own.
         note: Why, in one sentence, for the migration's span.
@@ -56,34 +49,50 @@ class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/1"):
 
     sequence: str
     target: str = ""
-    reason: MigrationReason = MigrationReason.OPERATOR
     within_ms: int = 2_000
     mode: MigrationMode | None = None
-    order: str = ""
     note: str = ""
 
 
-class EvacuateInstance(Body, frozen=True, kw_only=True, tag="EvacuateInstance/1"):
-    """Asks an instance's migrator to move everything that runs there to wherever there is room. Answered by
-    InstanceEvacuated when nothing movable is left, or at the limit.
+class MoveSequence(Body, frozen=True, kw_only=True, tag="MoveSequence/1"):
+    """A broker's order to its migrator: move this sequence there. Answered by MigrationFinished.
+
+    Attributes:
+        award: Id of the ask that the target's bid answered.
+        mode: None for the migrator's own.
+        note: Why it moves, and why there, in one sentence.
+    """
+
+    sequence: str
+    target: str
+    reason: MoveReason
+    award: str = ""
+    mode: MigrationMode | None = None
+    note: str = ""
+
+
+class EvacuateInstance(Body, frozen=True, kw_only=True, tag="EvacuateInstance/2"):
+    """Asks an instance's broker to move everything that runs there to wherever there is room. Answered by
+    InstanceEvacuated when nothing is left that should move, or at the limit.
     """
 
     limit_ms: int
-    reason: MigrationReason = MigrationReason.DRAIN
 
 
-class InstanceEvacuated(Body, frozen=True, kw_only=True, tag="InstanceEvacuated/1"):
+class InstanceEvacuated(Body, frozen=True, kw_only=True, tag="InstanceEvacuated/2"):
     """Result of an evacuation.
 
     Attributes:
         failed: Attempts that did not succeed; their sequences are still there, or were tried again.
-        left: Sequences that are still there.
+        returned: Handed back to their ingresses, as they are computed anew in less time than a move costs.
+        left: Reasons why sequences are still there, and how many for each.
     """
 
     instance: str
     moved: int
     failed: int
-    left: int
+    returned: int = 0
+    left: dict[str, int] = {}
 
 
 class MigrationOutcome(StrEnum):
@@ -95,22 +104,42 @@ class MigrationOutcome(StrEnum):
     LOST = "lost"  # the source is gone, or says that it does not have it: in the target's or ingress's hands
 
 
-class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/1"):
+class MigrationCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Cost of a migration.
+
+    Attributes:
+        rounds: Of copying before the freeze.
+        matched_blocks: In the target's prefix cache already.
+        bytes, descriptors: Of all rounds; the tail is not counted.
+        copied_ns: Of all rounds, from first to last byte of each read.
+        tokens: Length when it was frozen, prompt included; 0 where it was not.
+        frozen_ns: From the freeze to the target's acceptance: no token was decoded meanwhile.
+        duration_ns: From the first message to the last.
+    """
+
+    copier: str = ""
+    rounds: int = 0
+    matched_blocks: int = 0
+    bytes: int = 0
+    descriptors: int = 0
+    copied_ns: int = 0
+    tokens: int = 0
+    frozen_ns: int = 0
+    duration_ns: int = 0
+
+
+class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/2"):
     """Result of a migration.
 
     Attributes:
         epoch: That the target got; that of the source where none was allotted.
         refusal: With every outcome but MOVED.
-        rounds: Pull rounds before the freeze.
-        bytes, descriptors: Of all pull rounds; the tail is not counted.
-        tokens: Length when it was frozen, prompt included; 0 where it was not.
-        frozen_ns: From the freeze to the commit's answer: no token was decoded meanwhile.
-        duration_ns: From the first message to the last.
-        orders: Of everybody who asked for it, so that an asker whose request timed out finds its own.
+        award: As in MoveSequence.
+        cost: What it took.
         block_size: Of the blocks that ``block_hashes`` names, tokens; 0 where there are none.
         block_hashes: Chain hashes of the full blocks that the target has since, from the prompt's first on
             (kvcache.chain), packed; empty but with MOVED.
-        note: Of who asked for it: why, in one sentence.
+        note: Of who ordered it: why, in one sentence.
     """
 
     migration: str
@@ -119,22 +148,15 @@ class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/
     source: str
     target: str
     outcome: MigrationOutcome
-    reason: MigrationReason
+    reason: MoveReason
     epoch: int
     refusal: KvRefusal | None = None
     detail: str = ""
-    copier: str = ""
-    rounds: int = 0
-    matched_blocks: int = 0
-    bytes: int = 0
-    descriptors: int = 0
-    tokens: int = 0
-    frozen_ns: int = 0
-    duration_ns: int = 0
+    award: str = ""
     mode: MigrationMode = MigrationMode.LIVE
+    cost: MigrationCost = MigrationCost()
     block_size: int = 0
     block_hashes: PackedHashes = b""
-    orders: list[str] = []
     note: str = ""
 
 

@@ -237,13 +237,12 @@ class InstanceMigrations(msgspec.Struct, frozen=True, array_like=True):
     """Numbers of sequences that are on their way from an instance, as its migrator counts them.
 
     Attributes:
-        waiting: Asked to leave, or to be handed off after their prefill, and waiting for a slot or for room.
+        leaving: Sequences that are being moved away.
         replicated: Sequences of it that have a KV replica at another instance.
     """
 
     instance: str
     leaving: int
-    waiting: int
     replicated: int = 0
 
 
@@ -251,7 +250,6 @@ class MigrationStatus(msgspec.Struct, frozen=True, array_like=True):
     """One migration under way, as its source's migrator sees it.
 
     Attributes:
-        target: Empty while none is chosen.
         step: What it waits for: ``leasing``, ``allotting``, ``preparing``, ``pulling``, ``renewing``, ``freezing``,
             ``committing``.
         round: Rounds of copying that are done.
@@ -282,7 +280,7 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/2"):
         role: ``ingress``, ``tagger``, ``coordinator``, ``worker``, ...
         name: Unique name of the process's actor, for example ``ingress-0``. For workers the instance's name.
         incarnation: Start time of the process, unix ns. With DEAD: 0 where unknown (any incarnation up to ``at_ns``).
-        moving: Of a migrator: its instances from which anything moves, or waits to.
+        moving: Of a migrator: its instances from which anything moves or is replicated.
         migrations: Of a migrator: those away from its instances that are under way, oldest first; no more than it
             tells of at once.
         instances: Of a broker: the instances that it acts for.

@@ -85,18 +85,16 @@ class Subjects:
         return f"{self.prefix}.replicated.{subject_token(ingress)}"
 
     def migrate(self, instance: str, verb: str) -> str:
-        """The inbox of an instance's migrator; ``verb`` is start, evacuate, prepare, pull, commit or abort (``*`` for
-        all).
-        """
+        """Orders about an instance's sequences: to its broker (start, evacuate), and to its migrator (move)."""
         return f"{self.prefix}.migrate.{subject_token(instance)}.{verb}"
 
-    def migration(self, model: str) -> str:
-        """Results of a model's migrations."""
-        return f"{self.prefix}.migration.{subject_token(model)}"
+    def migration(self, model: str, source: str, target: str) -> str:
+        """Results of migrations between two instances; empty or ``*`` for any."""
+        return f"{self.prefix}.migration.{_any(model)}.{_any(source)}.{_any(target)}"
 
     def migrations(self) -> str:
         """Wildcard over all models' migrations."""
-        return f"{self.prefix}.migration.*"
+        return f"{self.prefix}.migration.*.*.*"
 
     def status(self, model: str, instance: str) -> str:
         """Full snapshots of an instance."""
@@ -155,17 +153,9 @@ class Subjects:
         """Requests to an instance's broker to bid for a sequence."""
         return f"{self.prefix}.ask.{subject_token(model)}.{subject_token(instance)}"
 
-    def bid(self, instance: str) -> str:
-        """Bids for the sequences of an instance."""
-        return f"{self.prefix}.bid.{subject_token(instance)}"
-
-    def deal(self, instance: str) -> str:
-        """Messages to an instance's broker about its deals."""
-        return f"{self.prefix}.deal.{subject_token(instance)}"
-
-    def evacuation(self, instance: str) -> str:
-        """Notices to an instance's broker that everything shall leave the instance."""
-        return f"{self.prefix}.evacuation.{subject_token(instance)}"
+    def bid(self, source: str, bidder: str) -> str:
+        """Bids of an instance for the sequences of another one; empty or ``*`` for any."""
+        return f"{self.prefix}.bid.{_any(source)}.{_any(bidder)}"
 
     def boundary(self, model: str, stage: str) -> str:
         """Upper boundary of a stage, from the boundary's keeper."""
@@ -186,3 +176,7 @@ class Subjects:
     def changes(self, bucket: str) -> str:
         """Prefix of the subjects on which the store tells each change of a bucket; a key follows."""
         return f"{self.prefix}.kv.{bucket}."
+
+
+def _any(name: str) -> str:
+    return "*" if name in ("", "*") else subject_token(name)

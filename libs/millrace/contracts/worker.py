@@ -170,13 +170,15 @@ class AcknowledgeSequences(Body, frozen=True, kw_only=True, tag="AcknowledgeSequ
     sequences: list[tuple[str, int]]
 
 
-class ReturnSequences(Body, frozen=True, kw_only=True, tag="ReturnSequences/1"):
-    """Asks a worker to hand queued sequences back to their ingresses, which dispatch them anew. No answer.
+class ReturnSequences(Body, frozen=True, kw_only=True, tag="ReturnSequences/2"):
+    """Asks a worker to hand sequences back to their ingresses, which dispatch them anew. No answer.
 
-    Only sequences without KV are handed back, waiting and preempted ones; one that runs meanwhile stays.
+    Attributes:
+        running: Hand back those that run, too; else only those without KV, waiting and preempted ones.
     """
 
     sequences: list[str]
+    running: bool = False
 
 
 class SetStepBudget(Body, frozen=True, kw_only=True, tag="SetStepBudget/1"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -34,18 +34,6 @@ REBUILD_S = 1.0
 
 #: Builds the actor.
 Make = Callable[[ActorDeps, "Telemetry"], Actor]
-
-
-class Joining(Protocol):
-    """Interface of a companion: it can be hosted beside a process's own actor."""
-
-    def join(self, runtime: NatsRuntime, telemetry: Telemetry) -> None:
-        """Adds the actor to a runtime that is connected."""
-        ...
-
-    def leave(self) -> None:
-        """The runtime has ended."""
-        ...
 
 
 class Companion:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
 from millrace.actor.actor import Actor
+from millrace.actor.cell import HostingTerms
 from millrace.actor.config import BusConfig, TelemetryConfig, load_config
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
@@ -18,6 +20,7 @@ from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.loop import run_to_end
 from millrace.actor.recording import Origin
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.contracts.channels import Role
 from millrace.contracts.message import Body
 from millrace.telemetry import Telemetry, open_telemetry
 
@@ -51,6 +54,18 @@ class Shell(Protocol):
         ...
 
 
+class Joining(Protocol):
+    """Interface of a companion: it can be hosted beside a process's own actor."""
+
+    def join(self, runtime: NatsRuntime, telemetry: Telemetry) -> None:
+        """Adds the actor to a runtime that is connected."""
+        ...
+
+    def leave(self) -> None:
+        """The runtime has ended."""
+        ...
+
+
 C = TypeVar("C", bound=ServiceConfig)
 D = TypeVar("D", bound=ActorDeps)
 
@@ -72,6 +87,7 @@ def host(
     *,
     deps_of: Callable[[C, ActorDeps, Telemetry], D] | None = None,
     shell_of: Callable[[C], Shell] | None = None,
+    companions: Mapping[str, Callable[[str], Joining]] = MappingProxyType({}),
 ) -> int:
     """Reads ``--config``, connects, runs the actor until it stops; returns the exit code.
 
@@ -82,17 +98,23 @@ def host(
         build: Builds the actor from configuration and dependencies.
         deps_of: Adds the service's own dependencies to those that all services share; None where it has none.
         shell_of: Makes what carries out the service's own effects; None where it has none.
+        companions: Actors that the process hosts beside its own where their option names a configuration file, by
+            role; each is made from the file's path.
     """
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}")
     parser.add_argument("--config", required=True, help="TOML or JSON file")
+    for name in companions:
+        parser.add_argument(f"--{name}", default="", help=f"configuration of a {name} that it hosts")
     try:
-        config = load_config(kind, parser.parse_args().config)
+        arguments = vars(parser.parse_args())
+        config = load_config(kind, arguments["config"])
+        hosted = [make_companion(arguments[name]) for name, make_companion in companions.items() if arguments[name]]
         shell = shell_of(config) if shell_of is not None else None
 
         def make(deps: ActorDeps, telemetry: Telemetry) -> Actor:
             return build(config, cast("D", deps) if deps_of is None else deps_of(config, deps, telemetry))
 
-        return run_to_end(_serve(role, config, accepts, make, shell))
+        return run_to_end(_serve(role, config, accepts, make, shell, hosted))
     except (ConfigError, BusError) as error:
         print(f"{role}: {error}", file=sys.stderr)  # noqa: T201  # before there is a logger
         return 1
@@ -104,13 +126,22 @@ async def _serve(
     accepts: tuple[type[Body], ...],
     make: Callable[[ActorDeps, Telemetry], Actor],
     shell: Shell | None,
+    hosted: Sequence[Joining],
 ) -> int:
     telemetry = open_telemetry(role, config.name, config.telemetry)
     try:
         telemetry.logger.info("starting", config=masked(config))
         telemetry.serve_metrics()
-        runtime = NatsRuntime(bus=config.bus, name=config.name, telemetry=telemetry, registry=telemetry.registry)
+        runtime = NatsRuntime(
+            bus=config.bus,
+            name=config.name,
+            telemetry=telemetry,
+            registry=telemetry.registry,
+            local=bool(hosted),
+        )
         await runtime.connect()
+        for companion in hosted:
+            companion.join(runtime, telemetry)
         incarnation = time.time_ns()
         origin = Origin(config=msgspec.json.encode(masked(config)).decode(), seed=incarnation)
         deps = ActorDeps(
@@ -121,7 +152,10 @@ async def _serve(
         )
         actor = make(deps, telemetry)
         handlers = shell.handlers() if shell is not None else {}
-        handle = runtime.add(actor, accepts=accepts, handlers=handlers, record=config.record, origin=origin)
+        terms = HostingTerms(role=Role(role) if hosted else None)
+        handle = runtime.add(
+            actor, accepts=accepts, handlers=handlers, record=config.record, origin=origin, terms=terms
+        )
         if shell is not None:
             shell.attach(handle)
         reason = await runtime.run()
@@ -129,5 +163,7 @@ async def _serve(
     finally:
         if shell is not None:
             shell.close()
+        for companion in hosted:
+            companion.leave()
         telemetry.close()
     return 0

@@ -16,14 +16,11 @@ class MembershipConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             pause of the worker's process rarely takes a second.
         plan_silence_ms: An instance without a summary for this long leaves the plan. Twice the time above: a new plan
             costs every service a change, and dispatch avoids the instance already.
-        broker_silence_ms: A migrator whose broker was not heard for this long moves sequences by itself. Brokers
-            announce themselves every 500 ms, so three announcements are missing.
         members_max: Instances known at once. A cluster has hundreds.
     """
 
     instance_silence_ms: int = 1_500
     plan_silence_ms: int = 3_000
-    broker_silence_ms: int = 1_500
     members_max: int = 4_096
 
     def __post_init__(self) -> None:
@@ -43,8 +40,3 @@ class MembershipConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def plan_silence_ns(self) -> int:
         """``plan_silence_ms`` in nanoseconds."""
         return self.plan_silence_ms * _MS
-
-    @property
-    def broker_silence_ns(self) -> int:
-        """``broker_silence_ms`` in nanoseconds."""
-        return self.broker_silence_ms * _MS

@@ -24,9 +24,6 @@ NO_JUDGES: Mapping[str, str] = MappingProxyType({})
 #: KV cache of one vLLM engine on CPU. With the models that ship, over 30,000 tokens.
 CPU_KV_BYTES = 256 * 1024 * 1024
 
-#: Instances of one broker process: as many as a worker process of modelled engines has.
-BROKER_INSTANCES_MAX = 64
-
 #: Step-time sets measured with the models that ship, and with the random one for load experiments, by their folder.
 STEP_TIMES = {
     "millrace-mini": "cpu-8m",
@@ -106,27 +103,19 @@ def _range(stage: StageSpec, instances: list[str]) -> dict[str, Any]:
 
 
 def migrator_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
-    """Its instances, how it chooses targets, and which sequences get KV replicas."""
-    choice, replicas = spec.policies.migration, spec.kv_replicas
-    fields: dict[str, Any] = {"instances": instances, **({"target": _chosen("policy", choice)} if choice.name else {})}
+    """Its instances, and which sequences get KV replicas."""
+    replicas = spec.kv_replicas
+    fields: dict[str, Any] = {"instances": instances}
     if not replicas.enabled:
         return fields
     return fields | {"replicas": {"enabled": True, "tokens_min": replicas.tokens_min}}
 
 
 def broker_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
-    """Its instances, how they trade, and the step-time files that their forecasts need."""
+    """Its instances, whether they move sequences for balance, and the step-time files that forecasts need."""
     files, choice = step_time_files(spec), spec.policies.trading
     fields: dict[str, Any] = {"instances": instances, **({"step_times": files} if files else {})}
     return fields | ({"trading": _chosen("policy", choice)} if choice.name else {})
-
-
-def broker_shares(spec: ClusterSpec) -> list[list[str]]:
-    """Instances of each broker process; none where nothing can move."""
-    if not (spec.services.brokers and spec.services.migrators):
-        return []
-    names = [name for share in migrator_shares(spec) for name in share]
-    return [names[at : at + BROKER_INSTANCES_MAX] for at in range(0, len(names), BROKER_INSTANCES_MAX)]
 
 
 #: Limits of a modelled engine that no settings name: those of vLLM on a GPU.

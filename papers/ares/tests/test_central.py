@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from millrace.actor.effects import Request
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.local import Replied, TimerFired
 from millrace.contracts.message import Message
-from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationOutcome, MigrationReason
+from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationOutcome
 from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
 
 from papers.ares.central import CentralAres, Parameters
@@ -56,7 +57,6 @@ def test_central_ares_moves_one_sequence_from_the_loaded_instance_and_not_twice(
     first, again = tick(actor), tick(actor)
     assert [move.target for move in (*first, *again)] == ["b", "b"]
     assert first[0].sequence != again[0].sequence
-    assert first[0].reason is MigrationReason.SCHEDULER
 
 
 def test_central_ares_counts_how_moves_ended_and_may_move_the_sequence_again():
@@ -69,7 +69,7 @@ def test_central_ares_counts_how_moves_ended_and_may_move_the_sequence_again():
         source="a",
         target="b",
         outcome=MigrationOutcome.ABORTED,
-        reason=MigrationReason.SCHEDULER,
+        reason=MoveReason.ORDER,
         epoch=1,
     )
     actor.handle(Message(body=Replied(correlation=moved, body=finished)), 10 * SECOND)

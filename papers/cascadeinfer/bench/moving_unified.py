@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Trace, int]] = {
 }
 KNOWN = ("prediction.kind=noisy", f"prediction.sigma={BLOCK_SIGMA}", "prediction.asked=always")
 FORECAST = ("dispatch.policy=forecast", "dispatch.parameters.candidates=0")
-MOVES = ("migration.on=true", "trading.on=true")
+MOVES = ("migration.on=true",)
 REASONS = 'trading.reasons=["drain", "handoff", "memory", "boundary", "balance"]'
 ALL = (*MOVES, *KNOWN, *FORECAST, "stages.policy=exact", "trading.policy=delay", REASONS)
 PARTS: dict[str, tuple[str, ...]] = {

@@ -3,9 +3,8 @@
     python -m bench stages_scale --rows FILE
 
 The same load per instance at each size, ShareGPT lengths, fixed stages in the ratio 5 to 3 cut at 600 tokens. Messages
-of a move are asks and answers (two for each candidate asked), and offer, answer, start and end of each deal that was
-offered; grants of queued deals are left out. A broker process has 64 instances, as live clusters start them. Aims: at
-most 20 per move, at most twice the time without stages.
+of a move are asks and bids, two for each candidate asked. A broker process has 64 instances, as live clusters with
+modelled engines start them. Aims: at most 20 per move, at most twice the time without stages.
 """
 
 from __future__ import annotations
@@ -14,19 +13,13 @@ import argparse
 import sys
 from statistics import mean
 
+from millrace.cluster.workers import MODELLED_PER_PROCESS
 from millrace.policies.stages.membership import StageShape
-from millrace.supervision.service_fields import BROKER_INSTANCES_MAX
 
 from bench.scenarios.tables import table
 from papers.cascadeinfer.bench.stages.runs import StageRow, add_options, options, run_all
 from papers.cascadeinfer.bench.stages.setups import Setup
 from papers.cascadeinfer.bench.stages.variants import full
-
-#: Of a deal that was offered: OfferDeal, DealQueued or DealRefused, DealStarted, DealEnded.
-PER_DEAL = 4
-
-#: Deals that end so were never offered.
-NOT_OFFERED = ("no_bids", "stays", "ended", "new_plan", "bus_away")
 
 
 def main() -> int:
@@ -44,7 +37,7 @@ def main() -> int:
             load=0.6,
             requests=arguments.requests_each * instances,
             kappa=0.2,
-            changes={"migration": {"instances_each": BROKER_INSTANCES_MAX}},
+            changes={"migration": {"instances_each": MODELLED_PER_PROCESS}},
         )
         lower = instances * 5 // 8
         shapes = (
@@ -59,12 +52,11 @@ def main() -> int:
 
 
 def messages_per_move(row: StageRow) -> float:
-    """Trade messages over moves; nan without moves."""
+    """Asks and bids over moves; nan without moves."""
     answers = sum(count for what, count in row.trades.items() if what.startswith("answer "))
-    deals = [(what.split(), count) for what, count in row.trades.items() if what.startswith("deal ")]
-    offered = sum(count for words, count in deals if words[2] not in NOT_OFFERED)
-    moved = sum(count for words, count in deals if words[2] == "moved")
-    return (2 * answers + PER_DEAL * offered) / moved if moved else float("nan")
+    ended = [(what.split(), count) for what, count in row.trades.items() if what.startswith("ended ")]
+    moved = sum(count for words, count in ended if words[2] == "moved")
+    return 2 * answers / moved if moved else float("nan")
 
 
 def _lines(instances: int, rows: list[StageRow]) -> list[list[str]]:

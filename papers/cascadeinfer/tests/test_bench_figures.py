@@ -64,9 +64,9 @@ def test_differences_are_paired_by_seed():
     assert "-10.0" in comparison(rows, "one")
 
 
-def test_messages_of_a_move_count_asks_answers_and_the_deal():
-    trades = {"answer bid": 5, "answer no_room": 1, "deal boundary moved": 2, "deal balance stays": 1}
-    assert messages_per_move(row("stages", 0, 1.0, trades=trades)) == (2 * 6 + 4 * 2) / 2
+def test_messages_of_a_move_count_asks_and_bids():
+    trades = {"answer bid": 5, "answer no_room": 1, "ended boundary moved": 2, "ended balance stays": 1}
+    assert messages_per_move(row("stages", 0, 1.0, trades=trades)) == 2 * 6 / 2
 
 
 @pytest.mark.parametrize("make", [hand_over, full, arrival_only])
@@ -77,8 +77,7 @@ def test_each_variant_is_a_valid_scenario_with_the_planned_stages(make):
     assert sum(shape.instances for shape in shapes) == setup.instances
     spec = setup.spec(make(shapes))
     assert spec.stages.policy == "fixed"
-    assert spec.trading.on == (make is not arrival_only)
-    assert spec.migration.on == spec.trading.on
+    assert spec.migration.on == (make is not arrival_only)
 
 
 def test_a_layer_without_stages_trades_in_one_stage():

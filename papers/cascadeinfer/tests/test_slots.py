@@ -19,7 +19,7 @@ SCENARIO: dict[str, Any] = {
         "lengths": {"kind": "fitted", "name": "reasoning-sharegpt"},
     },
     "migration": {"on": True},
-    "trading": {"on": True, "policy": f"{PAPERS}/cascadeinfer/trading.py"},
+    "trading": {"policy": f"{PAPERS}/cascadeinfer/trading.py"},
 }
 
 

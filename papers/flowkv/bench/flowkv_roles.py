@@ -56,7 +56,6 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 STATIC = tuple(label for label, (prefills, policy, _) in LAYOUTS.items() if prefills and policy == "fixed")
 BROKERS = (
-    "trading.on=true",
     "trading.policy=delay",
     'trading.reasons=["drain", "handoff", "memory", "balance"]',
 )

@@ -24,16 +24,16 @@ ATTEMPTS = 5
 #: Leases, freezes and reservations have run out by then, seconds.
 SETTLED_S = 20.0
 
-LEASE, PULL, FREEZE = "engine.*.lease", "engine.*.pull", "engine.*.freeze"
-PREPARE, COMMIT, SUBMIT, END = "migrate.*.prepare", "migrate.*.commit", "engine.*.submit", "engine.*.end"
+ASK, BID, AWARD, LEASE = "ask.*.*", "bid.*.*", "migrate.*.move", "engine.*.lease"
+PREPARE, FREEZE, SUBMIT, END = "engine.*.prepare", "engine.*.freeze", "engine.*.submit", "engine.*.end"
 SOURCE, TARGET, SOURCE_MIGRATOR, TARGET_MIGRATOR, NATS = "source", "target", "its migrator", "target's migrator", "nats"
 
 KILLS = [
-    *((SOURCE, step) for step in (LEASE, PULL, FREEZE, COMMIT, END)),
-    *((TARGET, step) for step in (PREPARE, PULL, COMMIT, SUBMIT)),
-    *((SOURCE_MIGRATOR, step) for step in (PREPARE, FREEZE, COMMIT, END)),
-    *((TARGET_MIGRATOR, step) for step in (PREPARE, PULL, COMMIT)),
-    *((NATS, step) for step in (PULL, FREEZE, COMMIT)),
+    *((SOURCE, step) for step in (LEASE, PREPARE, FREEZE, SUBMIT, END)),
+    *((TARGET, step) for step in (BID, PREPARE, FREEZE, SUBMIT)),
+    *((SOURCE_MIGRATOR, step) for step in (ASK, BID, PREPARE, FREEZE, SUBMIT, END)),
+    *((TARGET_MIGRATOR, step) for step in (ASK, BID, PREPARE)),
+    *((NATS, step) for step in (ASK, PREPARE, FREEZE, SUBMIT)),
 ]
 
 
@@ -132,7 +132,7 @@ async def _acted_under(
     return bool(acted)
 
 
-@pytest.mark.parametrize(("victim", "step"), KILLS, ids=[f"{v} at {s.rpartition('.')[2]}" for v, s in KILLS])
+@pytest.mark.parametrize(("victim", "step"), KILLS, ids=[f"{v} at {s.replace('.*', '')}" for v, s in KILLS])
 async def test_killing_it_in_a_migration_costs_no_token_and_no_block(
     rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str], victim: str, step: str
 ) -> None:
@@ -148,7 +148,7 @@ async def test_killing_it_in_a_migration_costs_no_token_and_no_block(
     await _whole_again(rig)
 
 
-@pytest.mark.parametrize("step", [PULL, COMMIT], ids=["before the freeze", "in the freeze"])
+@pytest.mark.parametrize("step", [PREPARE, SUBMIT], ids=["before the freeze", "in the freeze"])
 async def test_a_target_that_hangs_is_given_up_and_the_source_decodes_on(
     rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str], step: str
 ) -> None:

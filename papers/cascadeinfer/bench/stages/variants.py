@@ -25,8 +25,8 @@ def dispatch(policy: str, **parameters: Any) -> dict[str, Any]:
 
 
 def trading(policy: str, *, reasons: Sequence[str] = (), refinement: Layer = FROZEN, **parameters: Any) -> Layer:
-    """Brokers that trade by a policy; for all reasons where none are named."""
-    trades = {"on": True, "policy": policy, "parameters": parameters, "refinement": refinement}
+    """Moves by a trading policy; for all reasons where none are named."""
+    trades = {"policy": policy, "parameters": parameters, "refinement": refinement}
     return {"migration": {"on": True}, "trading": trades | ({"reasons": list(reasons)} if reasons else {})}
 
 

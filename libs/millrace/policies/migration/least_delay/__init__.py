@@ -1,1 +1,0 @@
-"""Least delay: where transfer, decoding, and what it delays there are shortest together."""
