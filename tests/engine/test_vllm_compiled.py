@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from millrace.actor.engine import EndLeaseInEngine, LeaseInEngine
 from millrace.contracts.worker import Sampling
 from vllm import envs
 
 from services.worker.config import MigrationConfig
 from services.worker.vllm_engine import compiling, startup
 from tests.engine.bench_engine import BenchEngine, config
-from tests.engine.moving import Pair, begin, settled, whole
+from tests.engine.moving import Pair, ask, begin, settled, tell, until_tokens, whole
 
 #: A path that stays: the cache knows a model by it.
 MODEL = Path(__file__).resolve().parents[2] / "models" / "millrace-nano"
@@ -68,6 +69,34 @@ def test_log_probabilities_compile_nothing_while_others_wait(engine: BenchEngine
     assert engine.run(PROMPT[:20], LOGPROBS).logprobs
     assert engine.decoded[running].finish is None, "meanwhile it made less than 400 tokens"
     engine.finish(running)
+
+
+def _sums(engine: BenchEngine, name: str) -> list[int]:
+    """Checksums of a running sequence's first 2,240 tokens of KV."""
+    said = ask(engine, LeaseInEngine(migration=name, sequence=name, from_block=0))
+    tell(engine, EndLeaseInEngine(migration=name, moved=False))
+    (sums,) = said.checksums
+    assert len(sums) >= 70
+    return list(sums[:70])
+
+
+def test_kv_computed_again_in_bf16_is_that_of_the_decode_steps() -> None:
+    """Beyond the 1,650 tokens from which on vLLM's own pieces of 2,048 give other bits."""
+    fields = {"dtype": "bfloat16", "enable_prefix_caching": False, "max_num_batched_tokens": 2048}
+    engine = BenchEngine(config(MODEL, enforce_eager=None, **fields))
+    try:
+        endless = Sampling(max_tokens=3500, temperature=1.0, seed=1, ignore_eos=True)
+        first = engine.add(PROMPT, endless)
+        until_tokens(engine, first, 2300)
+        expected = _sums(engine, first)
+        for again in range(2):  # beside the first one, then alone
+            second = engine.add(PROMPT, endless, engine.decoded[first].tokens[:2300])
+            until_tokens(engine, second, 1)
+            assert _sums(engine, second) == expected, again
+            engine.cancel(first, second)
+            engine.until(engine.idle)
+    finally:
+        engine.stop()
 
 
 @pytest.mark.parametrize(("name", "value"), [("TORCHDYNAMO_DISABLE", "1"), ("CXX", "/nowhere/g++"), ("PATH", "")])

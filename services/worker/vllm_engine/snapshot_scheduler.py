@@ -17,6 +17,7 @@ import msgspec
 from millrace.actor.engine import EngineSnapshot
 from millrace.contracts.status import BatchComposition, SequenceState
 from millrace.enginemodel.steps import StepTotals
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -153,6 +154,22 @@ class SnapshotMixin(_Base):
 
 class SnapshotScheduler(SnapshotMixin, EstimatingMixin, MovingMixin, Scheduler):
     """For engines that schedule one step at a time: the CPU."""
+
+    max_num_scheduled_tokens: int
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Schedules a batch. On a CPU a prompt that is alone is computed in pieces too (see startup.PIECE_TOKENS): vLLM
+        bounds those of several alone.
+        """
+        piece = int(self.scheduler_config.long_prefill_token_threshold)
+        budget = self.max_num_scheduled_tokens
+        if len(self.requests) > 1 or not piece or not current_platform.is_cpu():
+            return super().schedule(*args, **kwargs)
+        self.max_num_scheduled_tokens = min(piece, budget)
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.max_num_scheduled_tokens = budget
 
 
 class SnapshotAsyncScheduler(SnapshotMixin, EstimatingMixin, MovingMixin, AsyncScheduler):
