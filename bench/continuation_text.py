@@ -1,4 +1,4 @@
-"""How many long streams change their text when they are computed again, by the length of the pieces that prompts are
+"""Count of long streams whose text changes when they are computed again, by the length of the pieces that prompts are
 computed in.
 
     python -m bench continuation_text --streams 200 --tokens 2400 --chunks 0 256
