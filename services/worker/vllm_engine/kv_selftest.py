@@ -72,7 +72,8 @@ class LoopBack:
         block = endpoint.block_tokens
         length = min(3 * block + 5, max_model_len // 2)
         self._prompt = [_FIRST_ID + (index * 37 + 11) % max(1, vocabulary - _FIRST_ID) for index in range(length)]
-        self._tokens = min(block + 9, max_model_len - length - 1)
+        # Long enough that it still runs when the lease is asked for, also where this process waits for a core.
+        self._tokens = min(8 * block + 9, max_model_len - length - 1)
 
     def hear(self, event: EngineEvent) -> None:
         """Listens to the engine."""
