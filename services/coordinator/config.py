@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
+from millrace.contracts.bounds import Span, Wait
 from millrace.contracts.plan import InstanceRole
 from millrace.membership import MembershipConfig
 from millrace.policies.provisioning import PROVISIONING_POLICIES, ProvisioningPolicy
@@ -17,9 +18,6 @@ from millrace.policies.stages.fixed.policy import FixedRange
 from millrace.policies.stages.fixed.policy import Parameters as FixedParameters
 
 from services.coordinator.cascade_config import CoordinatedCascade
-
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,9 +36,9 @@ class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     strategy: str = "none"
     parameters: dict[str, Any] = {}
     hosts: list[str] = msgspec.field(default_factory=lambda: ["local"])
-    ask_limit_s: Positive = 2.0
-    start_limit_s: Positive = 600.0
-    drain_limit_s: NotNegative = 30.0
+    ask_limit_s: Span = 2.0
+    start_limit_s: Span = 600.0
+    drain_limit_s: Wait = 30.0
 
 
 class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,9 +57,9 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: str = "one_stage"
     parameters: dict[str, Any] = {}
     ranges: dict[str, list[FixedRange]] = {}
-    period_s: Positive = 30.0
-    window_s: Positive = 600.0
-    copy_bytes_per_s: Positive = 10e9
+    period_s: Span = 30.0
+    window_s: Span = 600.0
+    copy_bytes_per_s: Span = 10e9
     step_times: dict[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -87,9 +85,9 @@ class RolePolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     policy: str = "fixed"
     parameters: dict[str, Any] = {}
-    gap_s: NotNegative = 10.0
-    settle_s: NotNegative = 2.0
-    drain_s: NotNegative = 5.0
+    gap_s: Wait = 10.0
+    settle_s: Wait = 2.0
+    drain_s: Wait = 5.0
 
 
 class StepBoundsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,8 +98,8 @@ class StepBoundsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         ttft_s: Objective of the time to the first token, seconds: prompts that would miss it get longer steps.
     """
 
-    tpot_s: NotNegative = 0.0
-    ttft_s: Positive = 3.0
+    tpot_s: Wait = 0.0
+    ttft_s: Span = 3.0
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

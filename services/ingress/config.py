@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.actor.errors import ConfigError
-from millrace.contracts.bounds import Count, PortOrNone, Span, Wait
+from millrace.contracts.bounds import Count, PortOrNone, Share, Span, Wait
 from millrace.membership import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy, QueryParameters
 from millrace.policies.registry import PolicyError
@@ -96,7 +96,7 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str
     tiers: list[TierConfig] = []
     judge: str = "confidence"
-    judge_timeout_s: float = 2.0
+    judge_timeout_s: Span = 2.0
     judge_pause_s: float = 5.0
     without_score: Literal["escalate", "accept"] = "escalate"
     entry: str = "given"
@@ -105,9 +105,9 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     early_commit_tokens: int = 16
     early_commit_score: float = 90.0
     deadline_s: float = 0.0
-    escalation_share_max: float = 1.0
-    escalation_window_s: float = 60.0
-    tier_wait_s: float = 2.0
+    escalation_share_max: Share = 1.0
+    escalation_window_s: Span = 60.0
+    tier_wait_s: Span = 2.0
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

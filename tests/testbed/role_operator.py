@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import Any
 
 import nats.errors
+from millrace.actor.bucket_reading import read_bucket
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.coordinator import OrderAccepted, OrderRefused, SetRole
 from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.plan import InstanceRole, Plan
-from millrace.contracts.subjects import Subjects, subject_token
+from millrace.contracts.subjects import Subjects
 
 from tests.testbed.up_cluster import UpRig
 
@@ -35,20 +36,20 @@ class RoleOperator:
 
     async def __aenter__(self) -> RoleOperator:
         self._bus = await self._rig.operator_bus()
+        self._store = await self._rig.operator_bus(store=True)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self._bus.close()
+        await self._store.close()
 
     async def plan(self) -> Plan:
         """In force."""
-        bucket = self._subjects.bucket("plan")
-        subject = f"$KV.{bucket}.{subject_token(self._rig.model)}"
-        plan = decode((await self._bus.jetstream().get_last_msg(f"KV_{bucket}", subject)).data or b"")
-        assert isinstance(plan, Plan)
-        return plan
+        stored = await read_bucket(self._store, self._subjects.bucket("plan"))
+        plans = [body for value in stored if isinstance(body := decode(value), Plan)]
+        return next(plan for plan in plans if plan.model == self._rig.model)
 
     async def role(self, instance: str) -> InstanceRole:
         """Of an instance, by the plan in force."""

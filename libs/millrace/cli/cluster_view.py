@@ -16,13 +16,14 @@ from millrace.contracts.status import (
     PresenceState,
     ServicePresence,
 )
+from millrace.membership import HEARTBEAT_NS, MembershipConfig
 from millrace.policies.stages.present_cuts import present_cuts
 
 #: An instance without a summary for this long is suspect, as ingress sees it.
-SUSPECT_NS = 1_500_000_000
+SUSPECT_NS = MembershipConfig().instance_silence_ns
 
-#: A service says it is there every second; three of them missed is silence.
-SILENT_NS = 3_500_000_000
+#: A service without this many heartbeats, and half of another, is silent.
+SILENT_NS = round(3.5 * HEARTBEAT_NS)
 
 #: tok/s is taken over the last summaries within this span: long enough to be steady, short enough to be now.
 RATE_NS = 2_000_000_000

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
+from typing import Annotated
 
 import msgspec
 
@@ -52,19 +53,10 @@ class RefinementParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         spacing: Factor that two neighbouring cuts keep between them, at least 1.
     """
 
-    smoothing: float = 0.3
-    step_max: float = 0.1
+    smoothing: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.3
+    step_max: Annotated[float, msgspec.Meta(gt=0)] = 0.1
     sequences_min: int = 5
-    spacing: float = 1.1
-
-    def __post_init__(self) -> None:
-        """Raises ValueError outside of the ranges."""
-        if not 0 < self.smoothing <= 1:
-            raise ValueError(f"smoothing must be within (0, 1], is {self.smoothing}")
-        if not self.step_max > 0:
-            raise ValueError(f"step_max must be above 0, is {self.step_max}")
-        if not self.spacing >= 1:
-            raise ValueError(f"spacing must be at least 1, is {self.spacing}")
+    spacing: Annotated[float, msgspec.Meta(ge=1)] = 1.1
 
 
 class BoundaryView(msgspec.Struct, frozen=True, kw_only=True):

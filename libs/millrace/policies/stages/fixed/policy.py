@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from millrace.contracts.bounds import Count
 from millrace.policies.stages.membership import StageShape
 from millrace.policies.stages.view import PlanningView, StageDecision
 
@@ -20,7 +21,7 @@ class FixedRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     length_min: int
     length_max: int | None = None
-    instances: int = 1
+    instances: Count = 1
     members: tuple[str, ...] = ()
 
 
@@ -39,8 +40,6 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 )
             if each.length_max is not None and each.length_max <= each.length_min:
                 raise ValueError(f"ranges[{index}].length_max {each.length_max} is not above {each.length_min}")
-            if each.instances < 1:
-                raise ValueError(f"ranges[{index}].instances must be at least 1, is {each.instances}")
             expected = each.length_max
         if expected is not None or not self.ranges:
             raise ValueError(f"ranges end at {expected}: the last one has no bound")
