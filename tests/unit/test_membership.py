@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.membership import (
@@ -286,8 +287,8 @@ def test_whatever_comes_in_whatever_order_invariants_hold(members: Membership, s
 
 
 def test_wrong_thresholds_are_refused_by_name():
-    with pytest.raises(ValueError, match="members_max"):
-        MembershipConfig(members_max=0)
+    with pytest.raises(msgspec.ValidationError, match="members_max"):
+        msgspec.convert({"members_max": 0}, MembershipConfig)
     with pytest.raises(ValueError, match="plan_silence_ms"):
         MembershipConfig(instance_silence_ms=4_000)
 
