@@ -36,7 +36,7 @@ async def test_each_request_prefills_here_and_decodes_there_with_the_tokens_that
             reading = asyncio.create_task(stream(http, still, prompt_text(1), max_tokens=400, ignore_eos=True))
             _, sequence = await onlooker.place()
             said = await asyncio.to_thread(still.cli, "migrate", sequence)
-            assert "nobody listens (is there a migrator for worker-0?)" in said
+            assert "nobody listens (is there a broker for worker-0?)" in said
             assert not (await reading).error
     finally:
         still.stop()

@@ -1,4 +1,4 @@
-"""Checks the model of the migration handshake with spin: every run of every configuration, and that it can fail.
+"""Checks the models of moves with spin: every run of every configuration, and that each can fail.
 
 .venv/bin/python tests/model/check.py [--mutants | --no-mutants] [--wide] [NAME ...]
 
@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-MODEL = Path(__file__).resolve().parent / "handshake.pml"
+FOLDER = Path(__file__).resolve().parent
+HANDSHAKE, AUCTION = FOLDER / "handshake.pml", FOLDER / "auction.pml"
 
 #: Name -> what may happen, on top of timers that fire whenever they like and any order of messages.
 CONFIGURATIONS = {
@@ -55,6 +56,20 @@ MUTATIONS = {
     "M_UNKNOWN_IS_NO": ["CRASH_T", "RESTART", "DUP=1", "PREEMPT=1", "DOUBLED_KIND=COMMIT"],
 }
 
+#: The same for the auction.
+AUCTIONS = {
+    "bids expire, answers in any order": [],
+    "asks, bids and awards are lost": ["LOSS=1"],
+    "awards are doubled": ["DUP=1", "DOUBLED_KIND=AWARD"],
+}
+AUCTION_MUTATIONS = {
+    "M_BID_UNCOUNTED": [],
+    "M_NO_EXPIRY": ["LOSS=1"],
+    "M_STALE_AWARD": [],
+    "M_AWARD_TWICE": ["DUP=1"],
+    "M_ANY_ANSWER": [],
+}
+
 TOOLS = ("spin", "gcc")
 #: All states are kept, without partial-order reduction: every step touches what others see. Optimising takes gcc longer
 #: (its functions are very long) than it saves.
@@ -79,10 +94,10 @@ class Found(NamedTuple):
     processor_s: float
 
 
-def search(flags: list[str]) -> Found:
+def search(model: Path, flags: list[str]) -> Found:
     """Visits all states of the model with these definitions, or those up to the first error."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["spin", "-a", *(f"-D{flag}" for flag in flags), MODEL], cwd=folder, check=True, text=True)
+        subprocess.run(["spin", "-a", *(f"-D{flag}" for flag in flags), model], cwd=folder, check=True, text=True)
         subprocess.run(COMPILE, cwd=folder, check=True)
         limit = f"ulimit -v {MEMORY_BYTES_MAX // 1024} -t {SECONDS_MAX}; exec ./pan -m{DEPTH_MAX} -w22"
         with (Path(folder) / "told").open("w+") as output:
@@ -98,10 +113,9 @@ def search(flags: list[str]) -> Found:
     return Found(int(errors.group(1)), int(states.group(1)), violated.group(1) if violated else "", processor_s)
 
 
-def judge(name: str, flags: list[str], *, must_fail: bool) -> bool:
+def judge(model: Path, name: str, flags: list[str], *, must_fail: bool) -> bool:
     """Searches and prints a line; whether it came out as it must."""
-    errors, states, violated, processor_s = search(flags)
-
+    errors, states, violated, processor_s = search(model, flags)
     right = bool(errors and states) if must_fail else errors == 0
     verdict = ("breaks, as it must" if must_fail else "holds") if right else "FAILED"
     print(
@@ -124,12 +138,16 @@ def main() -> int:
     if missing:
         print(f"check:model: {' and '.join(missing)} not found: apt-get install spin gcc (brew install spin on macOS)")
         return 1
-    runs = [] if options.mutants else [(n, f, False) for n, f in CONFIGURATIONS.items()]
-    runs += [(n, f, False) for n, f in WIDE.items()] if options.wide else []
-    runs += [] if options.no_mutants else [(n, [n, *f], True) for n, f in MUTATIONS.items()]
-    runs = [run for run in runs if not options.names or run[0] in options.names]
+    runs: list[tuple[Path, str, list[str], bool]] = []
+    for model, configurations, mutations in (
+        (AUCTION, AUCTIONS, AUCTION_MUTATIONS),
+        (HANDSHAKE, CONFIGURATIONS | (WIDE if options.wide else {}), MUTATIONS),
+    ):
+        runs += [] if options.mutants else [(model, n, f, False) for n, f in configurations.items()]
+        runs += [] if options.no_mutants else [(model, n, [n, *f], True) for n, f in mutations.items()]
+    runs = [run for run in runs if not options.names or run[1] in options.names]
     with ThreadPoolExecutor(max(1, min(2, os.cpu_count() or 1))) as pool:  # a gigabyte each at most
-        right = list(pool.map(lambda run: judge(run[0], run[1], must_fail=run[2]), runs))
+        right = list(pool.map(lambda run: judge(run[0], run[1], run[2], must_fail=run[3]), runs))
     print(f"check:model: {'passed' if right and all(right) else 'FAILED'} ({sum(right)} of {len(right)})")
     return 0 if right and all(right) else 1
 
