@@ -78,7 +78,6 @@ def test_sequences_are_traded_under_faults_and_some_moves_fail():
     for seed in SEEDS:
         deals.update(report_of(seed).deals)
     assert deals["boundary moved"] > len(SEEDS)
-    assert deals["balance moved"] > 0
     assert any(not how.endswith(" moved") for how in deals)
 
 

@@ -109,6 +109,17 @@ def test_a_suspect_of_a_dead_instance_waits_for_its_return_and_is_refused_with_t
     assert sent_to(bench, "bad") == [home, home]
 
 
+def test_a_suspect_of_a_process_that_ended_is_tried_beside_others_where_no_instance_gets_idle():
+    bench, home = bench_with_neighbour()
+    (other,) = bench.summary_at.keys() - {home}
+    die(bench, home)
+    pass_busy(bench, 3, other)
+    assert sent_to(bench, "bad") == [home]
+    pass_busy(bench, 3, other)
+    assert sent_to(bench, "bad") == [home, other]
+    assert not bench.made(FailCall)
+
+
 def test_a_suspect_that_holds_its_instance_up_in_its_trial_is_refused():
     bench, home = bench_with_neighbour(3)
     others = sorted(bench.summary_at.keys() - {home})

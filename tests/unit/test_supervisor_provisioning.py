@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from millrace.actor.effects import CancelTimer, Effect, Publish, Reply, StartTimer, Stop, Subscribe
 from millrace.actor.errors import ConfigError
-from millrace.cluster import ClusterPolicies, PolicyChoice, cluster_toml, parse_cluster
+from millrace.cluster import cluster_toml, parse_cluster
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.provisioner import (
@@ -22,7 +22,6 @@ from millrace.contracts.provisioner import (
 )
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import DrainWorker
-from millrace.supervision.service_fields import coordinator_fields
 
 from services.supervisor.actor import RETIRE_GRACE_NS, SupervisorActor
 from services.supervisor.config import ChildSpec, LaunchOptions
@@ -514,13 +513,6 @@ def test_a_file_with_devices_gives_every_worker_its_place_in_the_pool() -> None:
     assert [child.model for child in config.spares] == ["nano", "micro", "micro", "mini"]
     assert config.devices == {"cpu": 2}
     assert parse_cluster(cluster_toml(parse_cluster(POOL))) == parse_cluster(POOL)
-    cascade = coordinator_fields(parse_cluster(POOL))["cascades"][0]
-    assert cascade["moves"]
-    assert [tier["instances_max"] for tier in cascade["tiers"]] == [2, 2, 2]
-    scaled = msgspec.structs.replace(
-        parse_cluster(POOL), policies=ClusterPolicies(provisioning=PolicyChoice(name="relief"))
-    )
-    assert "moves" not in coordinator_fields(scaled)["cascades"][0]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Trials: a suspect, and a sequence with which two engines died, is dispatched alone (``failover/poison.py``).
 
 One trial at a time per ingress, on an idle instance; while it is alone there, other sequences avoid that instance
-unless there is no other. A suspect waits for that, and is refused where it waits too long. A stream that lost two
+unless there is no other. A suspect waits for that, and is refused where it waits too long. Where the whole process of
+its worker ended, which a kill from outside does and an engine's crash does not, it is a suspect for
+``PROCESS_WAIT_NS`` only: else a cluster without an idle instance would refuse what it lost so. A stream that lost two
 engines takes any instance if none is idle, and waits for another's trial for a second only: where engines die for other
 reasons, such streams are many and must not queue.
 """
@@ -20,6 +22,10 @@ from services.ingress.times import SECOND_NS
 DEATHS_BEFORE_TRIAL = 2
 #: Longest wait for another sequence's trial.
 WAIT_NS = 1 * SECOND_NS
+#: How long a sequence stays a suspect whose worker's process ended.
+PROCESS_WAIT_NS = 4 * SECOND_NS
+#: Reasons for which a sequence left an instance whose process ended.
+PROCESS_ENDED = ("instance_dead", "instance_restarted")
 _NOT_AWAY = (SequencePhase.WAITING, SequencePhase.ENDED)
 
 
@@ -30,6 +36,9 @@ def needs_trial(sequence: OpenSequence) -> bool:
 
 def must_wait(state: IngressState, sequence: OpenSequence) -> bool:
     """Whether a sequence has to wait for another's trial; where it has not, its own begins."""
+    retry = sequence.retry
+    if retry.suspect and retry.why in PROCESS_ENDED and state.now_ns - retry.since_ns >= PROCESS_WAIT_NS:
+        retry.suspect = False
     if not needs_trial(sequence):
         return False
     other = _on_trial(state)

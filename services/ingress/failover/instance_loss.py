@@ -3,7 +3,8 @@
 Whatever a request does to one engine (a crash, a hang, silence) is not tried on a second one. So the few sequences that
 came last and had not decoded a token are *suspects*: they may have caused it. All others fail over at once.
 
-    the instance died            a suspect is dispatched alone, on an idle instance (``dispatch/trial.py``)
+    the instance died            a suspect is dispatched alone, on an idle instance (``dispatch/trial.py``);
+                                 it is none after 4 s where the whole process ended
     it is silent, or hangs       a suspect stays there: if the instance is heard again, it goes on and is none
     for HOLD_NS                  it is dispatched alone, too
     it is lost in its trial      it is refused (``poison.py``)
