@@ -39,4 +39,4 @@ async def test_requests_are_answered_through_kills_of_the_judge_and_of_a_tier(ri
     again.check(TIERS)
     assert again.model == TIERS[1]
     plan = await plan_in_force(rig, "cascade")
-    assert [bool(tier.replicas) for tier in plan.tiers] == [True, True]
+    assert [bool(tier.instances) for tier in plan.tiers] == [True, True]
