@@ -147,7 +147,9 @@ class SelfTest:
         words += ["--set", f"worker={json.dumps(settings)}"]
         if self._arguments.engine == "vllm":
             for name, copier in self._copiers.items():
-                words += ["--set", f"{name}.migration.copiers={json.dumps([copier])}"]
+                # Both ends offer every way; whoever reads takes its own first.
+                others = sorted({*self._copiers.values()} - {copier})
+                words += ["--set", f"{name}.migration.copiers={json.dumps([copier, *others])}"]
         said = self._verb("up", *words, limit_s=START_S)
         if said.returncode:
             raise Failure(f"{said.stdout}{said.stderr}".strip()[-2000:])
