@@ -231,7 +231,7 @@ class Orders:
         cheap: list[str] = []
         elsewhere = self._ctx.view.has_others(own.instance)
         for status in self._left(own):
-            why = self._asks.stays_because(own, status)
+            why = "" if status.sequence in own.taken else self._asks.stays_because(own, status)
             if not elsewhere:
                 why = "no other instance serves the model"
             elif why == CHEAPER:

@@ -92,6 +92,10 @@ class Leasing:
     def __contains__(self, migration: str) -> bool:
         return migration in self._leases
 
+    def freezes(self, held: Held) -> bool:
+        """Whether a target may read this sequence's blocks as those of its last token, without a further word."""
+        return any(lease.held is held and lease.frozen_until_ns is not None for lease in self._leases.values())
+
     # Questions
 
     def lease(self, body: LeaseKv, reply_to: str, now_ns: int) -> list[Effect]:

@@ -16,6 +16,7 @@ from services.worker.config import MigrationBounds
 from services.worker.context import WorkerContext
 from services.worker.leasing import Leasing
 from services.worker.reserving import Reserving
+from services.worker.state import Held
 
 #: What a migrator asks.
 Asking = LeaseKv | FreezeSequence | EndLease | PrepareMigration | PullKv | UnreserveKv
@@ -33,6 +34,10 @@ class Moving:
     def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationBounds, *, live_max: int) -> None:
         self._leasing = Leasing(ctx, info, config)
         self.reserving = Reserving(ctx, info, config, live_max=live_max)
+
+    def freezes(self, held: Held) -> bool:
+        """Whether a sequence stands still to be taken over, or has been asked to."""
+        return self._leasing.freezes(held)
 
     def ask(self, body: Asking, message: Message, now_ns: int) -> list[Effect]:
         """A migrator's question."""

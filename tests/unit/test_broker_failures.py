@@ -325,6 +325,19 @@ def test_what_is_computed_anew_in_less_time_than_a_move_costs_is_handed_back():
     assert answers[0].left == {}
 
 
+def test_what_is_on_its_way_at_the_limit_is_not_handed_back():
+    """Its target may be reading its blocks just then."""
+    world = BrokerWorld(filled("a", 1, 20), FakeInstance("b"), reasons=STANDING)
+    world.transfer_ns = 2_000 * MS
+    answers = evacuate(world, limit_ms=1_000)
+    world.run(500)
+    costs = world.brokers["a"]._owns["a"].costs
+    costs.frozen_ns, costs.duration_ns = 1_000 * MS, 1_000 * MS
+    world.run(1_000)
+    assert [(body.returned, body.left) for body in answers] == [(0, {"the limit was reached first": 1})]
+    assert not [body for body in world.bodies(ReturnSequences) if body.running]
+
+
 def test_an_evacuation_without_anywhere_to_go_is_answered_at_once():
     world = BrokerWorld(filled("a", 2, 2_000), reasons=STANDING)
     answers = evacuate(world)

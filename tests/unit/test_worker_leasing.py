@@ -35,6 +35,7 @@ from millrace.contracts.worker import (
     DrainWorker,
     RefusalReason,
     ResendTokens,
+    ReturnSequences,
     Sampling,
     SequenceRefused,
     TokensForgotten,
@@ -555,6 +556,14 @@ def test_a_freeze_under_way_is_refused_when_its_sequence_ends(ends: Any) -> None
 
 def test_a_frozen_sequence_that_is_cancelled_leaves_the_engine() -> None:
     effects = ended_by_cancel(frozen())
+    assert only(effects, CancelInEngine) == [CancelInEngine(sequences=["r1.0"])]
+
+
+def test_a_frozen_sequence_is_not_handed_back_since_its_blocks_may_be_read() -> None:
+    made = frozen()
+    assert made.say(ReturnSequences(sequences=["r1.0"], running=True)) == []
+    due(made, 250)
+    effects = made.say(ReturnSequences(sequences=["r1.0"], running=True))
     assert only(effects, CancelInEngine) == [CancelInEngine(sequences=["r1.0"])]
 
 
