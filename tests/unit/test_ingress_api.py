@@ -28,10 +28,9 @@ from services.ingress.api.responses import ChatResponse
 from services.ingress.api.streams import ChatStream, CompletionStream, ResponseHead
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize
 from services.ingress.api.tokenizer import ChatTemplate, ModelTokenizer, TemplateRefused
-from services.ingress.api.tool_events import ToolChatStream
 from services.ingress.api.tools import NO_TOOLS
 from services.ingress.api.unsupported import NOT_SUPPORTED
-from services.ingress.calls.messages import Call, ChoiceDelta, DeltaLogprob, RefusalKind, Usage
+from services.ingress.calls.messages import Call, CallPart, ChoiceDelta, DeltaLogprob, RefusalKind, Usage
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -217,6 +216,53 @@ def test_templates_that_walk_over_parts_get_parts():
     assert prompt_of([{"role": "user", "content": "a"}], template) == "[text:a]"
 
 
+def test_what_other_providers_put_into_messages_is_ignored():
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
+    said = {"role": "assistant", "content": "b", "refusal": "no", "thinking_blocks": [{}], "annotations": [1]}
+    assert prompt_of([{"role": "user", "content": [part], "colour": 1}, said]) == prompt_of(
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    )
+
+
+def test_thoughts_and_effort_reach_the_template():
+    template = (
+        "{% for m in messages %}{{ m.reasoning }}|{{ m.reasoning_content }}|{% endfor %}"
+        "{{ reasoning_effort }} {{ enable_thinking }}"
+    )
+    for name in ("reasoning", "reasoning_content"):
+        said = {"role": "assistant", "content": "b", name: "t"}
+        assert prompt_of([said], template, reasoning_effort="low") == "t|t|low True"
+        assert prompt_of([said], template, reasoning_effort="none").endswith("none False")
+        assert prompt_of([said], template, chat_template_kwargs={"enable_thinking": 1}).endswith(" 1")
+
+
+def test_parts_of_an_output_have_fields_of_their_own_in_streams_and_whole_answers():
+    deltas = [
+        ChoiceDelta(0, "", 1, reasoning="hm"),
+        ChoiceDelta(0, "a", 1, calls=[CallPart(0, "f", '{"x"')]),
+        ChoiceDelta(
+            0, "", 1, "tool_calls", calls=[CallPart(0, arguments=":1}"), CallPart(1, "g", "{}", "functions.g:1")]
+        ),
+    ]
+    head, usage = ResponseHead("chatcmpl-7", 1, "m", 1), Usage(1, 3, reasoning_tokens=1)
+    whole = ChatResponse(head, NO_TOOLS)
+    whole.deltas(deltas)
+    document = json.loads(whole.body(usage))
+    message = document["choices"][0]["message"]
+    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("hm", "hm", "a")
+    calls = [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]]
+    assert calls == [("call_7_0_0", "f", '{"x":1}'), ("functions.g:1", "g", "{}")]
+    assert document["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
+    stream = ChatStream(head, include_usage=False, continuous=False)
+    events = [json.loads(e[6:]) for d in deltas for e in stream.deltas([d], usage).strip().split(b"\n\n")]
+    said = [event["choices"][0]["delta"] for event in events]
+    assert said[0] == {"reasoning": "hm", "reasoning_content": "hm"}
+    begun = {"index": 0, "id": "call_7_0_0", "type": "function", "function": {"name": "f", "arguments": '{"x"'}}
+    assert said[1] == {"content": "a", "tool_calls": [begun]}
+    assert said[2]["tool_calls"][0] == {"index": 0, "function": {"arguments": ":1}"}}
+    assert (said[3], events[3]["choices"][0]["finish_reason"]) == ({}, "tool_calls")
+
+
 def test_a_developer_is_the_system_to_templates_that_do_not_know_one():
     assert prompt_of([{"role": "developer", "content": "a"}]) == "<bos><system>a<eos><assistant>"
 
@@ -324,7 +370,6 @@ def test_continuous_usage_begins_with_the_prompts_tokens():
     head = ResponseHead("c-1", 1, "m", 1, 7)
     for stream in (
         ChatStream(head, include_usage=True, continuous=True),
-        ToolChatStream(head, NO_TOOLS, include_usage=True, continuous=True),
         CompletionStream(head, include_usage=True, continuous=True, echo=["a"]),
     ):
         usage = json.loads(stream.opening()[6:])["usage"]

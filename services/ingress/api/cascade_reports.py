@@ -36,6 +36,8 @@ def usage_object(usage: Usage, report: CascadeReport | None = None) -> dict[str,
         "completion_tokens": usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens is not None:
+        counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     if report is not None:
         attempts = [{"model": attempt.model, **usage_object(attempt.usage)} for attempt in report.attempts]
         counts["cascade"] = {"attempts": attempts}

@@ -45,7 +45,6 @@ _OF_VLLM = {
     "mm_payload": "only text is served",
     "return_mm_kwargs": "only text is served",
     "thinking_token_budget": "use `max_tokens`",
-    "include_reasoning": "reasoning is not told apart from text; leave it out",
     "truncation_side": "shorten the prompt",
     "logprob_token_ids": "use `logprobs`",
     "return_token_offsets": "use `/tokenize` on the text",

@@ -28,10 +28,7 @@ def prompt_text(request: ChatRequest | TokenizeRequest, template: ChatTemplate |
         raise bad_value(
             "continue_final_message", "`continue_final_message` and `add_generation_prompt` exclude each other."
         )
-    extra = request.chat_template_kwargs or {}
-    for name in extra:
-        if name in _RESERVED:
-            raise bad_value("chat_template_kwargs", f"`chat_template_kwargs` may not set `{name}`.")
+    extra = template_values(request)
     messages = [_plain(m, template, f"messages[{i}]") for i, m in enumerate(request.messages or [])]
     tools = msgspec.to_builtins(request.tools) if request.tools else None
     if tools is not None and not template.traits.tools:
@@ -48,6 +45,25 @@ def prompt_text(request: ChatRequest | TokenizeRequest, template: ChatTemplate |
     return _open_end(text, messages[-1]) if open_end else text
 
 
+def template_values(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """Values that the request gives the template besides messages and tools.
+
+    As vLLM has it, an effort also switches thinking on or off, where the request does not.
+
+    Raises:
+        ApiError: 400 for a name that is the request's own.
+    """
+    extra = dict(request.chat_template_kwargs or {})
+    for name in extra:
+        if name in _RESERVED:
+            raise bad_value("chat_template_kwargs", f"`chat_template_kwargs` may not set `{name}`.")
+    effort = request.reasoning_effort if isinstance(request, ChatRequest) else None
+    if effort is not None:
+        extra.setdefault("reasoning_effort", effort)
+        extra.setdefault("enable_thinking", effort != "none")
+    return extra
+
+
 def _plain(message: ChatMessage, template: ChatTemplate, param: str) -> dict[str, Any]:
     """A message as templates read it: absent fields left out, content as a string or as parts."""
     content = message.content
@@ -59,6 +75,9 @@ def _plain(message: ChatMessage, template: ChatTemplate, param: str) -> dict[str
     out: dict[str, Any] = {"role": role, "content": _content(content, template.traits.content_parts)}
     if message.name is not None:
         out["name"] = message.name
+    thought = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if thought is not None:
+        out["reasoning"] = out["reasoning_content"] = thought
     if message.tool_call_id is not None:
         out["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

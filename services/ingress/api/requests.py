@@ -107,41 +107,42 @@ class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True):
     function: NamedFunction
 
 
-class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True):
+# Fields of messages that are unknown here are ignored, as vLLM does: other providers put theirs into what comes back
+# (`cache_control`, `provider_specific_fields`, `thinking_blocks`).
+
+
+class ContentPart(Struct, kw_only=True):
     """A part of a message: only text."""
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+class CalledFunction(Struct, kw_only=True):
     """A call that the model made earlier; ``arguments`` is JSON text."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
+class ToolCall(Struct, kw_only=True):
     """One tool call of an assistant message."""
 
     id: str
     type: Literal["function"]
     function: CalledFunction
-    index: int | None = None
 
 
-class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message. The fields with None or empty values only are what earlier responses carry back in."""
+class ChatMessage(Struct, kw_only=True):
+    """One message. ``reasoning`` is what an assistant thought; ``reasoning_content`` its older name."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Meta(min_length=1)] | None = None
     name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: None = None
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
 
 
 class CascadeWishes(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -220,10 +221,11 @@ class ChatRequest(Shared, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
     audio: Any = UNSET
     modalities: Any = UNSET
     prediction: Any = UNSET
-    reasoning_effort: Any = UNSET
     verbosity: Any = UNSET
     web_search_options: Any = UNSET
     functions: Any = UNSET

@@ -8,10 +8,9 @@ import msgspec
 
 from services.ingress.api.cascade_reports import cascade_object, usage_object
 from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
-from services.ingress.api.streams import ResponseHead
-from services.ingress.api.tool_call_parser import parse_calls
+from services.ingress.api.streams import ResponseHead, call_id
 from services.ingress.api.tools import ToolMode, ToolPlan
-from services.ingress.calls.messages import CascadeReport, ChoiceDelta, DeltaLogprob, Usage
+from services.ingress.calls.messages import CallPart, CascadeReport, ChoiceDelta, DeltaLogprob, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -31,10 +30,12 @@ class CollectedResponse(Protocol):
 class _Choice:
     """Output of one choice so far."""
 
-    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts")
+    __slots__ = ("calls", "finish_reason", "logprobs", "reasoning", "stop_reason", "texts")
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.reasoning = ""
+        self.calls: list[CallPart] = []
         self.logprobs: list[DeltaLogprob] | None = None
         self.finish_reason = ""
         self.stop_reason: str | int | None = None
@@ -42,11 +43,21 @@ class _Choice:
     def add(self, delta: ChoiceDelta) -> None:
         if delta.text:
             self.texts.append(delta.text)
+        self.reasoning += delta.reasoning
+        for part in delta.calls:
+            self._add_call(part)
         if delta.logprobs is not None:
             self.logprobs = (self.logprobs or []) + delta.logprobs
         if delta.finish_reason:
             self.finish_reason = delta.finish_reason
             self.stop_reason = delta.stop_reason
+
+    def _add_call(self, part: CallPart) -> None:
+        if part.index == len(self.calls):
+            self.calls.append(part)
+        else:
+            begun = self.calls[part.index]
+            self.calls[part.index] = msgspec.structs.replace(begun, arguments=begun.arguments + part.arguments)
 
 
 class _Collected:
@@ -84,29 +95,32 @@ class ChatResponse(_Collected):
         return self._document("chat.completion", choices, usage, report)
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
-        reason = choice.finish_reason
-        if self._tools.mode is not ToolMode.NONE:
-            reason = self._read_calls(index, message, reason)
         return {
             "index": index,
-            "message": message,
+            "message": self._message(index, choice),
             "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
-            "finish_reason": reason,
+            "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
 
-    def _read_calls(self, index: int, message: dict[str, Any], reason: str) -> str:
-        text, calls = parse_calls(self._tools, message["content"])
-        silent = calls or self._tools.mode is not ToolMode.TAGGED
-        message["content"] = (text or None) if silent else text
-        if not calls:
-            return reason
-        message["tool_calls"] = [
-            {"id": call_id(self._head.id, index, i), "type": "function", "function": msgspec.to_builtins(call)}
-            for i, call in enumerate(calls)
-        ]
-        return calls_reason(self._tools.mode, reason)
+    def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
+        text = "".join(choice.texts)
+        if choice.calls:
+            text = text.strip()
+        silent = choice.calls or choice.reasoning or self._tools.mode in (ToolMode.NAMED, ToolMode.REQUIRED)
+        message: dict[str, Any] = {"role": "assistant", "content": (text or None) if silent else text, "refusal": None}
+        if choice.reasoning:
+            message |= {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning}
+        if choice.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call_id(self._head.id, index, call),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in choice.calls
+            ]
+        return message
 
 
 class CompletionResponse(_Collected):
@@ -131,13 +145,3 @@ class CompletionResponse(_Collected):
                 }
             )
         return self._document("text_completion", choices, usage, report)
-
-
-def call_id(response: str, choice: int, index: int) -> str:
-    """Id of a tool call, unique over responses."""
-    return f"call_{response.partition('-')[2]}_{choice}_{index}"
-
-
-def calls_reason(mode: ToolMode, reason: str) -> str:
-    """Finish reason of a choice with calls: OpenAI says ``stop`` where one function was named."""
-    return "tool_calls" if reason == "stop" and mode is not ToolMode.NAMED else reason

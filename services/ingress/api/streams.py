@@ -6,14 +6,14 @@ choice, a usage event where asked for, ``[DONE]``. Text that a decoder still hol
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from services.ingress.api.cascade_reports import cascade_object, usage_object
 from services.ingress.api.errors import ApiError
 from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
-from services.ingress.calls.messages import CascadeReport, ChoiceDelta, Usage
+from services.ingress.calls.messages import CallPart, CascadeReport, ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -114,13 +114,14 @@ class StreamParts:
 
 
 class ChatStream:
-    """Events of a streamed chat completion."""
+    """Events of a streamed chat completion: text, reasoning and tool calls as they come."""
 
-    __slots__ = ("_parts", "_starts")
+    __slots__ = ("_parts", "_response", "_starts")
 
     def __init__(self, head: ResponseHead, *, include_usage: bool, continuous: bool) -> None:
         self._parts = StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous)
         self._starts = [self._parts.head + b'{"index":%d,"delta":{"content":' % i for i in range(head.choices)]
+        self._response = head.id
 
     def opening(self) -> bytes:
         return self._parts.roles()
@@ -129,6 +130,8 @@ class ChatStream:
         tail = self._parts.tail(usage)
         if len(deltas) == 1 and deltas[0].logprobs is None and not deltas[0].finish_reason:  # nearly all
             delta = deltas[0]
+            if delta.calls or delta.reasoning:
+                return self._events(delta, tail)
             if not delta.text:
                 return b""
             return b"".join(
@@ -144,13 +147,26 @@ class ChatStream:
 
     def _events(self, delta: ChoiceDelta, tail: bytes) -> bytes:
         out = b""
-        if delta.text or delta.logprobs:
+        if delta.text or delta.logprobs or delta.reasoning or delta.calls:
             logprobs = b"null" if delta.logprobs is None else _encode(chat_logprobs(delta.logprobs))
-            content = self._starts[delta.index] + _encode(delta.text)
-            out = content + b'},"logprobs":' + logprobs + b',"finish_reason":null}]' + tail
+            own = b'{"index":%d,"delta":' % delta.index + _encode(self._content(delta))
+            out = self._parts.head + own + b',"logprobs":' + logprobs + b',"finish_reason":null}]' + tail
         if delta.finish_reason:
             out += self._parts.head + finish_choice(delta, b'"delta":{},"logprobs":null') + tail
         return out
+
+    def _content(self, delta: ChoiceDelta) -> dict[str, Any]:
+        parts: dict[str, Any] = {}
+        if delta.reasoning:
+            parts |= {"reasoning": delta.reasoning, "reasoning_content": delta.reasoning}
+        if delta.calls:
+            parts["tool_calls"] = [self._call(delta.index, part) for part in delta.calls]
+        return {"content": delta.text} | parts if delta.text or not parts else parts
+
+    def _call(self, choice: int, part: CallPart) -> dict[str, Any]:
+        function = {"name": part.name} if part.name else {}
+        head = {"id": call_id(self._response, choice, part), "type": "function"} if part.name else {}
+        return {"index": part.index, **head, "function": {**function, "arguments": part.arguments}}
 
 
 class CompletionStream:
@@ -206,3 +222,8 @@ def finish_choice(delta: ChoiceDelta, own: bytes) -> bytes:
     reason = _encode(delta.finish_reason or None)
     stop = b',"stop_reason":' + _encode(delta.stop_reason) if delta.finish_reason else b""
     return b'{"index":%d,' % delta.index + own + b',"finish_reason":' + reason + stop + b"}]"
+
+
+def call_id(response: str, choice: int, part: CallPart) -> str:
+    """Id of a tool call: in the model's own format, else one that is unique over responses."""
+    return part.id or f"call_{response.partition('-')[2]}_{choice}_{part.index}"

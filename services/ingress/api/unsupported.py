@@ -35,7 +35,6 @@ _CHAT: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((None,), "only text is served"),
     "modalities": ((None, ["text"]), "only text is served"),
     "prediction": ((None,), "leave it out"),
-    "reasoning_effort": ((None, "none"), "leave it out"),
     "verbosity": ((None,), "leave it out"),
     "web_search_options": ((None,), "leave it out"),
     "functions": ((None, []), "use `tools`"),

@@ -94,6 +94,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         client_id: The client's own request id; empty where it sent none.
         parent: Request id of the cascade's call that this is an attempt of; empty for a client's own call.
         priority: As in SubmitSequence; clients' calls have 0.
+        tell_tokens: Deltas have their token ids.
     """
 
     request: str
@@ -119,6 +120,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str = ""
     parent: str = ""
     priority: int = 0
+    tell_tokens: bool = False
 
 
 class CallSubmitted(Body, frozen=True, kw_only=True, tag="local.CallSubmitted/1"):
@@ -147,8 +149,25 @@ class DeltaLogprob(msgspec.Struct, frozen=True):
     top: list[tuple[str, float, bytes]]
 
 
+class CallPart(msgspec.Struct, frozen=True):
+    """New part of a tool call.
+
+    Attributes:
+        index: Position among the calls of its choice.
+        name: Of the function, with the call's first part; empty in later ones.
+        arguments: Further JSON text.
+        id: Id in the model's own format, with the first part; empty where any will do.
+    """
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+    id: str = ""
+
+
 class ChoiceDelta(msgspec.Struct, frozen=True):
-    """New text of one choice.
+    """New output of one choice. The core tells text; the parser of a call's output moves parts of it to ``reasoning``
+    and ``calls``.
 
     Attributes:
         index: ``p * n + c``.
@@ -156,6 +175,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
         tokens: Number of output tokens this delta covers.
         finish_reason: ``stop``, ``length`` or ``""`` while it goes on.
         stop_reason: The stop string or token id that ended it.
+        token_ids: Of the text, where the call wants them told.
     """
 
     index: int
@@ -164,16 +184,23 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     finish_reason: str = ""
     stop_reason: str | int | None = None
     logprobs: list[DeltaLogprob] | None = None
+    token_ids: list[int] | None = None
+    reasoning: str = ""
+    calls: list[CallPart] = []
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Token counts of a whole call: prompts counted once each, outputs over all choices, stop tokens included as
     vLLM counts them.
+
+    Attributes:
+        reasoning_tokens: Of the outputs; None where the model's output has no reasoning to parse.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
 
 
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):

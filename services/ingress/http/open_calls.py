@@ -28,11 +28,11 @@ from services.ingress.api.cascade_reports import answering_headers
 from services.ingress.api.cascade_requests import able_variants, build_any_call
 from services.ingress.api.errors import SERVER, ApiError, refusal
 from services.ingress.api.models import ModelRegistry
+from services.ingress.api.output_readers import JsonCallReader, OutputReader
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
 from services.ingress.api.responses import ChatResponse, CollectedResponse, CompletionResponse
 from services.ingress.api.streams import COMMENT, ChatStream, CompletionStream, EventStream, ResponseHead, error_event
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
-from services.ingress.api.tool_events import ToolChatStream
 from services.ingress.api.tools import ToolMode
 from services.ingress.calls.messages import (
     AcceptCall,
@@ -40,6 +40,7 @@ from services.ingress.calls.messages import (
     CallAbandoned,
     CallKind,
     CallSubmitted,
+    ChoiceDelta,
     CompleteCall,
     DeliverDeltas,
     FailCall,
@@ -59,8 +60,11 @@ class ResponseView:
     """One call as the client sees it. ``stream`` or ``collected`` is set, as the client asked.
 
     Attributes:
+        reader: Tells reasoning and calls apart from text; None where all is text.
         shape: Of a cascade's call until it is known which model answers: sets one of the two for that model.
         opens_early: Whether its stream may begin with comments: a cascade's, which may be undecided for long.
+        ending: Ends it; set while its reader still reads what came before.
+        reasoning_tokens: So far; None where nothing tells them.
         written: Whether anything was written since the last look of ``keep_alive``.
         quiet_s: Time of the first look after the last write.
     """
@@ -68,12 +72,15 @@ class ResponseView:
     __slots__ = (
         "collected",
         "dirty",
+        "ending",
         "exchange",
         "headers",
         "opens_early",
         "path",
         "pending",
         "quiet_s",
+        "reader",
+        "reasoning_tokens",
         "shape",
         "stream",
         "written",
@@ -85,8 +92,11 @@ class ResponseView:
         self.headers = headers
         self.stream: EventStream | None = None
         self.collected: CollectedResponse | None = None
+        self.reader: OutputReader | None = None
         self.shape: Callable[[str], None] | None = None
         self.pending: list[bytes] = []
+        self.ending: Callable[[], None] | None = None
+        self.reasoning_tokens: int | None = None
         self.dirty = False
         self.opens_early = opens_early
         self.written = True
@@ -249,12 +259,10 @@ class OpenCalls:
         prompt_tokens = sum(map(len, call.prompts))
         head = ResponseHead(f"{prefix}{call.request}", int(self._now_s()), call.model, choices, prompt_tokens)
         echo = self._echo(parsed, call)
+        if parsed.tools.mode is not ToolMode.NONE:
+            view.reader = JsonCallReader(parsed.tools, choices)
         if not call.stream:
             view.collected = ChatResponse(head, parsed.tools) if chat else CompletionResponse(head, echo)
-        elif chat and parsed.tools.mode is not ToolMode.NONE:
-            view.stream = ToolChatStream(
-                head, parsed.tools, include_usage=parsed.include_usage, continuous=parsed.continuous_usage
-            )
         elif chat:
             view.stream = ChatStream(head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage)
         else:
@@ -302,6 +310,22 @@ class OpenCalls:
         view = self._views.get(effect.request)
         if view is None:
             return
+        if view.reader is None:
+            self._show(view, effect)
+        else:
+            view.reader.read(effect.deltas, lambda deltas, reasoning: self._show_read(view, effect, deltas, reasoning))
+
+    def _show_read(
+        self, view: ResponseView, effect: DeliverDeltas, deltas: list[ChoiceDelta], reasoning: int | None
+    ) -> None:
+        """Show what a reader made of a delivery, and then the end, if it waits for this."""
+        view.reasoning_tokens = reasoning
+        usage = msgspec.structs.replace(effect.usage, reasoning_tokens=reasoning)
+        self._show(view, msgspec.structs.replace(effect, deltas=deltas, usage=usage))
+        if view.ending is not None:
+            view.ending()
+
+    def _show(self, view: ResponseView, effect: DeliverDeltas) -> None:
         if view.stream is None:
             assert view.collected is not None
             view.collected.deltas(effect.deltas)
@@ -328,17 +352,28 @@ class OpenCalls:
                 view.exchange.write(events)
 
     def _complete(self, effect: CompleteCall) -> None:
-        view = self._views.pop(effect.request, None)
+        view = self._views.get(effect.request)
         if view is None:
             return
+        if view.reader is not None and view.reader.busy:
+            view.ending = lambda: self._complete(effect)
+            return
+        self._drop(effect.request)
+        usage = msgspec.structs.replace(effect.usage, reasoning_tokens=view.reasoning_tokens)
         if view.stream is not None:
-            view.pending.append(view.stream.closing(effect.usage))
+            view.pending.append(view.stream.closing(usage))
             view.exchange.end(b"".join(view.pending))
             view.pending.clear()
             return
         assert view.collected is not None
         self._metrics.responses.add(view.path, "200")
-        view.exchange.respond(200, view.collected.body(effect.usage, effect.report), headers=view.headers)
+        view.exchange.respond(200, view.collected.body(usage, effect.report), headers=view.headers)
+
+    def _drop(self, request: str) -> ResponseView | None:
+        view = self._views.pop(request, None)
+        if view is not None and view.reader is not None:
+            view.reader.close()
+        return view
 
     def _refuse(self, effect: RefuseCall) -> None:
         error = refusal(effect.kind, effect.detail, effect.param, effect.retry_after_s)
@@ -348,9 +383,13 @@ class OpenCalls:
         self._end_with(effect.request, refusal(effect.kind, effect.detail, effect.param))
 
     def _end_with(self, request: str, error: ApiError) -> None:
-        view = self._views.pop(request, None)
+        view = self._views.get(request)
         if view is None:
             return
+        if view.reader is not None and view.reader.busy:
+            view.ending = lambda: self._end_with(request, error)
+            return
+        self._drop(request)
         if view.exchange.streaming:
             view.pending.append(error_event(error))
             view.exchange.end(b"".join(view.pending))
@@ -373,7 +412,7 @@ class OpenCalls:
                 self._open_stream(view, COMMENT)
 
     def _abandon(self, request: str, reason: DisconnectReason) -> None:
-        if self._views.pop(request, None) is None:
+        if self._drop(request) is None:
             return
         self._metrics.gone.add(reason.value)
         self._deliver(CallAbandoned(request=request, reason=reason.value), "")

@@ -123,7 +123,10 @@ def _detokenize(
     else:
         result = _UNFINISHED.get(finish, ChunkResult.GOES_ON)
     if sequence.call.call.stream:
-        return result, ChoiceDelta(sequence.index, text.text, fresh, output.finish_reason, output.stop_reason, shown)
+        told = token_ids[: text.tokens_used] if sequence.call.call.tell_tokens else None
+        return result, ChoiceDelta(
+            sequence.index, text.text, fresh, output.finish_reason, output.stop_reason, shown, told
+        )
     return result, _hold(sequence, text.text, shown)
 
 
@@ -158,6 +161,7 @@ def _hold(sequence: OpenSequence, text: str, logprobs: list[DeltaLogprob] | None
         output.finish_reason,
         output.stop_reason,
         output.held_logprobs if sequence.told_logprobs is not None else None,
+        list(sequence.log) if sequence.call.call.tell_tokens else None,
     )
 
 

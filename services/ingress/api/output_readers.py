@@ -1,0 +1,75 @@
+"""Readers of a chat's output: they move what is no text (reasoning, tool calls) of each delta to fields of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from services.ingress.api.tool_call_parser import CallBegun, Piece, TextPiece, ToolCallParser
+from services.ingress.api.tools import ToolMode, ToolPlan
+from services.ingress.calls.messages import CallPart, ChoiceDelta
+
+
+class OutputReader(Protocol):
+    """Reader of one call's output. It answers in the order of its questions, at once or later."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are due."""
+        ...
+
+    def read(self, deltas: list[ChoiceDelta], told: Callable[[list[ChoiceDelta], int | None], None]) -> None:
+        """Hand over new output; ``told`` gets it with its parts told apart, and the reasoning tokens so far."""
+        ...
+
+    def close(self) -> None:
+        """The call is over: nothing more is told."""
+        ...
+
+
+class JsonCallReader:
+    """Calls that are JSON by a grammar, or stand between ``<tool_call>`` tags: read here, at once."""
+
+    busy = False
+
+    def __init__(self, plan: ToolPlan, choices: int) -> None:
+        self._plan = plan
+        self._parsers = [ToolCallParser(plan) for _ in range(choices)]
+
+    def read(self, deltas: list[ChoiceDelta], told: Callable[[list[ChoiceDelta], int | None], None]) -> None:
+        """As in OutputReader."""
+        told([self._read(delta) for delta in deltas], None)
+
+    def close(self) -> None:
+        """As in OutputReader."""
+
+    def _read(self, delta: ChoiceDelta) -> ChoiceDelta:
+        parser = self._parsers[delta.index]
+        pieces = parser.push(delta.text)
+        if delta.finish_reason:
+            pieces += parser.close()
+        text, parts = _told_apart(pieces)
+        return msgspec.structs.replace(
+            delta, text=text, calls=parts, finish_reason=_reason(delta.finish_reason, self._plan, parser.calls)
+        )
+
+
+def _told_apart(pieces: Sequence[Piece]) -> tuple[str, list[CallPart]]:
+    text, parts = "", list[CallPart]()
+    for piece in pieces:
+        if isinstance(piece, TextPiece):
+            text += piece.text
+        elif isinstance(piece, CallBegun):
+            parts.append(CallPart(piece.index, piece.name))
+        elif parts and parts[-1].index == piece.index:
+            parts[-1] = msgspec.structs.replace(parts[-1], arguments=parts[-1].arguments + piece.text)
+        else:
+            parts.append(CallPart(piece.index, arguments=piece.text))
+    return text, parts
+
+
+def _reason(reason: str, plan: ToolPlan, calls: int) -> str:
+    """Finish reason of a choice with calls: OpenAI says ``stop`` where one function was named."""
+    return "tool_calls" if reason == "stop" and calls and plan.mode is not ToolMode.NAMED else reason
