@@ -92,12 +92,12 @@ from services.ingress.metrics import IngressMetrics
 from services.ingress.migration.epoch_grants import grant_epoch, granted_to
 from services.ingress.migration.ownership import take_move
 from services.ingress.migration.replicas import take_replica
-from services.ingress.reactions import react
 from services.ingress.reply_router import take_failure, take_gathered, take_reply
 from services.ingress.state import IngressState
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
 from services.ingress.tokens.detokenizer import TextModel
 from services.ingress.tokens.ingest import ingest_tokens
+from services.ingress.transitions import react
 
 #: Bus messages that the runtime hands over; anything else is refused there.
 ACCEPTS: tuple[type[Body], ...] = (

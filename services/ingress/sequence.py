@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,7 +13,7 @@ from millrace.contracts.worker import Sampling
 from services.ingress.calls.messages import DeltaLogprob
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.dispatch.prefix_blocks import PromptBlocks
-from services.ingress.lifecycle import TRANSITIONS, Guard, Reaction, SequenceEvent, SequencePhase
+from services.ingress.lifecycle import SequencePhase
 from services.ingress.tokens.detokenizer import TextStream
 from services.ingress.tokens.evidence import TokenEvidence
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from services.ingress.calls.open_call import OpenCall
 
 
+@dataclass(slots=True, eq=False)
 class OutputText:
     """Text of a sequence's log.
 
@@ -33,18 +34,16 @@ class OutputText:
         stop_reason: Stop string or token id that ended it.
     """
 
-    __slots__ = ("finish_reason", "held_logprobs", "held_text", "lazy", "pushed", "stop_reason", "stream")
-
-    def __init__(self, stream: TextStream, *, lazy: bool) -> None:
-        self.stream = stream
-        self.lazy = lazy
-        self.pushed = 0
-        self.held_text: list[str] = []
-        self.held_logprobs: list[DeltaLogprob] = []
-        self.finish_reason = ""
-        self.stop_reason: str | int | None = None
+    stream: TextStream
+    lazy: bool
+    pushed: int = 0
+    held_text: list[str] = field(default_factory=list)
+    held_logprobs: list[DeltaLogprob] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
 
 
+@dataclass(slots=True, eq=False)
 class RetryState:
     """Attempts to find an instance since the sequence was last owned by one.
 
@@ -61,19 +60,17 @@ class RetryState:
         why: Why its instance was lost; empty for none.
     """
 
-    __slots__ = (
-        "alone", "at_ns", "deaths", "errors", "excluded", "fruitless", "rounds", "since_ns", "suspect", "tries", "why",
-    )  # fmt: skip
-
-    def __init__(self, now_ns: int) -> None:
-        self.tries = 0
-        self.rounds = 0
-        self.at_ns = 0
-        self.since_ns = now_ns
-        self.excluded: dict[str, int] = {}
-        self.fruitless = self.errors = self.deaths = 0
-        self.alone = self.suspect = False
-        self.why = ""
+    since_ns: int
+    tries: int = 0
+    rounds: int = 0
+    at_ns: int = 0
+    excluded: dict[str, int] = field(default_factory=dict)
+    fruitless: int = 0
+    errors: int = 0
+    deaths: int = 0
+    suspect: bool = False
+    alone: bool = False
+    why: str = ""
 
     def progressed(self) -> None:
         """Forget failures: a new token arrived."""
@@ -87,6 +84,7 @@ class RetryState:
         self.why = ""
 
 
+@dataclass(slots=True, eq=False)
 class ResendState:
     """Questions to the instance about tokens after the log.
 
@@ -96,15 +94,13 @@ class ResendState:
         after_ns, at_ns: Silence after which the next probe is due, and when the latest was sent.
     """
 
-    __slots__ = ("after_ns", "at_ns", "correlation", "failures")
-
-    def __init__(self) -> None:
-        self.correlation = ""
-        self.failures = 0
-        self.after_ns = 0
-        self.at_ns = 0
+    correlation: str = ""
+    failures: int = 0
+    after_ns: int = 0
+    at_ns: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class DispatchSpan:
     """Trace span of the present placement.
 
@@ -113,14 +109,12 @@ class DispatchSpan:
         attributes: None where the trace is not sampled, or after the span was recorded.
     """
 
-    __slots__ = ("attributes", "context", "start_ns")
-
-    def __init__(self) -> None:
-        self.context = ""
-        self.start_ns = 0
-        self.attributes: dict[str, Any] | None = None
+    context: str = ""
+    start_ns: int = 0
+    attributes: dict[str, Any] | None = None
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class EpochGrant:
     """An epoch that a migration's target may decode in. Open until the target is proven to hold the sequence
     (``migration/ownership.py``) or the grant is revoked.
@@ -134,52 +128,29 @@ class EpochGrant:
         proof: Correlation of the open question to the target; empty for none.
     """
 
-    __slots__ = ("at_ns", "epoch", "incarnation", "instance", "migration", "proof", "source", "span", "tokens")
-
-    def __init__(
-        self, sequence: OpenSequence, target: KnownInstance, *, migration: str, epoch: int, now_ns: int, span: str
-    ) -> None:
-        assert sequence.instance is not None
-        self.migration = migration
-        self.epoch = epoch
-        self.source = sequence.instance
-        self.instance = target
-        self.incarnation = target.member.incarnation
-        self.tokens = len(sequence.log)
-        self.at_ns = now_ns
-        self.span = span
-        self.proof = ""
+    migration: str
+    epoch: int
+    source: KnownInstance
+    instance: KnownInstance
+    incarnation: int
+    tokens: int
+    at_ns: int
+    span: str
+    proof: str = ""
 
 
-class HeldReplica:
-    """A KV replica of a sequence at another instance, as its migrator told it last.
-
-    Attributes:
-        epoch: Of the tokens whose KV it has.
-        instance, incarnation: Of the holder.
-        tokens: Whose KV it has, prompt included.
-    """
-
-    __slots__ = ("epoch", "incarnation", "instance", "name", "tokens")
-
-    def __init__(self, body: KvReplicated) -> None:
-        self.name = body.replica
-        self.epoch = body.epoch
-        self.instance = body.instance
-        self.incarnation = body.incarnation
-        self.tokens = body.tokens
-
-
+@dataclass(slots=True, eq=False)
 class OpenSequence:
     """One choice of one prompt, from admission to its end.
 
     Attributes:
         log: All output tokens so far, over all epochs. A failover resubmits prompt and log.
-        phase: State in ``lifecycle.py``; changed by ``advance`` only.
+        phase: State in ``lifecycle.py``; changed by ``transitions.py`` only.
         owned: Whether an instance ever accepted it: later submissions are failovers.
         epoch, epoch_max: The current epoch, and the highest that was ever submitted or granted.
         grant: The open one; only in RUNNING and VERIFYING.
-        replica: A KV replica of its present epoch, which may be that in which it lost its instance; None for none.
+        replica: A KV replica of its present epoch, which may be that in which it lost its instance, as its migrator
+            told it last; None for none.
         revoked: Latest few migrations whose grants were revoked: late questions of them are refused.
         instance, incarnation: Where it is, and the incarnation that was asked.
         moved: It came to its instance by a migration in this epoch.
@@ -193,84 +164,49 @@ class OpenSequence:
         evidence: Log-probabilities of its tokens, where ingress judges the answer.
     """
 
-    __slots__ = (
-        "_phase",
-        "asking",
-        "blocks",
-        "call",
-        "epoch",
-        "epoch_max",
-        "evidence",
-        "fresh",
-        "grant",
-        "id",
-        "incarnation",
-        "index",
-        "instance",
-        "last_ns",
-        "log",
-        "moved",
-        "output",
-        "owned",
-        "placed_ns",
-        "prompt",
-        "replica",
-        "resend",
-        "retry",
-        "revoked",
-        "sampling",
-        "span",
-        "submit",
-        "tokens_max",
-        "told_logprobs",
-    )
+    call: OpenCall
+    index: int
+    sampling: Sampling
+    stream: InitVar[TextStream]
+    last_ns: int
+    phase: SequencePhase = SequencePhase.WAITING
+    id: str = field(init=False)
+    prompt: list[int] = field(init=False)
+    tokens_max: int = field(init=False)
+    told_logprobs: int | None = field(init=False)
+    evidence: TokenEvidence | None = None
+    output: OutputText = field(init=False)
+    log: list[int] = field(default_factory=list)
+    epoch: int = -1
+    epoch_max: int = -1
+    grant: EpochGrant | None = None
+    replica: KvReplicated | None = None
+    revoked: tuple[str, ...] = ()
+    instance: KnownInstance | None = None
+    incarnation: int = 0
+    owned: bool = False
+    moved: bool = False
+    fresh: bool = True
+    placed_ns: int = 0
+    submit: str = ""
+    asking: str = ""
+    blocks: PromptBlocks | None = None
+    retry: RetryState = field(init=False)
+    resend: ResendState = field(default_factory=ResendState)
+    span: DispatchSpan = field(default_factory=DispatchSpan)
 
-    def __init__(self, call: OpenCall, index: int, sampling: Sampling, stream: TextStream, now_ns: int) -> None:
-        self.call = call
-        self.index = index
-        self.id = str(SequenceId(call.request, index))
-        self.prompt = call.call.prompts[index // call.call.n]
-        self.told_logprobs = sampling.logprobs
-        self.evidence = TokenEvidence() if call.call.judged else None
-        if self.evidence is not None and sampling.logprobs is None:
-            sampling = msgspec.structs.replace(sampling, logprobs=0)
-        self.sampling = sampling
-        self.tokens_max = sampling.max_tokens
-        self.output = OutputText(stream, lazy=not call.call.stream and not call.call.stop)
-        self.log: list[int] = []
-        self._phase = SequencePhase.WAITING
-        self.epoch = self.epoch_max = -1
-        self.grant: EpochGrant | None = None
-        self.replica: HeldReplica | None = None
-        self.revoked: tuple[str, ...] = ()
-        self.instance: KnownInstance | None = None
-        self.incarnation = 0
-        self.owned = False
-        self.moved = False
-        self.fresh = True
-        self.placed_ns = 0
-        self.last_ns = now_ns
-        self.submit = ""
-        self.asking = ""
-        self.blocks: PromptBlocks | None = None
-        self.retry = RetryState(now_ns)
-        self.resend = ResendState()
-        self.span = DispatchSpan()
-
-    @property
-    def phase(self) -> SequencePhase:
-        """Its state."""
-        return self._phase
-
-    def advance(self, event: SequenceEvent, holds: Callable[[Guard], bool]) -> Reaction:
-        """Take the transition of an event and return its reaction.
-
-        Raises:
-            TransitionRefused: the table lists none.
-        """
-        row = TRANSITIONS.take(self._phase, type(event), holds, who=self.id)
-        self._phase = row.target
-        return row.reaction
+    def __post_init__(self, stream: TextStream) -> None:
+        call = self.call.call
+        self.id = str(SequenceId(call.request, self.index))
+        self.prompt = call.prompts[self.index // call.n]
+        self.tokens_max = self.sampling.max_tokens
+        self.told_logprobs = self.sampling.logprobs
+        if call.judged:
+            self.evidence = TokenEvidence()
+            if self.told_logprobs is None:
+                self.sampling = msgspec.structs.replace(self.sampling, logprobs=0)
+        self.output = OutputText(stream, lazy=not call.stream and not call.stop)
+        self.retry = RetryState(self.last_ns)
 
     def next_epoch(self) -> int:
         """An epoch above all that were ever submitted or granted."""

@@ -46,7 +46,7 @@ class PredictorsHealth(AnswerHealth):
 
 
 class React(Protocol):
-    """Advances a sequence by an event and carries out the reaction (``reactions.react``)."""
+    """Advances a sequence by an event and carries out the reaction (``transitions.react``)."""
 
     def __call__(self, state: IngressState, sequence: OpenSequence, event: SequenceEvent, /) -> None: ...
 
@@ -128,7 +128,7 @@ class IngressState:
         self.dispatch_timer_ns = 0
 
     def bind(self, react: React) -> None:
-        """Set what ``fire`` calls: reactions stand above this module and cannot be imported here."""
+        """Set what ``fire`` calls: transitions stand above this module and cannot be imported here."""
         self._react = react
 
     def fire(self, sequence: OpenSequence, event: SequenceEvent) -> None:

@@ -19,12 +19,12 @@ from tokenizers import Tokenizer, decoders, models
 from services.ingress.actor import IngressActor
 from services.ingress.calls.messages import Call, CallKind, CallSubmitted, DeliverDeltas
 from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig, policy_of
-from services.ingress.lifecycle import TRANSITIONS, SequencePhase
+from services.ingress.lifecycle import SequencePhase
 from services.ingress.metrics import IngressMetrics
-from services.ingress.reactions import react
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.tokens.detokenizer import TextModel, TokenizerVocabulary
+from services.ingress.transitions import TRANSITIONS, react
 
 SECOND = 1_000_000_000
 MILLISECOND = 1_000_000

@@ -1,23 +1,23 @@
 """Transition tables: which event leads from which state to which other one, and what is to be done then.
 
-A table is a constant of the module that describes a life cycle; one method of the object that has the state looks an
-event up and assigns the state, nothing else does:
+A table is a constant of the module that describes a life cycle; one function looks an event up and assigns the state,
+nothing else does:
 
-    MIGRATIONS = TransitionTable[MigrationState, type[MigrationEvent], MigrationGuard, Step](
-        Transition(_S.PREPARING, Prepared, _S.COPYING, _R.PULL),
-        Transition(_S.COPYING, Pulled, _S.FREEZING, _R.FREEZE, guard=_G.LAST_ROUND),  # tried first
-        Transition(_S.COPYING, Pulled, _S.COPYING, _R.PULL),
-        Transition(_S.COPYING, Aborted, _S.ENDED, _R.RELEASE),
+    MIGRATIONS = TransitionTable[MigrationState, type[MigrationEvent], Guard, Reaction](
+        Transition(_S.PREPARING, Prepared, _S.COPYING, pull),
+        Transition(_S.COPYING, Pulled, _S.FREEZING, freeze, guard=is_last_round),  # tried first
+        Transition(_S.COPYING, Pulled, _S.COPYING, pull),
+        Transition(_S.COPYING, Aborted, _S.ENDED, release),
     )
 
-    def advance(self, event: MigrationEvent, holds: Callable[[MigrationGuard], bool]) -> Step:
-        row = MIGRATIONS.take(self._state, type(event), holds, who=self.id)
-        self._state = row.target
-        return row.reaction
+    def react(migration: Migration, event: MigrationEvent) -> None:
+        row = MIGRATIONS.take(migration.state, type(event), lambda guard: guard(migration, event), who=migration.id)
+        migration.state = row.target
+        row.reaction(migration, event)
 
 Events are types, as here, or members of an enumeration. Rows of one state and event are tried in the order in which
 they stand; each but the last has a guard, which the table checks when it is made. What a reaction and a guard mean is
-the caller's: usually enumerations, bound to functions by a dict beside them. A table that ignores some events asks with
+the caller's: functions of its own, or enumerations where the table stands below what it calls. A table that ignores some events asks with
 ``rows``, which is empty for those; ``take`` refuses them, as an event that cannot happen is a bug.
 """
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from millrace.contracts.observers import CandidateForecast
-from millrace.telemetry.tracecontext import sampled_context
+from millrace.telemetry.tracecontext import TraceContext, sampled_context
 
 from services.ingress.calls.listener import Listener
 from services.ingress.calls.messages import Call, ChoiceDelta, Usage
 from services.ingress.sequence import OpenSequence
 
 
+@dataclass(slots=True, eq=False)
 class OpenCall:
     """A call with its sequences.
 
@@ -31,64 +33,43 @@ class OpenCall:
         forecast: Prediction for the chosen instance; None without one, or with several prompts: none covers them all.
     """
 
-    __slots__ = (
-        "accepted",
-        "arrival_ns",
-        "cached_tokens",
-        "call",
-        "continuations",
-        "deadline_ns",
-        "expected_output_tokens",
-        "first_token_ns",
-        "forecast",
-        "held",
-        "instances",
-        "listener",
-        "migrations",
-        "output_tokens",
-        "patience_ns",
-        "placed_ns",
-        "policy",
-        "predicted",
-        "prompt_tokens",
-        "request",
-        "sequences",
-        "settling",
-        "several",
-        "tagging",
-        "touched",
-        "trace",
-        "unaccepted",
-        "unended",
-    )
+    call: Call
+    arrival_ns: int
+    timeout_ns: InitVar[int]
+    listener: Listener
+    request: str = field(init=False)
+    deadline_ns: int = field(init=False)
+    patience_ns: int | None = None
+    sequences: list[OpenSequence] = field(default_factory=list)
+    unaccepted: int = field(init=False)
+    unended: int = field(init=False)
+    several: bool = field(init=False)
+    accepted: bool = False
+    tagging: str = ""
+    predicted: float | None = None
+    expected_output_tokens: int | None = None
+    policy: str = ""
+    prompt_tokens: int = field(init=False)
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    first_token_ns: int = 0
+    placed_ns: int = 0
+    forecast: CandidateForecast | None = None
+    continuations: int = 0
+    migrations: int = 0
+    instances: list[str] = field(default_factory=list)
+    held: list[ChoiceDelta] = field(default_factory=list)
+    touched: list[ChoiceDelta] = field(default_factory=list)
+    settling: list[tuple[OpenSequence, Any]] = field(default_factory=list)
+    trace: TraceContext | None = field(init=False)
 
-    def __init__(self, call: Call, now_ns: int, timeout_ns: int, listener: Listener) -> None:
-        self.call = call
-        self.listener = listener
-        self.patience_ns: int | None = None
+    def __post_init__(self, timeout_ns: int) -> None:
+        call = self.call
         self.request = call.request
-        self.arrival_ns = now_ns
-        self.deadline_ns = now_ns + timeout_ns
-        self.sequences: list[OpenSequence] = []
+        self.deadline_ns = self.arrival_ns + timeout_ns
         self.unaccepted = self.unended = len(call.prompts) * call.n
         self.several = self.unended > 1
-        self.accepted = False
-        self.tagging = ""
-        self.predicted: float | None = None
-        self.expected_output_tokens: int | None = None
-        self.policy = ""
         self.prompt_tokens = sum(map(len, call.prompts))
-        self.output_tokens = 0
-        self.cached_tokens = 0
-        self.first_token_ns = 0
-        self.placed_ns = 0
-        self.forecast: CandidateForecast | None = None
-        self.continuations = 0
-        self.migrations = 0
-        self.instances: list[str] = []
-        self.held: list[ChoiceDelta] = []
-        self.touched: list[ChoiceDelta] = []
-        self.settling: list[tuple[OpenSequence, Any]] = []
         self.trace = sampled_context(call.traceparent)
 
     def deliver(self, deltas: list[ChoiceDelta]) -> None:

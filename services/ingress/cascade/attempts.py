@@ -77,8 +77,14 @@ def _start(state: IngressState, parent: OpenCascade, model: str, tier: int, *, a
     member = parent.members.get(model)
     assert member is not None, f"{model} cannot take {parent.request}"
     request = f"{parent.request}~{len(parent.attempts) + 1}"
-    attempt = Attempt(request, tier=tier, model=model, epoch=parent.served.plan.epoch, now_ns=state.now_ns)
-    attempt.again = again
+    attempt = Attempt(
+        request=request,
+        tier=tier,
+        model=model,
+        epoch=parent.served.plan.epoch,
+        started_ns=state.now_ns,
+        again=again,
+    )
     parent.attempts.append(attempt)
     further, why = next_tier(state, parent)
     attempt.streams = parent.call.stream and further is None

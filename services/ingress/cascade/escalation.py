@@ -7,7 +7,7 @@
     a further tier can answer in time (``next_tier``)                     escalate
     otherwise                                                             deliver the best answer so far
 
-The table in ``cascade/lifecycle.py`` says on which event each is evaluated. Before an answer is complete,
+The table in ``cascade/reactions.py`` says on which event each is evaluated. Before an answer is complete,
 ``commits_early`` can decide to deliver it and ``out_of_reach`` to reject it.
 """
 

@@ -1,4 +1,4 @@
-"""Lifecycle of a cascade's call: one table of states, events, guards and reactions.
+"""Lifecycle of a cascade's call: its states and its events. The table of transitions is in ``reactions.py``.
 
 The call of a client is the *parent*; an *attempt* is a call of one member model, placed and continued like any other.
 
@@ -7,8 +7,7 @@ The call of a client is the *parent*; an *attempt* is a call of one member model
     STREAMING   it is settled who answers; the attempt's tokens go to the client as they come
     ENDED       terminal
 
-``OpenCascade.advance`` looks an event up, takes the first row whose guard holds, and sets the state; no other code
-assigns it. Events of an attempt that is not the current one are dropped before.
+Events of an attempt that is not the current one are dropped before they reach the table.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 
 import msgspec
-from millrace.actor.transitions import Transition, TransitionTable
 
 from services.ingress.calls.limits import Refusal
 
@@ -79,56 +77,4 @@ class ClientGone(msgspec.Struct, frozen=True):
 
 CascadeEvent = (
     AnswerCompleted | AttemptFailed | ScoreOutOfReach | TextReady | AnswerScored | JudgementGivenUp | ClientGone
-)
-
-
-class CascadeGuard(Enum):
-    """Condition of a row, evaluated by ``cascade/reactions.py``."""
-
-    LAST_TIER = "no tier of the plan may follow"
-    GOOD_ENOUGH = "the score reaches the threshold in force"
-    NEXT_TIER = "a further tier can answer in time"
-    HAS_ANSWER = "an attempt is complete"
-    RESUMABLE = "a tier that was rejected early can answer after all"
-
-
-class CascadeReaction(Enum):
-    """Effect of a row."""
-
-    DELIVER = "deliver"
-    DELIVER_BEST = "deliver best"
-    JUDGE = "judge"
-    ESCALATE = "escalate"
-    START_AGAIN = "start again"
-    REJECT_EARLY = "reject early"
-    COMMIT = "commit"
-    COMPLETE = "complete"
-    FAIL = "fail"
-    ABANDON = "abandon"
-
-
-_S, _G, _R = CascadePhase, CascadeGuard, CascadeReaction
-
-#: Life cycle of a cascade's call.
-CASCADE_TRANSITIONS = TransitionTable[CascadePhase, type[CascadeEvent], CascadeGuard, CascadeReaction](
-    Transition(_S.ATTEMPTING, AnswerCompleted, _S.ENDED, _R.DELIVER, guard=_G.LAST_TIER),
-    Transition(_S.ATTEMPTING, AnswerCompleted, _S.JUDGING, _R.JUDGE),
-    Transition(_S.ATTEMPTING, AttemptFailed, _S.ATTEMPTING, _R.ESCALATE, guard=_G.NEXT_TIER),
-    Transition(_S.ATTEMPTING, AttemptFailed, _S.ENDED, _R.DELIVER_BEST, guard=_G.HAS_ANSWER),
-    Transition(_S.ATTEMPTING, AttemptFailed, _S.ATTEMPTING, _R.START_AGAIN, guard=_G.RESUMABLE),
-    Transition(_S.ATTEMPTING, AttemptFailed, _S.ENDED, _R.FAIL),
-    Transition(_S.ATTEMPTING, ScoreOutOfReach, _S.ATTEMPTING, _R.REJECT_EARLY),
-    Transition(_S.ATTEMPTING, TextReady, _S.STREAMING, _R.COMMIT),
-    Transition(_S.ATTEMPTING, ClientGone, _S.ENDED, _R.ABANDON),
-    #
-    Transition(_S.JUDGING, AnswerScored, _S.ENDED, _R.DELIVER, guard=_G.GOOD_ENOUGH),
-    Transition(_S.JUDGING, AnswerScored, _S.ENDED, _R.DELIVER, guard=_G.LAST_TIER),
-    Transition(_S.JUDGING, AnswerScored, _S.ATTEMPTING, _R.ESCALATE, guard=_G.NEXT_TIER),
-    Transition(_S.JUDGING, AnswerScored, _S.ENDED, _R.DELIVER_BEST),
-    Transition(_S.JUDGING, JudgementGivenUp, _S.ENDED, _R.DELIVER_BEST),
-    Transition(_S.JUDGING, ClientGone, _S.ENDED, _R.ABANDON),
-    #
-    Transition(_S.STREAMING, AnswerCompleted, _S.ENDED, _R.COMPLETE),
-    Transition(_S.STREAMING, AttemptFailed, _S.ENDED, _R.FAIL),
-    Transition(_S.STREAMING, ClientGone, _S.ENDED, _R.ABANDON),
 )

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING
 
 from millrace.contracts.observers import CascadeAttempt
-from millrace.telemetry.tracecontext import sampled_context
+from millrace.telemetry.tracecontext import TraceContext, sampled_context
 
 from services.ingress.calls.limits import Refusal
-from services.ingress.calls.messages import AttemptReport, Call, CascadeReport, ChoiceDelta, Usage
-from services.ingress.cascade.lifecycle import (
-    CASCADE_TRANSITIONS,
-    CascadeEvent,
-    CascadeGuard,
-    CascadePhase,
-    CascadeReaction,
-    DeliveryReason,
-)
+from services.ingress.calls.messages import AttemptReport, Call, CascadeReport, ChoiceDelta, MemberCall, Usage
+from services.ingress.cascade.lifecycle import CascadeEvent, CascadePhase, DeliveryReason
 
 if TYPE_CHECKING:
     from services.ingress.calls.open_call import OpenCall
     from services.ingress.cascade.plans import ServedCascade
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Attempt:
     """One member model's try.
 
@@ -42,46 +36,24 @@ class Attempt:
         span: Trace context of the attempt.
     """
 
-    __slots__ = (
-        "again",
-        "bound",
-        "call",
-        "deltas",
-        "detail",
-        "ended_ns",
-        "epoch",
-        "judged_by",
-        "model",
-        "outcome",
-        "reason",
-        "request",
-        "score",
-        "span",
-        "started_ns",
-        "streams",
-        "threshold",
-        "tier",
-    )
-
-    def __init__(self, request: str, *, tier: int, model: str, epoch: int, now_ns: int) -> None:
-        self.request = request
-        self.tier = tier
-        self.model = model
-        self.epoch = epoch
-        self.started_ns = now_ns
-        self.ended_ns = 0
-        self.call: OpenCall | None = None
-        self.streams = False
-        self.reason = DeliveryReason.LAST_TIER
-        self.again = False
-        self.bound: float | None = None
-        self.deltas: list[ChoiceDelta] = []
-        self.outcome = ""
-        self.score: float | None = None
-        self.judged_by = ""
-        self.threshold: float | None = None
-        self.detail = ""
-        self.span = ""
+    request: str
+    tier: int
+    model: str
+    epoch: int
+    started_ns: int
+    ended_ns: int = 0
+    call: OpenCall | None = None
+    streams: bool = False
+    reason: DeliveryReason = DeliveryReason.LAST_TIER
+    again: bool = False
+    bound: float | None = None
+    deltas: list[ChoiceDelta] = field(default_factory=list)
+    outcome: str = ""
+    score: float | None = None
+    judged_by: str = ""
+    threshold: float | None = None
+    detail: str = ""
+    span: str = ""
 
     @property
     def complete(self) -> bool:
@@ -131,13 +103,14 @@ class Attempt:
         )
 
 
+@dataclass(slots=True, eq=False)
 class OpenCascade:
     """A call of a cascade with its attempts.
 
     Attributes:
         served: Its cascade.
         members: The request as each model takes it.
-        phase: State in ``cascade/lifecycle.py``; changed by ``advance`` only.
+        phase: State in ``cascade/lifecycle.py``; changed by ``cascade/reactions.py`` only.
         events: Of its attempts, in order; handled after the message that caused them, when their books are closed.
         progressed: Tokens or deltas of the current attempt arrived that may settle who answers.
         asking: Correlation of the open question to the judge; empty for none.
@@ -148,49 +121,30 @@ class OpenCascade:
         first_ns: When the first text was delivered; 0 before.
     """
 
-    __slots__ = (
-        "_phase",
-        "accepted",
-        "arrival_ns",
-        "asking",
-        "attempts",
-        "call",
-        "deadline_ns",
-        "entry",
-        "events",
-        "first_ns",
-        "last",
-        "members",
-        "progressed",
-        "refusal",
-        "request",
-        "served",
-        "trace",
-    )
+    call: Call
+    served: ServedCascade
+    arrival_ns: int
+    timeout_ns: InitVar[int]
+    request: str = field(init=False)
+    members: dict[str, MemberCall] = field(init=False)
+    deadline_ns: int = field(init=False)
+    phase: CascadePhase = CascadePhase.ATTEMPTING
+    attempts: list[Attempt] = field(default_factory=list)
+    events: deque[tuple[Attempt, CascadeEvent]] = field(default_factory=deque)
+    progressed: bool = False
+    asking: str = ""
+    entry: str = ""
+    last: int | None = None
+    accepted: bool = False
+    refusal: Refusal | None = None
+    first_ns: int = 0
+    trace: TraceContext | None = field(init=False)
 
-    def __init__(self, call: Call, served: ServedCascade, now_ns: int, timeout_ns: int) -> None:
-        self.call = call
-        self.request = call.request
-        self.served = served
-        self.members = {member.model: member for member in call.members}
-        self.arrival_ns = now_ns
-        self.deadline_ns = now_ns + timeout_ns
-        self._phase = CascadePhase.ATTEMPTING
-        self.attempts: list[Attempt] = []
-        self.events: deque[tuple[Attempt, CascadeEvent]] = deque()
-        self.progressed = False
-        self.asking = ""
-        self.entry = ""
-        self.last: int | None = None
-        self.accepted = False
-        self.refusal: Refusal | None = None
-        self.first_ns = 0
-        self.trace = sampled_context(call.traceparent)
-
-    @property
-    def phase(self) -> CascadePhase:
-        """Its state."""
-        return self._phase
+    def __post_init__(self, timeout_ns: int) -> None:
+        self.request = self.call.request
+        self.members = {member.model: member for member in self.call.members}
+        self.deadline_ns = self.arrival_ns + timeout_ns
+        self.trace = sampled_context(self.call.traceparent)
 
     @property
     def attempt(self) -> Attempt:
@@ -201,16 +155,6 @@ class OpenCascade:
     def choices(self) -> int:
         """Number of choices over all prompts."""
         return len(self.call.prompts) * self.call.n
-
-    def advance(self, event: CascadeEvent, holds: Callable[[CascadeGuard], bool]) -> CascadeReaction:
-        """Take the transition of an event and return its reaction.
-
-        Raises:
-            TransitionRefused: the table lists none.
-        """
-        row = CASCADE_TRANSITIONS.take(self._phase, type(event), holds, who=self.request)
-        self._phase = row.target
-        return row.reaction
 
     def best(self) -> Attempt | None:
         """The complete attempt of the highest score; of equal ones, and without scores, the latest."""

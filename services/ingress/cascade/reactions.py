@@ -1,4 +1,4 @@
-"""Reactions to the events of a cascade's call (the table is in ``cascade/lifecycle.py``).
+"""Reactions to the events of a cascade's call, and at the end the table that says which event leads where.
 
 Events of attempts are collected while a message is handled and settled after it (``settle``): an attempt may then be
 cancelled without disturbing the token ingest that noticed the reason.
@@ -6,10 +6,11 @@ cancelled without disturbing the token ingest that noticed the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from millrace.actor.effects import Log
+from millrace.actor.transitions import Transition, TransitionTable
 from millrace.contracts.cascade import CascadePlan
 
 from services.ingress.calls.completion import abandon
@@ -38,9 +39,7 @@ from services.ingress.cascade.lifecycle import (
     AnswerScored,
     AttemptFailed,
     CascadeEvent,
-    CascadeGuard,
     CascadePhase,
-    CascadeReaction,
     ClientGone,
     DeliveryReason,
     JudgementGivenUp,
@@ -166,24 +165,11 @@ def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> None:
     elif isinstance(event, AttemptFailed):
         attempt.outcome, attempt.ended_ns, attempt.detail = "failed", state.now_ns, event.refusal.detail
         parent.refusal = event.refusal
-    reaction = parent.advance(event, lambda guard: _holds(state, parent, event, guard))
-    REACTIONS[reaction](state, parent, event)
-
-
-def _holds(state: IngressState, parent: OpenCascade, event: CascadeEvent, guard: CascadeGuard) -> bool:
-    match guard:
-        case CascadeGuard.LAST_TIER:
-            return is_last(parent)
-        case CascadeGuard.GOOD_ENOUGH:
-            return acceptance(parent) is not None
-        case CascadeGuard.NEXT_TIER:
-            open_way = not isinstance(event, AttemptFailed) or may_follow(event.refusal)
-            return open_way and next_tier(state, parent)[0] is not None
-        case CascadeGuard.RESUMABLE:
-            assert isinstance(event, AttemptFailed)
-            return may_follow(event.refusal) and resumable(state, parent) is not None
-        case CascadeGuard.HAS_ANSWER:
-            return parent.best() is not None
+    row = CASCADE_TRANSITIONS.take(
+        parent.phase, type(event), lambda guard: guard(state, parent, event), who=parent.request
+    )
+    parent.phase = row.target
+    row.reaction(state, parent, event)
 
 
 # Reactions.
@@ -305,16 +291,61 @@ def leave(state: IngressState, parent: OpenCascade, event: ClientGone) -> None:
     ending.abandon(state, parent, event.reason)
 
 
-#: Each has the signature (state, parent, event); the event is of the type that the table's rows name.
-REACTIONS: Mapping[CascadeReaction, Callable[[IngressState, OpenCascade, Any], None]] = {
-    CascadeReaction.JUDGE: judge,
-    CascadeReaction.DELIVER: deliver,
-    CascadeReaction.DELIVER_BEST: deliver_best,
-    CascadeReaction.ESCALATE: escalate,
-    CascadeReaction.START_AGAIN: run_again,
-    CascadeReaction.REJECT_EARLY: reject_early,
-    CascadeReaction.COMMIT: commit,
-    CascadeReaction.COMPLETE: complete,
-    CascadeReaction.FAIL: fail,
-    CascadeReaction.ABANDON: leave,
-}
+# Guards.
+
+
+def ends_the_plan(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> bool:
+    """No tier of the plan may follow."""
+    return is_last(parent)
+
+
+def good_enough(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> bool:
+    """The score reaches the threshold in force."""
+    return acceptance(parent) is not None
+
+
+def may_escalate(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> bool:
+    """A further tier can answer in time."""
+    open_way = not isinstance(event, AttemptFailed) or may_follow(event.refusal)
+    return open_way and next_tier(state, parent)[0] is not None
+
+
+def may_resume(state: IngressState, parent: OpenCascade, event: AttemptFailed) -> bool:
+    """A tier that was rejected early can answer after all."""
+    return may_follow(event.refusal) and resumable(state, parent) is not None
+
+
+def has_answer(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> bool:
+    """An attempt is complete."""
+    return parent.best() is not None
+
+
+#: Both take (state, parent, event); the event is of the type that the row names.
+Guard = Callable[[IngressState, OpenCascade, Any], bool]
+Reaction = Callable[[IngressState, OpenCascade, Any], None]
+
+_S = CascadePhase
+
+#: Life cycle of a cascade's call.
+CASCADE_TRANSITIONS = TransitionTable[CascadePhase, type[CascadeEvent], Guard, Reaction](
+    Transition(_S.ATTEMPTING, AnswerCompleted, _S.ENDED, deliver, guard=ends_the_plan),
+    Transition(_S.ATTEMPTING, AnswerCompleted, _S.JUDGING, judge),
+    Transition(_S.ATTEMPTING, AttemptFailed, _S.ATTEMPTING, escalate, guard=may_escalate),
+    Transition(_S.ATTEMPTING, AttemptFailed, _S.ENDED, deliver_best, guard=has_answer),
+    Transition(_S.ATTEMPTING, AttemptFailed, _S.ATTEMPTING, run_again, guard=may_resume),
+    Transition(_S.ATTEMPTING, AttemptFailed, _S.ENDED, fail),
+    Transition(_S.ATTEMPTING, ScoreOutOfReach, _S.ATTEMPTING, reject_early),
+    Transition(_S.ATTEMPTING, TextReady, _S.STREAMING, commit),
+    Transition(_S.ATTEMPTING, ClientGone, _S.ENDED, leave),
+    #
+    Transition(_S.JUDGING, AnswerScored, _S.ENDED, deliver, guard=good_enough),
+    Transition(_S.JUDGING, AnswerScored, _S.ENDED, deliver, guard=ends_the_plan),
+    Transition(_S.JUDGING, AnswerScored, _S.ATTEMPTING, escalate, guard=may_escalate),
+    Transition(_S.JUDGING, AnswerScored, _S.ENDED, deliver_best),
+    Transition(_S.JUDGING, JudgementGivenUp, _S.ENDED, deliver_best),
+    Transition(_S.JUDGING, ClientGone, _S.ENDED, leave),
+    #
+    Transition(_S.STREAMING, AnswerCompleted, _S.ENDED, complete),
+    Transition(_S.STREAMING, AttemptFailed, _S.ENDED, fail),
+    Transition(_S.STREAMING, ClientGone, _S.ENDED, leave),
+)

@@ -21,7 +21,6 @@ from services.ingress.lifecycle import (
     Deferred,
     ForecastsReceived,
     ForecastsRequested,
-    SequenceEvent,
     SubmissionRefused,
     SubmissionUnanswered,
     Submitted,
@@ -83,9 +82,8 @@ def ask_again(state: IngressState, sequence: OpenSequence, event: SubmissionUnan
     _ask(state, sequence, sequence.instance)
 
 
-def unheard(state: IngressState, sequence: OpenSequence, event: SequenceEvent) -> bool:
+def unheard(state: IngressState, sequence: OpenSequence, event: SubmissionUnanswered) -> bool:
     """Whether an instance that did not answer gave no sign of life either."""
-    assert isinstance(event, SubmissionUnanswered)
     assert sequence.instance is not None
     silent = sequence.instance.member.heard_ns < sequence.placed_ns
     return silent and event.reason is RequestFailure.TIMEOUT and state.detecting(state.now_ns)

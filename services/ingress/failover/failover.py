@@ -56,6 +56,11 @@ def finish_from_log(state: IngressState, sequence: OpenSequence, event: Instance
     complete_if_ended(state, sequence.call)
 
 
+def log_complete(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> bool:
+    """Whether the log already ends as its engine would have ended it."""
+    return bool(finish_reason_of(state, sequence))
+
+
 def finish_reason_of(state: IngressState, sequence: OpenSequence) -> str:
     """``stop`` or ``length`` if the log ends as its engine would have ended it; else empty."""
     log = sequence.log

@@ -20,7 +20,7 @@ from __future__ import annotations
 from services.ingress import tracing
 from services.ingress.calls.completion import end_sequence, refuse_or_fail
 from services.ingress.calls.messages import RefusalKind
-from services.ingress.lifecycle import InstanceLost, LossCause, SequenceEvent
+from services.ingress.lifecycle import InstanceLost, LossCause
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 
@@ -28,10 +28,8 @@ from services.ingress.state import IngressState
 ERRORS_MAX = 2
 
 
-def request_at_fault(sequence: OpenSequence, event: SequenceEvent) -> bool:
-    """Whether this loss shows that the request causes it."""
-    if not isinstance(event, InstanceLost):
-        return False
+def request_at_fault(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> bool:
+    """Whether this loss shows that the request causes it: the same failure repeats without a new token."""
     if event.cause is LossCause.ENGINE_ERROR:
         return bool(sequence.call.call.constraint_param) or sequence.retry.errors + 1 >= ERRORS_MAX
     return event.cause in (LossCause.ENGINE_DIED, LossCause.ENGINE_SILENT) and sequence.retry.alone

@@ -14,7 +14,7 @@ from millrace.contracts.worker import CancelSequence, ResendTokens
 
 from services.ingress import tracing
 from services.ingress.cluster.instances import KnownInstance
-from services.ingress.lifecycle import SequencePhase
+from services.ingress.lifecycle import InstanceLost, SequencePhase
 from services.ingress.pending import PendingProof
 from services.ingress.sequence import EpochGrant, OpenSequence
 from services.ingress.state import IngressState
@@ -73,10 +73,17 @@ def _open(state: IngressState, sequence: OpenSequence, body: AllotEpoch) -> Epoc
     target = state.cluster.instances[body.target]
     target.used = True
     tracing.keep(sequence.call)
-    span = tracing.new_span(sequence.call, state.rng)
-    epoch = sequence.next_epoch()
-    grant = EpochGrant(sequence, target, migration=body.migration, epoch=epoch, now_ns=state.now_ns, span=span)
-    sequence.grant = grant
+    assert sequence.instance is not None
+    grant = sequence.grant = EpochGrant(
+        migration=body.migration,
+        epoch=sequence.next_epoch(),
+        source=sequence.instance,
+        instance=target,
+        incarnation=target.member.incarnation,
+        tokens=len(sequence.log),
+        at_ns=state.now_ns,
+        span=tracing.new_span(sequence.call, state.rng),
+    )
     state.granted.setdefault(body.target, {})[sequence.id] = sequence
     return grant
 
@@ -122,7 +129,7 @@ def granted_to(sequence: OpenSequence, epoch: int, instance: KnownInstance) -> b
     )
 
 
-def target_alive(state: IngressState, sequence: OpenSequence) -> bool:
+def target_alive(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> bool:
     """Whether the target of the open grant can be asked for the sequence."""
     grant = sequence.grant
     if grant is None or not state.connected:

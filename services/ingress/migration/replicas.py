@@ -19,7 +19,7 @@ from millrace.policies.dispatch import Decision, InstanceView
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.dispatch.choice_record import DispatchChoice
 from services.ingress.dispatch.trial import needs_trial
-from services.ingress.sequence import HeldReplica, OpenSequence
+from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 
 #: Stands for the policy in decisions.
@@ -30,18 +30,18 @@ def take_replica(state: IngressState, body: KvReplicated) -> None:
     """Note a replica, or that there is none any more. One of another epoch is of no use."""
     sequence = state.sequences.get(body.sequence)
     if sequence is None:
-        _free(state, HeldReplica(body), body.sequence, "")
+        _free(state, body, "")
         return
     known = sequence.replica
     if not body.tokens:
-        if known is not None and known.name == body.replica:
+        if known is not None and known.replica == body.replica:
             sequence.replica = None
     elif sequence.epoch == body.epoch:
-        if known is not None and known.name != body.replica:
+        if known is not None and known.replica != body.replica:
             free_replica(state, sequence)
-        sequence.replica = HeldReplica(body)
-    elif known is None or known.name != body.replica:
-        _free(state, HeldReplica(body), sequence.id, sequence.call.request)
+        sequence.replica = body
+    elif known is None or known.replica != body.replica:
+        _free(state, body, sequence.call.request)
 
 
 def choice_of(
@@ -58,7 +58,7 @@ def choice_of(
     return DispatchChoice(decision=Decision(replica.instance, reason, []), policy=POLICY)
 
 
-def _holds(instance: KnownInstance, replica: HeldReplica) -> bool:
+def _holds(instance: KnownInstance, replica: KvReplicated) -> bool:
     return (instance.name, instance.member.incarnation) == (replica.instance, replica.incarnation)
 
 
@@ -73,7 +73,7 @@ def use_replica(state: IngressState, sequence: OpenSequence, instance: KnownInst
         free_replica(state, sequence)
         return ""
     sequence.replica = None
-    return replica.name
+    return replica.replica
 
 
 def note_resumed(state: IngressState, sequence: OpenSequence, kv_tokens: int) -> None:
@@ -96,11 +96,11 @@ def free_replica(state: IngressState, sequence: OpenSequence) -> None:
     """Tell the holder that the replica is of no use any more."""
     replica, sequence.replica = sequence.replica, None
     if replica is not None:
-        _free(state, replica, sequence.id, sequence.call.request)
+        _free(state, replica, sequence.call.request)
 
 
-def _free(state: IngressState, replica: HeldReplica, sequence: str, request: str) -> None:
+def _free(state: IngressState, replica: KvReplicated, request: str) -> None:
     """By a cancel up to its epoch: the holder may by now have the sequence itself, in a later one."""
     subject = state.subjects.engine(replica.instance, "cancel")
-    body = CancelSequence(sequence=sequence, epoch=replica.epoch, reason="its replica is of no use")
+    body = CancelSequence(sequence=replica.sequence, epoch=replica.epoch, reason="its replica is of no use")
     state.emit(Publish(subject=subject, body=body, request=request))
