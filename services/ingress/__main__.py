@@ -36,7 +36,7 @@ from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.build import IngressDeps, build
-from services.ingress.cascade.learnt_entry import LearntEntry
+from services.ingress.cascade.entry import LearntEntry
 from services.ingress.config import CascadeConfig, HttpConfig, IngressConfig, ModelConfig
 from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore

@@ -46,7 +46,7 @@ from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Sub
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.catalog import Role
-from millrace.contracts.ingress import FindRequests, ReturnReason, SequencesReturned, TokensGenerated
+from millrace.contracts.ingress import FindRequests, RequestsFound, ReturnReason, SequencesReturned, TokensGenerated
 from millrace.contracts.local import (
     BusDisconnected,
     BusReconnected,
@@ -68,12 +68,11 @@ from services.ingress import inspection
 from services.ingress.calls.admission import open_call, refusal_of
 from services.ingress.calls.completion import (
     ACKNOWLEDGE_TIMER,
+    end_late_calls,
     refuse,
     refuse_or_fail,
     send_acknowledgements,
 )
-from services.ingress.calls.deadlines import end_late_calls
-from services.ingress.calls.finding import answer_find
 from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
 from services.ingress.cascade.reactions import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
 from services.ingress.config import IngressConfig
@@ -94,7 +93,7 @@ from services.ingress.migration.ownership import take_move
 from services.ingress.migration.replicas import take_replica
 from services.ingress.reply_router import take_failure, take_gathered, take_reply
 from services.ingress.state import IngressState
-from services.ingress.times import MILLISECOND_NS, SECOND_NS
+from services.ingress.times import MILLISECOND_NS, RECONNECT_GRACE_NS, SECOND_NS
 from services.ingress.tokens.detokenizer import TextModel
 from services.ingress.tokens.ingest import ingest_tokens
 from services.ingress.transitions import react
@@ -219,7 +218,7 @@ class IngressActor:
             case AllotEpoch():
                 grant_epoch(self._state, body, message.reply_to)
             case FindRequests():
-                answer_find(self._state, body, message.reply_to)
+                self._on_find(body, message.reply_to)
             case SequenceMoved():
                 take_move(self._state, body)
             case KvReplicated():
@@ -241,7 +240,7 @@ class IngressActor:
         settle(self._state)
         if self._state.stopping:
             self._stop_when_idle()
-        return self._state.outbox.take()
+        return self._state.take_effects()
 
     # Life of a call: admitted, tagged, dispatched.
 
@@ -311,6 +310,13 @@ class IngressActor:
             elif granted_to(sequence, epoch, instance):
                 state.fire(sequence, TargetLost())
 
+    def _on_find(self, body: FindRequests, reply_to: str) -> None:
+        """Answer with the open requests of that client id; nothing is sent where none is open here."""
+        state = self._state
+        found = [call.request for call in state.calls.values() if call.call.client_id == body.client_id]
+        if found and body.client_id and reply_to:
+            state.emit(Reply(to=reply_to, body=RequestsFound(ingress=state.name, requests=found)))
+
     # Time and the bus.
 
     def _on_timer(self, name: str) -> None:
@@ -344,7 +350,7 @@ class IngressActor:
         state = self._state
         state.connected = True
         state.outage_end_ns = state.now_ns
-        state.detectors_from_ns = state.now_ns + state.times.reconnect_grace
+        state.detectors_from_ns = state.now_ns + RECONNECT_GRACE_NS
         state.cluster.reset_liveness(state.detectors_from_ns)
         state.cascades.confirm_anew()
         for sequence in state.waiting.values():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from millrace.actor.deps import ActorDeps
 
 from services.ingress.actor import IngressActor
-from services.ingress.cascade.learnt_entry import LearntEntry
+from services.ingress.cascade.entry import LearntEntry
 from services.ingress.config import IngressConfig, policy_of
 from services.ingress.metrics import IngressMetrics
 from services.ingress.tokens.detokenizer import TextModel

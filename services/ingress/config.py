@@ -99,7 +99,7 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     judge_timeout_s: Span = 2.0
     judge_pause_s: float = 5.0
     without_score: Literal["escalate", "accept"] = "escalate"
-    entry: str = "given"
+    entry: Literal["first", "given", "learnt"] = "given"
     entry_file: str = ""
     early_rejection: bool = True
     early_commit_tokens: int = 16

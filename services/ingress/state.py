@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Protocol
 
+from millrace.actor.effects import Effect, Publish
 from millrace.contracts.subjects import Subjects
+from millrace.contracts.worker import CancelSequence
 from millrace.policies.dispatch import DispatchPolicy
 
 from services.ingress.answer_health import AnswerHealth
 from services.ingress.calls.limits import AdmissionLimits
 from services.ingress.calls.listener import ClientListener
 from services.ingress.calls.open_call import OpenCall
-from services.ingress.cascade.learnt_entry import LearntEntry
+from services.ingress.cascade.entry import LearntEntry
 from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.cascade.plans import CascadePlans
 from services.ingress.cluster.cluster_view import IngressClusterView
@@ -22,7 +24,6 @@ from services.ingress.dispatch.forecast_budget import ForecastBudget
 from services.ingress.dispatch.prefix_blocks import PrefixHolders, PromptBlocks
 from services.ingress.lifecycle import SequenceEvent
 from services.ingress.metrics import IngressMetrics
-from services.ingress.outbox import EffectOutbox
 from services.ingress.pending import Pending
 from services.ingress.sequence import OpenSequence
 from services.ingress.times import Times, hang_limits
@@ -56,8 +57,8 @@ class IngressState:
 
     Attributes:
         now_ns: Time of the message being handled.
-        outbox: Effects of that message.
-        emit: Adds one to them.
+        emit: Adds an effect to those of that message, which are kept in the order in which handling caused them. No
+            other object of the core holds effects (docs/decisions/0094-one-outbox-in-ingress.md).
         deadline_ns: No open call's deadline is earlier.
         owned: Instance -> its submitted and running sequences.
         granted: Target -> sequences with an open epoch grant there.
@@ -85,8 +86,8 @@ class IngressState:
         self.config = config
         self.name = config.name
         self.now_ns = 0
-        self.outbox = EffectOutbox()
-        self.emit = self.outbox.emit
+        self._effects: list[Effect] = []
+        self.emit: Callable[[Effect], None] = self._effects.append
         self.client = ClientListener(self.emit)
         self.incarnation = incarnation
         self.models = models
@@ -139,6 +140,17 @@ class IngressState:
         """
         assert self._react is not None
         self._react(self, sequence, event)
+
+    def take_effects(self) -> list[Effect]:
+        """Return all effects, once."""
+        taken = self._effects.copy()
+        self._effects.clear()
+        return taken
+
+    def cancel(self, sequence: str, epoch: int, instance: str, reason: str, request: str = "") -> None:
+        """Tell an instance to drop a sequence, up to an epoch."""
+        body = CancelSequence(sequence=sequence, epoch=epoch, reason=reason)
+        self.emit(Publish(subject=self.subjects.engine(instance, "cancel"), body=body, request=request))
 
     def correlation(self, kind: str, pending: Pending) -> str:
         """A fresh correlation under which ``pending`` is found again."""

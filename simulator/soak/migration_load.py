@@ -33,7 +33,7 @@ from millrace.sim.runtime_sim import MILLISECOND, Simulation
 from msgspec.structs import replace
 
 from services.ingress.config import IngressConfig
-from services.ingress.times import Times
+from services.ingress.times import PROBE_NS, RECONNECT_GRACE_NS, RESEND_TIMEOUT_NS, Times
 from services.migrator.config import MigratorLimits
 from services.worker.config import MigrationBounds
 from simulator.soak.shape import REPLICAS_IN_MAX, REPLICAS_OUT_MAX, MigrationShape
@@ -79,7 +79,7 @@ def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
     beside = (REPLICAS_OUT_MAX, REPLICAS_IN_MAX) if shape.migration.replicas else (0, 0)
     moves = MigrationBounds()
     reads_max = max(moves.leases_max + beside[0], moves.reservations_max + beside[1])
-    elsewhere_ns = silence_ns + times.reconnect_grace + times.probe + times.resend_timeout + times.stall
+    elsewhere_ns = silence_ns + RECONNECT_GRACE_NS + PROBE_NS + RESEND_TIMEOUT_NS + times.stall
     return PauseBounds(
         message=2 * (link.delay_ns + JITTERS * link.jitter_ns),
         step=step_ns,

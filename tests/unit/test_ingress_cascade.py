@@ -30,12 +30,14 @@ from services.ingress.calls.messages import (
     RefuseCall,
 )
 from services.ingress.cascade.budget import SCORES_MIN, EscalationBudget
-from services.ingress.cascade.entry import EntryView, enter_first, enter_given
+from services.ingress.cascade.entry import enter
 from services.ingress.cascade.lifecycle import (
     CascadeEvent,
     CascadePhase,
 )
+from services.ingress.cascade.plans import CascadePlans
 from services.ingress.cascade.reactions import CASCADE_TRANSITIONS
+from services.ingress.config import CascadeConfig
 from tests.unit.cascade_core import CASCADE, CascadeBench, cascade_plan, logprob
 from tests.unit.ingress_core import SECOND, make_call
 
@@ -367,15 +369,15 @@ def test_an_entry_tier_beyond_the_plan_is_refused_with_the_fields_name():
 @pytest.mark.parametrize(
     ("policy", "given", "usable", "tier"),
     [
-        (enter_first, 2, (0, 1, 2), 0),
-        (enter_first, None, (1, 2), 1),
-        (enter_given, None, (1, 2), 1),
-        (enter_given, 1, (0, 2), 2),
-        (enter_given, 2, (0, 1), 1),
+        ("first", 2, (0, 1, 2), 0),
+        ("first", None, (1, 2), 1),
+        ("given", None, (1, 2), 1),
+        ("given", 1, (0, 2), 2),
+        ("given", 2, (0, 1), 1),
     ],
 )
 def test_entry_policies_choose_a_usable_tier(policy, given, usable, tier):
-    assert policy(EntryView(usable=usable, given=given)).tier == tier
+    assert enter(policy, usable, given=given).tier == tier
 
 
 def test_a_model_that_cannot_take_the_request_is_skipped():
@@ -678,15 +680,9 @@ def test_nothing_leaves_ended():
     assert all(row.state is not CascadePhase.ENDED for row in CASCADE_TRANSITIONS)
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"entry": "magic"}, "entry 'magic' is none of first, given"),
-    ],
-)
-def test_a_wrong_cascade_is_refused_at_start(fields, said):
-    with pytest.raises(ConfigError, match=said):
-        CascadeBench(70.0, 0.0, **fields)
+def test_a_wrong_cascade_is_refused_at_start():
+    with pytest.raises(ConfigError, match="needs a name that is not a model's"):
+        CascadePlans([CascadeConfig(name="small")], ["small"])
 
 
 def test_thresholds_out_of_bounds_are_refused_at_start():

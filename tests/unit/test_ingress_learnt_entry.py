@@ -11,8 +11,7 @@ from millrace.cascade.entry import EntryModel, fit_entry, prompt_features
 from millrace.cascade.entry_files import EntryUnreadable, fingerprints, read_entry, write_entry
 
 from services.ingress.__main__ import read_learnt_entry
-from services.ingress.cascade.entry import EntryView, PromptEstimate, enter_learnt
-from services.ingress.cascade.learnt_entry import LearntEntry
+from services.ingress.cascade.entry import LearntEntry, choose_entry, enter
 from services.ingress.config import CascadeConfig, ModelConfig, TierConfig
 from tests.unit.cascade_core import MODELS, CascadeBench, logprob
 
@@ -30,11 +29,6 @@ def model() -> EntryModel:
     return EntryModel(msgspec.structs.replace(fitted.file, costs=(1.0, 3.0, 9.0), value=50.0))
 
 
-def _view(chances: tuple[float, ...], usable: tuple[int, ...] = (0, 1, 2), **fields: object) -> EntryView:
-    estimate = PromptEstimate(chances=chances, costs=(1.0, 3.0, 9.0), value=30.0)
-    return EntryView(usable=usable, estimate=estimate, **fields)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("chances", "usable", "tiers"),
     [
@@ -48,30 +42,32 @@ def _view(chances: tuple[float, ...], usable: tuple[int, ...] = (0, 1, 2), **fie
 def test_tiers_follow_chances_and_costs(
     chances: tuple[float, ...], usable: tuple[int, ...], tiers: tuple[int, int]
 ) -> None:
-    decision = enter_learnt(_view(chances, usable))
+    costs = (1.0, 3.0, 9.0)[: len(usable)]
+    decision = choose_entry(chances[: len(usable)], costs, usable, value=30.0)
     assert (decision.tier, decision.last) == tiers
     assert "by the prompt" in decision.reason
 
 
 def test_what_a_client_asks_for_wins_and_without_an_estimate_the_first_tier_is_asked() -> None:
-    assert enter_learnt(_view((0.05, 0.1, 0.9), given=1)).tier == 1
-    decision = enter_learnt(EntryView(usable=(1, 2)))
+    learnt = choose_entry((0.05, 0.1, 0.9), (1.0, 3.0, 9.0), (0, 1, 2), value=30.0)
+    assert enter("learnt", (0, 1, 2), given=None, learnt=learnt) is learnt
+    assert enter("learnt", (0, 1, 2), given=1, learnt=learnt).tier == 1
+    decision = enter("learnt", (1, 2), given=None)
     assert (decision.tier, decision.last) == (1, None)
 
 
-def test_the_estimate_tells_prompts_apart_by_the_names_of_the_plan(model: EntryModel) -> None:
+def test_the_choice_tells_prompts_apart_by_the_names_of_the_plan(model: EntryModel) -> None:
     entry = LearntEntry(model, MODELS)
-    easy, hard = entry.estimate(MODELS, EASY, 3), entry.estimate(MODELS, HARD, 3)
+    easy, hard = entry.choose(MODELS, (0, 1, 2), EASY, 3), entry.choose(MODELS, (0, 1, 2), HARD, 3)
     assert easy is not None
     assert hard is not None
-    assert min(easy.chances) > 0.9
-    assert hard.chances[0] < 0.1 < hard.chances[2] < 0.9
-    swapped = entry.estimate(("large", "small"), HARD, 3)
+    assert (easy.tier, hard.tier) == (0, 2)
+    swapped = entry.choose(("large", "small"), (0, 1), HARD, 3)
     assert swapped is not None
-    assert swapped.chances == (hard.chances[2], hard.chances[0])
-    assert swapped.costs == (9.0, 1.0)
-    assert entry.estimate((*MODELS, "other"), HARD, 3) is None
-    assert entry.estimate(MODELS, "", 9) is None
+    small, _, large = hard.reason.removeprefix("by the prompt: right with ").split(", ")
+    assert swapped.reason == f"by the prompt: right with {large}, {small}"
+    assert entry.choose((*MODELS, "other"), (0, 1, 2), HARD, 3) is None
+    assert entry.choose(MODELS, (0, 1, 2), "", 9) is None
 
 
 def _bench(model: EntryModel) -> CascadeBench:
@@ -118,7 +114,7 @@ def test_a_file_of_other_models_or_of_none_is_refused(model: EntryModel, tmp_pat
         name="c", tiers=[TierConfig(model=name) for name in MODELS], entry="learnt", entry_file=str(path)
     )
     models = [ModelConfig(name=name, path=str(folder)) for name, folder in zip(MODELS, folders, strict=True)]
-    assert read_learnt_entry(config, models).estimate(MODELS, EASY, 3) is not None
+    assert read_learnt_entry(config, models).choose(MODELS, (0, 1, 2), EASY, 3) is not None
     with pytest.raises(EntryUnreadable, match="not to the weights of middle, small, large"):
         read_entry(path, folders=[folders[1], folders[0], folders[2]])
     path.write_text("{")

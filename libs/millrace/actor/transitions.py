@@ -17,8 +17,8 @@ nothing else does:
 
 Events are types, as here, or members of an enumeration. Rows of one state and event are tried in the order in which
 they stand; each but the last has a guard, which the table checks when it is made. What a reaction and a guard mean is
-the caller's: functions of its own, or enumerations where the table stands below what it calls. A table that ignores some events asks with
-``rows``, which is empty for those; ``take`` refuses them, as an event that cannot happen is a bug.
+the caller's: its own functions, or enumerations where the table stands below what it calls. A table that ignores some
+events asks with ``rows``, which is empty for those; ``take`` refuses them, as an event that cannot happen is a bug.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millrace.actor.effects import Log, Publish, StartTimer
 from millrace.contracts.observers import RequestFinished
-from millrace.contracts.worker import AcknowledgeSequences, CancelSequence
+from millrace.contracts.worker import AcknowledgeSequences
 
 from services.ingress import tracing
 from services.ingress.calls.limits import Refusal
@@ -16,12 +16,14 @@ from services.ingress.migration.epoch_grants import revoke
 from services.ingress.migration.replicas import free_replica
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
-from services.ingress.times import MILLISECOND_NS
+from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
 #: Timer that sends the collected acknowledgements, one message per instance.
 ACKNOWLEDGE_TIMER = "acknowledge"
 #: How long acknowledgements are collected. Workers keep ended sequences for far longer.
 ACKNOWLEDGE_AFTER_NS = 50 * MILLISECOND_NS
+#: Later than any deadline.
+NO_DEADLINE_NS = 1 << 63
 
 
 # Reactions to the end of a sequence.
@@ -59,13 +61,7 @@ def cancel(state: IngressState, sequence: OpenSequence, reason: str) -> None:
 
 def cancel_at(state: IngressState, sequence: OpenSequence, instance: str, reason: str) -> None:
     """Cancel a sequence at an instance, up to its present epoch."""
-    state.emit(
-        Publish(
-            subject=state.subjects.engine(instance, "cancel"),
-            body=CancelSequence(sequence=sequence.id, epoch=sequence.epoch, reason=reason),
-            request=sequence.call.request,
-        )
-    )
+    state.cancel(sequence.id, sequence.epoch, instance, reason, sequence.call.request)
 
 
 def detach(state: IngressState, sequence: OpenSequence) -> None:
@@ -149,6 +145,15 @@ def refuse_or_fail(state: IngressState, call: OpenCall, kind: RefusalKind, detai
     fields = {"kind": kind.value, "detail": detail}
     state.emit(Log(level="warning", event="call_failed", fields=fields, request=call.request))
     _close(state, call, "failed" if call.accepted else "refused", detail)
+
+
+def end_late_calls(state: IngressState) -> None:
+    """End calls past their deadlines, and note the next deadline: a scan per tick would cost more than the rest."""
+    for call in [c for c in state.calls.values() if c.deadline_ns <= state.now_ns]:
+        waited_s = (state.now_ns - call.arrival_ns) / SECOND_NS
+        detail = f"The request was not done within its time limit of {waited_s:.0f} s."
+        refuse_or_fail(state, call, RefusalKind.TIMEOUT, detail)
+    state.deadline_ns = min((c.deadline_ns for c in state.calls.values()), default=NO_DEADLINE_NS)
 
 
 def _cancel_all(state: IngressState, call: OpenCall, reason: str) -> None:

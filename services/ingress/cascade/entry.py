@@ -1,44 +1,13 @@
-"""Entry policies: the tier at which a request enters a cascade. Pure functions by name."""
+"""Entry of a request: the tier of its cascade at which it starts, and how far it may go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
-from millrace.cascade.entry import choose_tiers
-
-
-class PromptEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Expectations of a prompt, by position of the plan's tiers.
-
-    Attributes:
-        chances: That each model's answer is right.
-        costs: Of an attempt, any unit.
-        value: Of a right answer, in the same unit.
-    """
-
-    chances: tuple[float, ...]
-    costs: tuple[float, ...]
-    value: float
-
-
-class EntryView(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of an entry policy.
-
-    Attributes:
-        usable: Positions of the tiers that can answer, rising; at least one.
-        given: Tier that the client names; None where it names none.
-        prompt_tokens: Of the first tier's tokenizer, all prompts together.
-        prompt_head: First 2,048 characters of the rendered prompt; empty where the client sent token ids.
-        estimate: By a model that was fitted to these tiers; None where there is none, or no text.
-    """
-
-    usable: tuple[int, ...]
-    given: int | None = None
-    prompt_tokens: int = 0
-    prompt_head: str = ""
-    estimate: PromptEstimate | None = None
+from millrace.cascade.entry import EntryModel, choose_tiers, prompt_features
 
 
 class EntryDecision(msgspec.Struct, frozen=True):
@@ -56,39 +25,71 @@ class EntryDecision(msgspec.Struct, frozen=True):
     last: int | None = None
 
 
-def enter_first(view: EntryView) -> EntryDecision:
-    """The cheapest usable tier, whatever the client says."""
-    return EntryDecision(view.usable[0], "first usable tier")
+class LearntEntry:
+    """The choice by the prompt alone, fitted to recorded answers of a cascade's models (``millrace train entry``).
 
-
-def enter_given(view: EntryView) -> EntryDecision:
-    """The tier that the client names, or the next usable one above it; the cheapest one where it names none.
-
-    Where none above the named one is usable, the highest usable one below it answers.
+    Raises:
+        ValueError: the model has no costs, or another number of tiers.
     """
-    if view.given is None:
-        return enter_first(view)
-    above = [tier for tier in view.usable if tier >= view.given]
-    if above:
-        return EntryDecision(above[0], f"client asks for tier {view.given}")
-    return EntryDecision(view.usable[-1], f"no tier from {view.given} on is usable")
+
+    def __init__(self, model: EntryModel, tiers: Sequence[str]) -> None:
+        """``tiers``: served names of the models it was fitted to, in its order."""
+        if len(tiers) != len(model.file.models) or len(model.file.costs) != len(tiers):
+            raise ValueError(f"fitted to {', '.join(model.file.models)} with their costs, not to {', '.join(tiers)}")
+        self._model = model
+        self._positions = {name: index for index, name in enumerate(tiers)}
+
+    def choose(
+        self, tiers: Sequence[str], usable: Sequence[int], prompt_head: str, prompt_tokens: int
+    ) -> EntryDecision | None:
+        """The first and last usable tier of greatest expected value less cost; None without text, or where the model of
+        one of the plan's tiers is unknown.
+        """
+        if not prompt_head or any(name not in self._positions for name in tiers):
+            return None
+        row = np.array(prompt_features(prompt_head, max(1, prompt_tokens)), dtype=np.float64)
+        known = [self._positions[tiers[position]] for position in usable]
+        return choose_entry(
+            self._model.probabilities(row)[known].tolist(),
+            [self._model.file.costs[index] for index in known],
+            usable,
+            value=self._model.file.value,
+        )
 
 
-def enter_learnt(view: EntryView) -> EntryDecision:
-    """The first and last usable tier of greatest expected value less cost, by the prompt; a client's choice wins.
-
-    Without an estimate, the cheapest usable tier.
-    """
-    if view.given is not None or view.estimate is None:
-        return enter_given(view)
-    told, usable = view.estimate, list(view.usable)
-    chances = np.array([[told.chances[tier] for tier in usable]])
-    costs = np.array([told.costs[tier] for tier in usable])
-    first, last = choose_tiers(chances, costs, value=told.value)
-    text = ", ".join(f"{chance:.2f}" for chance in chances[0])
+def choose_entry(
+    chances: Sequence[float], costs: Sequence[float], usable: Sequence[int], *, value: float
+) -> EntryDecision:
+    """The decision of greatest expected value less cost, by chances and costs of the usable tiers."""
+    first, last = choose_tiers(np.array([chances]), np.array(costs), value=value)
+    text = ", ".join(f"{chance:.2f}" for chance in chances)
     return EntryDecision(usable[int(first[0])], f"by the prompt: right with {text}", usable[int(last[0])])
 
 
-EntryPolicy = Callable[[EntryView], EntryDecision]
+def enter(
+    policy: Literal["first", "given", "learnt"],
+    usable: Sequence[int],
+    *,
+    given: int | None,
+    learnt: EntryDecision | None = None,
+) -> EntryDecision:
+    """The tier by one of the entry policies.
 
-ENTRY_POLICIES: Mapping[str, EntryPolicy] = {"first": enter_first, "given": enter_given, "learnt": enter_learnt}
+    ``first``: the cheapest usable tier, whatever the client says. ``given``: the tier that the client names, or the
+    next usable one above it, or else the highest usable one below it; the cheapest one where it names none. ``learnt``:
+    the same, but by the prompt where the client names none and a fitted choice has something to say.
+
+    Args:
+        usable: Positions of the tiers that can answer, rising; at least one.
+        given: Tier that the client names; None where it names none.
+        learnt: The fitted choice.
+    """
+    if policy == "first" or (given is None and (policy == "given" or learnt is None)):
+        return EntryDecision(usable[0], "first usable tier")
+    if given is None:
+        assert learnt is not None
+        return learnt
+    above = next((tier for tier in usable if tier >= given), None)
+    if above is not None:
+        return EntryDecision(above, f"client asks for tier {given}")
+    return EntryDecision(usable[-1], f"no tier from {given} on is usable")

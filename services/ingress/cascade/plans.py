@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
+from millrace.actor.errors import ConfigError
 from millrace.actor.metric_set import LabelledCounter
-from millrace.contracts.cascade import CascadePlan
+from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.subjects import subject_token
 
 from services.ingress.answer_health import AnswerHealth
 from services.ingress.cascade.budget import EscalationBudget
-from services.ingress.cascade.configured import check_cascade, configured_plan
 from services.ingress.config import CascadeConfig
 
 #: Cascades at once; an operator publishes a handful.
@@ -74,9 +74,9 @@ class CascadePlans:
         self.results = LabelledCounter()
         self._configs = {config.name: config for config in configs}
         for config in self._configs.values():
-            check_cascade(config, self._models)
+            _check(config, self._models)
             if config.tiers:
-                self._served[config.name] = ServedCascade(config, configured_plan(config))
+                self._served[config.name] = ServedCascade(config, _configured_plan(config))
 
     def get(self, name: str) -> ServedCascade | None:
         """The cascade of that name."""
@@ -137,3 +137,32 @@ class CascadePlans:
         if plan.cascade not in self._served and len(self._served) >= CASCADES_MAX:
             return f"{CASCADES_MAX} cascades are served already"
         return ""
+
+
+def _check(config: CascadeConfig, models: Set[str]) -> None:
+    """Refuse a cascade that cannot be served.
+
+    Raises:
+        ConfigError: naming the cascade and what is wrong.
+    """
+    where = f"cascade {config.name}"
+    if not config.name or config.name in models:
+        raise ConfigError(f"{where}: a cascade needs a name that is not a model's")
+    unknown = [tier.model for tier in config.tiers if tier.model not in models]
+    if unknown:
+        raise ConfigError(f"{where}: the model {unknown[0]} is not configured")
+    if config.tiers:
+        _configured_plan(config)
+
+
+def _configured_plan(config: CascadeConfig) -> CascadePlan:
+    """The plan of a configuration: fixed thresholds, each tier allowed, epoch 0.
+
+    Raises:
+        ConfigError: a threshold out of bounds, or a model twice.
+    """
+    tiers = [CascadeTier(model=tier.model, threshold=tier.threshold, instances=1) for tier in config.tiers]
+    try:
+        return CascadePlan(cascade=config.name, epoch=0, tiers=tiers, judge=config.judge, reason="configured")
+    except ValueError as error:
+        raise ConfigError(f"cascade {config.name}: {error}") from None

@@ -6,7 +6,7 @@ cancelled without disturbing the token ingest that noticed the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.actor.effects import Log
@@ -18,8 +18,7 @@ from services.ingress.calls.limits import Refusal
 from services.ingress.calls.messages import Call, CallAbandoned, RefusalKind
 from services.ingress.cascade import ending
 from services.ingress.cascade.attempts import look_again, start_again, start_attempt
-from services.ingress.cascade.confidence_score import score_by_confidence
-from services.ingress.cascade.entry import ENTRY_POLICIES, EntryView, PromptEstimate
+from services.ingress.cascade.entry import EntryDecision, enter
 from services.ingress.cascade.escalation import (
     acceptance,
     commits_early,
@@ -30,6 +29,7 @@ from services.ingress.cascade.escalation import (
     planned_threshold,
     planned_tiers,
     resumable,
+    score_by_confidence,
     threshold_now,
     usable_tiers,
 )
@@ -65,25 +65,17 @@ def open_cascade(state: IngressState, call: Call) -> None:
         parent.refusal = Refusal(RefusalKind.NO_INSTANCE, detail, "", 1.0)
         ending.refuse(state, parent)
         return
-    view = EntryView(
-        usable=tuple(usable),
-        given=call.cascade.entry_tier,
-        prompt_tokens=sum(map(len, call.prompts)),
-        prompt_head=call.prompt_head,
-        estimate=_estimate(state, parent),
-    )
-    decision = ENTRY_POLICIES[served.config.entry](view)
+    decision = enter(served.config.entry, usable, given=call.cascade.entry_tier, learnt=_learnt(state, parent, usable))
     parent.entry, parent.last = decision.reason, decision.last
     start_attempt(state, parent, decision.tier)
 
 
-def _estimate(state: IngressState, parent: OpenCascade) -> PromptEstimate | None:
-    learnt = state.entries.get(parent.call.model)
-    if learnt is None or parent.served.config.entry != "learnt":
+def _learnt(state: IngressState, parent: OpenCascade, usable: Sequence[int]) -> EntryDecision | None:
+    learnt, call = state.entries.get(parent.call.model), parent.call
+    if learnt is None:
         return None
-    call = parent.call
     tiers = [tier.model for tier in parent.served.plan.tiers]
-    return learnt.estimate(tiers, call.prompt_head, max(map(len, call.prompts)))
+    return learnt.choose(tiers, usable, call.prompt_head, max(map(len, call.prompts)))
 
 
 def take_cascade_plan(state: IngressState, key: str, plan: CascadePlan | None) -> None:

@@ -29,7 +29,7 @@ from services.ingress.migration.replicas import note_resumed, use_replica
 from services.ingress.pending import PendingSubmit
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
-from services.ingress.times import SECOND_NS
+from services.ingress.times import PROBE_NS, SECOND_NS, SUBMIT_TIMEOUT_NS
 
 #: Time that a worker has besides for a constraint, which it compiles on trial.
 CONSTRAINT_NS = 5 * SECOND_NS
@@ -91,7 +91,7 @@ def unheard(state: IngressState, sequence: OpenSequence, event: SubmissionUnansw
 
 def _ask(state: IngressState, sequence: OpenSequence, instance: KnownInstance, *, replica: str = "") -> None:
     call = sequence.call
-    timeout_ns = state.times.submit_timeout + (CONSTRAINT_NS if sequence.sampling.structured is not None else 0)
+    timeout_ns = SUBMIT_TIMEOUT_NS + (CONSTRAINT_NS if sequence.sampling.structured is not None else 0)
     sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch, instance))
     state.emit(
         Request(
@@ -123,7 +123,7 @@ def accept(state: IngressState, sequence: OpenSequence, event: Accepted) -> None
     assert instance is not None
     instance.accept(sequence.id)
     sequence.retry.owned()
-    sequence.resend.after_ns = state.times.probe
+    sequence.resend.after_ns = PROBE_NS
     sequence.placed_ns = now_ns
     if event.kv_tokens:
         note_resumed(state, sequence, event.kv_tokens)

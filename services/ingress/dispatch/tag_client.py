@@ -15,6 +15,7 @@ from services.ingress.calls.messages import Call
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.pending import PendingTag
 from services.ingress.state import IngressState
+from services.ingress.times import TAG_PAUSE_NS
 
 #: Characters of the prompt that the tagger gets.
 PROMPT_HEAD_MAX = 2_048
@@ -103,7 +104,7 @@ def take_tag(state: IngressState, pending: PendingTag, tag: LengthTag | None) ->
 def _update_health(state: IngressState, answered: bool, model: str) -> None:
     """Count failures, pause after some, and log once when tags go missing and once when they are back."""
     health = state.tagger
-    event = health.note(answered=answered, useful=answered, now_ns=state.now_ns, pause_ns=state.times.tag_pause)
+    event = health.note(answered=answered, useful=answered, now_ns=state.now_ns, pause_ns=TAG_PAUSE_NS)
     if event:
         level = "warning" if event == "missing" else "info"
         state.emit(Log(level=level, event=f"tags_{event}", fields={"model": model}))

@@ -12,7 +12,7 @@
     no token for ``stall_s`` although the instance lives                     stalled
 
 Each trigger fires ``InstanceLost``. While a migration is under way its target is asked first
-(``migration/ownership.py``). While the bus is away, and ``RECONNECT_GRACE_S`` after, silence means nothing.
+(``migration/ownership.py``). While the bus is away, and ``RECONNECT_GRACE_NS`` after, silence means nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Resends: an instance is asked for the tokens after a sequence's log.
 
 The next chunk shows that tokens are missing; after the *last* chunk there is none, so a sequence that is silent for
-``PROBE_S`` is asked about too, ever more rarely. After an outage of the bus each running sequence that is still silent
+``PROBE_NS`` is asked about too, ever more rarely. After an outage of the bus each running sequence that is still silent
 is asked about: lost tokens arrive, or the worker has forgotten it.
 """
 
@@ -16,6 +16,7 @@ from services.ingress.lifecycle import InstanceLost, SequencePhase, TokensMissin
 from services.ingress.pending import PendingResend
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
+from services.ingress.times import PROBE_NS, RESEND_TIMEOUT_NS
 
 #: Unanswered resends in a row that are asked again. One: a second's hiccup must not cost a whole recompute.
 RESEND_FAILURES_MAX = 1
@@ -36,7 +37,7 @@ def ask_resend(state: IngressState, sequence: OpenSequence) -> None:
             subject=state.subjects.engine(sequence.instance.name, "resend"),
             body=ResendTokens(sequence=sequence.id, epoch=sequence.epoch, from_index=len(sequence.log)),
             correlation=sequence.resend.correlation,
-            timeout_ns=state.times.resend_timeout,
+            timeout_ns=RESEND_TIMEOUT_NS,
             request=sequence.call.request,
         )
     )
@@ -60,8 +61,8 @@ def resend_unanswered(state: IngressState, pending: PendingResend, reason: Reque
 
 def look_at_sequences(state: IngressState) -> None:
     """Probe silent sequences and fail over stalled ones. Called about once a second while detecting."""
-    now_ns, running, probe_ns = state.now_ns, SequencePhase.RUNNING, state.times.probe
-    quiet_ns = min(probe_ns, state.times.stall, state.times.queue_stall)
+    now_ns, running = state.now_ns, SequencePhase.RUNNING
+    quiet_ns = min(PROBE_NS, state.times.stall, state.times.queue_stall)
     for sequence in list(state.sequences.values()):
         if sequence.phase is not running:
             continue
@@ -69,22 +70,22 @@ def look_at_sequences(state: IngressState) -> None:
         resend = sequence.resend
         if now_ns - since_ns < quiet_ns:  # nearly all
             if resend.at_ns <= since_ns:  # a token arrived since the last probe: begin anew
-                resend.after_ns = probe_ns
+                resend.after_ns = PROBE_NS
             continue
         queued = sequence.fresh and not sequence.moved
         limit_ns = state.times.queue_stall if queued else state.times.stall
         if now_ns - since_ns > limit_ns and has_alternative(state, sequence):
             state.fire(sequence, InstanceLost("stalled"))
-        elif now_ns >= max(since_ns + probe_ns, resend.at_ns + resend.after_ns):
+        elif now_ns >= max(since_ns + PROBE_NS, resend.at_ns + resend.after_ns):
             _probe(state, sequence)
         elif resend.at_ns <= since_ns:
-            resend.after_ns = probe_ns
+            resend.after_ns = PROBE_NS
 
 
 def _probe(state: IngressState, sequence: OpenSequence) -> None:
     resend = sequence.resend
     resend.at_ns = state.now_ns
-    resend.after_ns = min(2 * resend.after_ns, max(state.times.probe, state.times.stall // 4))
+    resend.after_ns = min(2 * resend.after_ns, max(PROBE_NS, state.times.stall // 4))
     state.fire(sequence, TokensMissing())
 
 

@@ -8,9 +8,9 @@ stop.
 
 from __future__ import annotations
 
-from millrace.actor.effects import Publish, Reply, Request
+from millrace.actor.effects import Reply, Request
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, EpochRefused
-from millrace.contracts.worker import CancelSequence, ResendTokens
+from millrace.contracts.worker import ResendTokens
 
 from services.ingress import tracing
 from services.ingress.cluster.instances import KnownInstance
@@ -18,6 +18,7 @@ from services.ingress.lifecycle import InstanceLost, SequencePhase
 from services.ingress.pending import PendingProof
 from services.ingress.sequence import EpochGrant, OpenSequence
 from services.ingress.state import IngressState
+from services.ingress.times import RESEND_TIMEOUT_NS
 
 #: Revoked migrations remembered per sequence. A late question of an older one revokes the open grant, which costs a
 #: recompute and no more.
@@ -109,13 +110,7 @@ def revoke(state: IngressState, sequence: OpenSequence, outcome: str) -> None:
     if grant is None:
         return
     sequence.revoked = (*sequence.revoked[-REVOKED_MAX + 1 :], grant.migration)
-    state.emit(
-        Publish(
-            subject=state.subjects.engine(grant.instance.name, "cancel"),
-            body=CancelSequence(sequence=sequence.id, epoch=grant.epoch, reason=f"migration {outcome}"),
-            request=sequence.call.request,
-        )
-    )
+    state.cancel(sequence.id, grant.epoch, grant.instance.name, f"migration {outcome}", sequence.call.request)
 
 
 def granted_to(sequence: OpenSequence, epoch: int, instance: KnownInstance) -> bool:
@@ -153,7 +148,7 @@ def ask_proof(state: IngressState, sequence: OpenSequence) -> None:
             subject=state.subjects.engine(grant.instance.name, "resend"),
             body=ResendTokens(sequence=sequence.id, epoch=grant.epoch, from_index=grant.tokens),
             correlation=grant.proof,
-            timeout_ns=state.times.resend_timeout,
+            timeout_ns=RESEND_TIMEOUT_NS,
             request=sequence.call.request,
         )
     )

@@ -40,6 +40,7 @@ from services.ingress.migration.replicas import free_replica
 from services.ingress.pending import PendingProof
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
+from services.ingress.times import PROBE_NS
 from services.ingress.tokens.ingest import take_late
 from services.ingress.tokens.stale import cancel_stale
 
@@ -89,7 +90,7 @@ def switch_owner(state: IngressState, sequence: OpenSequence, event: Migrated) -
     sequence.epoch, sequence.instance, sequence.incarnation = grant.epoch, target, grant.incarnation
     sequence.fresh = sequence.moved = True
     sequence.retry.owned()
-    sequence.resend.after_ns = state.times.probe
+    sequence.resend.after_ns = PROBE_NS
     sequence.placed_ns = state.now_ns
     target.place(sequence.id, 0)  # the target's summaries count its blocks already, and nothing is to be computed
     target.accept(sequence.id)

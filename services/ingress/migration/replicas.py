@@ -11,9 +11,8 @@ What is known here is a hint: the holder's worker decides what of the replica is
 
 from __future__ import annotations
 
-from millrace.actor.effects import Log, Publish
+from millrace.actor.effects import Log
 from millrace.contracts.migration import KvReplicated
-from millrace.contracts.worker import CancelSequence
 from millrace.policies.dispatch import Decision, InstanceView
 
 from services.ingress.cluster.instances import KnownInstance
@@ -101,6 +100,4 @@ def free_replica(state: IngressState, sequence: OpenSequence) -> None:
 
 def _free(state: IngressState, replica: KvReplicated, request: str) -> None:
     """By a cancel up to its epoch: the holder may by now have the sequence itself, in a later one."""
-    subject = state.subjects.engine(replica.instance, "cancel")
-    body = CancelSequence(sequence=replica.sequence, epoch=replica.epoch, reason="its replica is of no use")
-    state.emit(Publish(subject=subject, body=body, request=request))
+    state.cancel(replica.sequence, replica.epoch, replica.instance, "its replica is of no use", request)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.actor.effects import Publish
 from millrace.contracts.ingress import TokenChunk
-from millrace.contracts.worker import CancelSequence
 
 from services.ingress.calls.completion import acknowledge
 from services.ingress.sequence import OpenSequence
@@ -41,9 +39,4 @@ def cancel_stale(state: IngressState, sequence: str, epoch: int, instance: str) 
     if len(state.stale_until_ns) >= STALE_MAX:
         state.stale_until_ns.clear()
     state.stale_until_ns[key] = now_ns + CANCEL_EVERY_NS
-    state.emit(
-        Publish(
-            subject=state.subjects.engine(instance, "cancel"),
-            body=CancelSequence(sequence=sequence, epoch=epoch, reason="stray"),
-        )
-    )
+    state.cancel(sequence, epoch, instance, "stray")
