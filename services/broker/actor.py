@@ -125,8 +125,7 @@ class BrokerActor:
             subjects=subjects, role=Role.BROKER, name=self.name, incarnation=incarnation, instances=config.instances
         )
         self._shown_ns = 0
-        metrics.open_asks = self._gauges
-        metrics.memory_risks = self._risks
+        metrics.instances = self._gauges
 
     def start(self, now_ns: int) -> list[Effect]:
         """Watches instances and plans, listens to its instances' subjects, begins to tick."""
@@ -215,7 +214,7 @@ class BrokerActor:
                 begun = self._orders.on_evacuate(own, body, message.reply_to, now_ns)
                 return [*begun, *self._look([own], now_ns)] if self._ctx.connected else begun
             case _:
-                self._ctx.metrics.refused["misdirected"] += 1
+                self._ctx.metrics.refused.add("misdirected")
                 answer = ErrorReply(reason="unexpected", detail=f"a broker does not take {type(body).__name__} here")
                 return [Reply(to=message.reply_to, body=answer)] if message.reply_to else []
 
@@ -285,14 +284,8 @@ class BrokerActor:
 
     # for people and checkers
 
-    def _gauges(self) -> list[tuple[str, str, int]]:
-        rows: list[tuple[str, str, int]] = []
-        for own in self._owns.values():
-            rows += [(own.instance, "out", len(own.asks)), (own.instance, "in", len(own.bids))]
-        return rows
-
-    def _risks(self) -> list[tuple[str, float]]:
-        return [(own.instance, own.load.memory_risk) for own in self._owns.values()]
+    def _gauges(self) -> list[tuple[str, int, int, float]]:
+        return [(own.instance, len(own.asks), len(own.bids), own.load.memory_risk) for own in self._owns.values()]
 
     def snapshot(self) -> dict[str, Any]:
         """State for people and checkers."""

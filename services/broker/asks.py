@@ -303,7 +303,7 @@ class Asks:
                 return []
         own.asks[body.ask] = ask
         own.load.why = f"{intent.reason}: asks {', '.join(ask.asked)} to take {status.sequence}"
-        self._ctx.metrics.asks[str(intent.reason)] += 1
+        self._ctx.metrics.asks.add(str(intent.reason))
         subjects, request = self._ctx.subjects, request_id_of(body.sequence)
         asks = [Publish(subject=subjects.ask(record.model, name), body=body, request=request) for name in ask.asked]
         return [*asks, StartTimer(name=f"{ASK}/{body.ask}", at_ns=ask.deadline_ns)]
@@ -362,11 +362,11 @@ class Asks:
         """A candidate has answered; with the last one the bids are compared."""
         ask = own.asks.get(body.ask)
         if ask is None or ask.state is not AskState.ASKING or body.sequence != ask.sequence:
-            self._ctx.metrics.refused["late_bid"] += 1
+            self._ctx.metrics.refused.add("late_bid")
             return []
         answered = ask.bids.keys() | ask.declined.keys()
         if body.bidder not in ask.asked or body.bidder in answered:
-            self._ctx.metrics.refused["repeated_bid" if body.bidder in answered else "unasked_bid"] += 1
+            self._ctx.metrics.refused.add("repeated_bid" if body.bidder in answered else "unasked_bid")
             return []
         refusal = self._wrong_with(ask, body)
         if refusal is None:
@@ -382,10 +382,10 @@ class Asks:
             return body.refusal
         counts = (body.load_tokens, body.blocks_idle, body.rest_ns, body.valid_ms)
         if not 0 <= min(counts) <= max(counts) < TIME_MAX or abs(body.burden_ns) >= TIME_MAX:
-            self._ctx.metrics.refused["absurd"] += 1
+            self._ctx.metrics.refused.add("absurd")
             return BidRefusal.INVALID
         if body.plan_epoch != self._ctx.view.plan_epoch(ask.body.model):
-            self._ctx.metrics.refused["stale_plan"] += 1
+            self._ctx.metrics.refused.add("stale_plan")
             return BidRefusal.STALE_PLAN
         return None
 
@@ -539,7 +539,7 @@ class Asks:
             return self._award(own, ask, now_ns)
         del own.asks[ask.ask]
         self.ended.append((own, ask))
-        self._ctx.metrics.ended[(str(ask.reason), how)] += 1
+        self._ctx.metrics.ended.add(str(ask.reason), how)
         notes = own.sequences
         if row.reaction is AskReaction.LEAVE:
             notes.rests.pop(ask.sequence, None)

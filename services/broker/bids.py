@@ -54,7 +54,7 @@ class Bids:
         refusal = self._refusal(own, record, body, now_ns)
         answer = self._bid(own, record, body, now_ns) if refusal is None else refusal
         bid = answer if isinstance(answer, MoveBid) else self._worded(own, body, refusal=answer)
-        self._ctx.metrics.bids[str(bid.refusal or "bid")] += 1
+        self._ctx.metrics.bids.add(str(bid.refusal or "bid"))
         subject = self._ctx.subjects.bid(body.source, own.instance)
         return [Publish(subject=subject, body=bid, request=request_id_of(body.sequence))]
 

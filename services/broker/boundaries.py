@@ -64,7 +64,7 @@ class Boundaries:
         refined = refine(view, self._ctx.config.refinement)
         known = self._ctx.view.refined(plan.model, stage.name)
         moved = refined.cut != view.cut
-        self._ctx.metrics.boundaries["moved" if moved else "stays"] += 1
+        self._ctx.metrics.boundaries.add("moved" if moved else "stays")
         body = BoundaryMoved(
             model=plan.model,
             stage=stage.name,
@@ -110,7 +110,7 @@ class Boundaries:
             try:
                 found.append(digest_of(told))
             except ValueError:
-                self._ctx.metrics.refused["absurd"] += 1
+                self._ctx.metrics.refused.add("absurd")
         return found
 
     def load_subjects(self, own: OwnInstance) -> set[str]:

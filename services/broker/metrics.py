@@ -2,77 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from millrace.actor.metric_set import MetricSet
+from prometheus_client.registry import CollectorRegistry
 
 
-class BrokerMetrics(Collector):
+class BrokerMetrics(MetricSet):
     """All of one broker.
 
     Attributes:
-        asks: Asks by reason.
-        bids: Bids and refusals to bid, given by our instances: ``bid`` or the reason.
-        ended: Sequences of our instances that were asked for and are over, by (reason, how): ``moved``, ``no_bids``,
-            ``stays``, or why not.
-        refused: Messages that were refused and changed nothing, by reason.
-        returned: Sequences without KV that a worker was asked to hand back.
-        boundaries: Rounds of boundaries that are kept here, by ``moved`` or ``stays``.
-        open_asks: Yields (instance, direction, count): sequences asked for or moved, and bids that hold.
-        memory_risks: Yields (instance, probability).
+        ended: By reason and how: ``moved``, ``no_bids``, ``stays``, or why not.
+        instances: Yields (instance, asks and moves, bids that hold, risk that memory runs short).
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.asks: Counter[str] = Counter()
-        self.bids: Counter[str] = Counter()
-        self.ended: Counter[tuple[str, str]] = Counter()
-        self.refused: Counter[str] = Counter()
-        self.boundaries: Counter[str] = Counter()
+        super().__init__("millrace_broker", registry)
+        self.instances: Callable[[], Iterable[tuple[str, int, int, float]]] = list
+        self.asks = self.counter("asks", "Asks for a running sequence to move, by reason.", "reason")
+        self.bids = self.counter("bids", "Answers of our instances to asks: bid, or why not.", "answer")
+        self.refused = self.counter("refused", "Messages that were refused and changed nothing, by reason.", "why")
+        self.boundaries = self.counter("boundaries", "Rounds of boundaries kept here: moved or stays.", "result")
+        self.ended = self.counter("ended", "Sequences asked for that are over, by reason and how.", "reason", "result")
         self.returned = 0
-        self.open_asks: Callable[[], Iterable[tuple[str, str, int]]] = list
-        self.memory_risks: Callable[[], Iterable[tuple[str, float]]] = list
-        if registry is not None:
-            registry.register(self)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing ahead of the first scrape."""
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        """Families for one scrape."""
-        for name, text, label, counts in (
-            ("asks", "Asks for a running sequence to move, by reason.", "reason", self.asks),
-            ("bids", "Answers of our instances to asks: bid, or why not.", "answer", self.bids),
-            ("refused", "Messages that were refused and changed nothing, by reason.", "why", self.refused),
-            ("boundaries", "Rounds of boundaries kept here: moved or stays.", "result", self.boundaries),
-        ):
-            family = CounterMetricFamily(f"millrace_broker_{name}", text, labels=[label])
-            for value, count in counts.items():
-                family.add_metric([value], count)
-            yield family
-        ended = CounterMetricFamily(
-            "millrace_broker_ended",
-            "Sequences asked for that are over, by reason and how.",
-            labels=["reason", "result"],
-        )
-        for labels, count in self.ended.items():
-            ended.add_metric(list(labels), count)
-        yield ended
-        yield CounterMetricFamily(
-            "millrace_broker_returned", "Queued sequences that a worker was asked to hand back.", value=self.returned
-        )
-        gauge = GaugeMetricFamily(
-            "millrace_broker_open",
-            "Sequences asked for or moved (out), and bids that hold (in).",
-            labels=["instance", "direction"],
-        )
-        for instance, direction, count in self.open_asks():
-            gauge.add_metric([instance, direction], count)
-        yield gauge
+        self.total("returned", "Queued sequences that a worker was asked to hand back.")
+        text = "Sequences asked for or moved (out), and bids that hold (in)."
+        self.gauges("open", text, "instance", "direction", read=self._open)
         text = "Probability that KV blocks run short within three times a move's duration."
-        risks = GaugeMetricFamily("millrace_broker_memory_risk", text, labels=["instance"])
-        for instance, risk in self.memory_risks():
-            risks.add_metric([instance], risk)
-        yield risks
+        self.gauges("memory_risk", text, "instance", read=lambda: [(row[0], row[3]) for row in self.instances()])
+
+    def _open(self) -> list[tuple[str, str, int]]:
+        rows = list(self.instances())
+        return [(row[0], "out", row[1]) for row in rows] + [(row[0], "in", row[2]) for row in rows]

@@ -67,12 +67,12 @@ class Observation:
     def on_load(self, body: LoadReported, now_ns: int) -> None:
         """The load of an instance."""
         if not self._ctx.view.on_load(body, now_ns):
-            self._ctx.metrics.refused["load"] += 1
+            self._ctx.metrics.refused.add("load")
 
     def on_boundary(self, body: BoundaryMoved) -> None:
         """Take the current boundary of a stage."""
         if not self._ctx.view.on_boundary(body):
-            self._ctx.metrics.refused["boundary"] += 1
+            self._ctx.metrics.refused.add("boundary")
 
     def on_key(self, body: KeyChanged, now_ns: int) -> list[Effect]:
         """A registration or a plan."""

@@ -17,7 +17,7 @@ from millrace.enginemodel.step_time_models import StepTimeModel
 from services.coordinator.actor import CoordinatorActor
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.instance_models import InstanceModels, read_step_times
-from services.coordinator.metrics import CoordinatorCollector
+from services.coordinator.metrics import ProvisioningMetrics
 from services.coordinator.provisioning import ProvisioningActor
 from services.coordinator.roles import RolesActor
 from services.coordinator.stages import StagesActor
@@ -54,13 +54,10 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> ActorGroup:
     extra = deps.step_times if isinstance(deps, CoordinatorDeps) else {}
     costs = InstanceModels(read_step_times(config.stages.step_times) | dict(extra))
     incarnation = deps.incarnation
-    provisioning = ProvisioningActor(config, incarnation=incarnation)
-    if deps.registry is not None:
-        deps.registry.register(CoordinatorCollector(provisioning.figures))
     controllers: list[Actor] = [
         StagesActor(config, incarnation=incarnation, instance_model=costs.of),
         RolesActor(config, incarnation=incarnation),
-        provisioning,
+        ProvisioningActor(config, incarnation=incarnation, metrics=ProvisioningMetrics(deps.registry)),
     ]
     if config.step_bounds.tpot_s:
         controllers.append(StepBoundsActor(config, incarnation=incarnation, instance_model=costs.of))

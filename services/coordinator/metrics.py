@@ -1,84 +1,37 @@
-"""Metrics of the coordinator, and the collector that exposes them to Prometheus."""
+"""Metrics of provisioning: plain figures that the actor updates and Prometheus reads on each scrape."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from millrace.actor.metric_set import MetricSet
+from millrace.policies.provisioning import ProvisioningDecision, ProvisioningView
+from prometheus_client.registry import CollectorRegistry
 
 
-@dataclass
-class ModelFigures:
-    """One model at the last look.
+class ProvisioningMetrics(MetricSet):
+    """All of one coordinator. ``models``: view and decision at the last look, of models whose lease is held."""
 
-    Attributes:
-        states: serving, absent, starting, stopping -> instances.
-        signal_s: Latency that was compared with the threshold; None where there is none.
-    """
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__("millrace_provisioning", registry)
+        self.models: dict[str, tuple[ProvisioningView, ProvisioningDecision]] = {}
+        text = "Decisions to start or stop instances."
+        self.decisions = self.counter("decisions", text, "model", "action")
+        text = "Orders to provisioners by how they ended: done, late, unanswered, or the reason of a refusal."
+        self.orders = self.counter("orders", text, "action", "outcome")
+        text = "Instances as provisioning counts them, by state."
+        self.gauges("instances", text, "model", "state", read=self._states)
+        self.gauges("signal_seconds", "Latency compared with the threshold.", "model", read=self._signals)
+        self.gauges("utilisation_ratio", "Mean load of the serving instances.", "model", read=self._utilisations)
 
-    states: dict[str, int] = field(default_factory=dict)
-    signal_s: float | None = None
-    utilisation: float = 0.0
+    def _states(self) -> list[tuple[str, str, int]]:
+        rows: list[tuple[str, str, int]] = []
+        for model, (view, _) in self.models.items():
+            rows += [(model, "serving", len(view.serving)), (model, "absent", view.absent)]
+            rows += [(model, "starting", view.starting), (model, "stopping", view.stopping)]
+        return rows
 
+    def _signals(self) -> list[tuple[str, float]]:
+        told = [(model, decision.signal_ns) for model, (_, decision) in self.models.items()]
+        return [(model, signal_ns / 1e9) for model, signal_ns in told if signal_ns is not None]
 
-@dataclass
-class ProvisioningFigures:
-    """Everything counted since the start.
-
-    Attributes:
-        decisions: (model, action) -> decisions.
-        orders: (action, outcome) -> orders to provisioners by how they ended.
-        models: Those whose lease is held.
-    """
-
-    decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
-    orders: Counter[tuple[str, str]] = field(default_factory=Counter)
-    models: dict[str, ModelFigures] = field(default_factory=dict)
-
-
-class CoordinatorCollector:
-    """Reads the figures when Prometheus asks."""
-
-    def __init__(self, figures: ProvisioningFigures) -> None:
-        self._figures = figures
-
-    def collect(self) -> Iterator[Metric]:
-        """Prometheus calls this for each scrape."""
-        figures = self._figures
-        decisions = CounterMetricFamily(
-            "millrace_provisioning_decisions", "Decisions to start or stop instances.", labels=["model", "action"]
-        )
-        for (model, action), count in list(figures.decisions.items()):
-            decisions.add_metric([model, action], count)
-        yield decisions
-        orders = CounterMetricFamily(
-            "millrace_provisioning_orders",
-            "Orders to provisioners by how they ended: done, late, unanswered, or the reason of a refusal.",
-            labels=["action", "outcome"],
-        )
-        for (action, outcome), count in list(figures.orders.items()):
-            orders.add_metric([action, outcome], count)
-        yield orders
-        yield from self._gauges()
-
-    def _gauges(self) -> Iterator[Metric]:
-        instances = GaugeMetricFamily(
-            "millrace_provisioning_instances",
-            "Instances as provisioning counts them, by state.",
-            labels=["model", "state"],
-        )
-        signal = GaugeMetricFamily(
-            "millrace_provisioning_signal_seconds", "Latency compared with the threshold.", labels=["model"]
-        )
-        utilisation = GaugeMetricFamily(
-            "millrace_provisioning_utilisation_ratio", "Mean load of the serving instances.", labels=["model"]
-        )
-        for model, figures in list(self._figures.models.items()):
-            for state, count in figures.states.items():
-                instances.add_metric([model, state], count)
-            if figures.signal_s is not None:
-                signal.add_metric([model], figures.signal_s)
-            utilisation.add_metric([model], figures.utilisation)
-        yield from (instances, signal, utilisation)
+    def _utilisations(self) -> list[tuple[str, float]]:
+        return [(model, decision.utilisation) for model, (_, decision) in self.models.items()]

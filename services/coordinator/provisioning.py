@@ -62,7 +62,7 @@ from millrace.policies.provisioning.by_order import (
 from services.coordinator.config import CoordinatorConfig, provisioning_policy
 from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, RegisteredInstance, decided
 from services.coordinator.led_models import LedModels, Proposals
-from services.coordinator.metrics import ModelFigures, ProvisioningFigures
+from services.coordinator.metrics import ProvisioningMetrics
 from services.coordinator.roles import answer, old_plan
 from services.coordinator.scaling import ScaleOrders, WaitingScale
 
@@ -73,16 +73,12 @@ STOP_GRACE_NS = 30_000_000_000
 
 
 class ProvisioningActor:
-    """Starts and stops instances of models that are led here.
+    """Starts and stops instances of models that are led here."""
 
-    Attributes:
-        figures: Counters for metrics.
-    """
-
-    def __init__(self, config: CoordinatorConfig, *, incarnation: int) -> None:
+    def __init__(self, config: CoordinatorConfig, *, incarnation: int, metrics: ProvisioningMetrics) -> None:
         """Raises ConfigError where the strategy or its parameters are wrong."""
         self.name = config.name
-        self.figures = ProvisioningFigures()
+        self._metrics = metrics
         self._config = config.provisioning
         self._copy_bytes_per_s = config.stages.copy_bytes_per_s
         self._policy, self._parameters = provisioning_policy(config.provisioning)
@@ -122,7 +118,7 @@ class ProvisioningActor:
                 model = self._led.on_key(body, now_ns)
                 if self._led.lost(model):
                     self._fleets.pop(model, None)
-                    self.figures.models.pop(model, None)
+                    self._metrics.models.pop(model, None)
             case SetInstances() as body:
                 return self._on_scale(body, message.reply_to, now_ns)
             case Replied() as body:
@@ -160,7 +156,7 @@ class ProvisioningActor:
             return effects
         view = fleet.view(model, known, serving)
         decision, fleet.state = self._policy.decide(view, self._parameters, fleet.state, now_ns)
-        self._show(model, view, decision)
+        self._metrics.models[model] = (view, decision)
         incarnations = {name: known[name].record.incarnation for name in decision.stop}
         return effects + self._carry_out(fleet, view, decision, incarnations, now_ns)
 
@@ -206,7 +202,7 @@ class ProvisioningActor:
         if not orders:
             return []
         model, action = view.model, orders[0].action
-        self.figures.decisions[model, action] += 1
+        self._metrics.decisions.add(model, action)
         body = decided(view, decision, orders, by, coordinator=self.name, now_ns=now_ns)
         fields = {"model": model, "action": action, "count": len(orders), "reason": decision.reason}
         return [
@@ -397,7 +393,7 @@ class ProvisioningActor:
 
     def _failed(self, fleet: Fleet, order: Order, outcome: str, detail: str) -> list[Effect]:
         """The end of an order that nobody carries out; said once per reason until a start succeeds again."""
-        self.figures.orders[order.action, outcome] += 1
+        self._metrics.orders.add(order.action, outcome)
         if order.waiter:
             return self._scaling.failed(order, outcome, detail)
         fleet.failures += order.action == "start"
@@ -415,21 +411,11 @@ class ProvisioningActor:
         return None, None
 
     def _end(self, order: Order, outcome: str, *, level: str) -> Log:
-        self.figures.orders[order.action, outcome] += 1
+        self._metrics.orders.add(order.action, outcome)
         fields = {"model": order.model, "action": order.action, "instance": order.instance, "outcome": outcome}
         return Log(level=level, event="provisioning_order_ended", fields=fields)
 
     # for people and checkers
-
-    def _show(self, model: str, view: ProvisioningView, decision: ProvisioningDecision) -> None:
-        states = {
-            "serving": len(view.serving),
-            "absent": view.absent,
-            "starting": view.starting,
-            "stopping": view.stopping,
-        }
-        signal_s = None if decision.signal_ns is None else decision.signal_ns / 1e9
-        self.figures.models[model] = ModelFigures(states, signal_s, decision.utilisation)
 
     def snapshot(self) -> dict[str, Any]:
         """Open orders, by model."""

@@ -73,7 +73,7 @@ class MigratorActor:
         self._outgoing = OutgoingMigrations(context)
         self._replicas = Replicas(context, self._outgoing)
         self._managed = {subject_token(name): ManagedInstance(instance=name) for name in config.instances}
-        metrics.in_flight, metrics.frozen, metrics.replicas = self._in_flight, self._frozen, self._replicated
+        metrics.instances = self._counts
 
     def start(self, now_ns: int) -> list[Effect]:
         """Listens to its instances' inboxes, watches who there is, begins to tick."""
@@ -179,20 +179,14 @@ class MigratorActor:
         counts = (len(self._outgoing.of(managed.instance)), self._replicas.held(managed.instance))
         return InstanceMigrations(managed.instance, *counts) if any(counts) else None
 
-    def _replicated(self) -> list[tuple[str, int]]:
-        return [(managed.instance, self._replicas.held(managed.instance)) for managed in self._managed.values()]
-
-    def _in_flight(self) -> list[tuple[str, int]]:
-        return [(managed.instance, len(self._outgoing.of(managed.instance))) for managed in self._managed.values()]
-
-    def _frozen(self) -> list[tuple[str, int]]:
-        return [
-            (
-                managed.instance,
-                sum(out.step is MigrationStep.COMMITTING for out in self._outgoing.of(managed.instance)),
-            )
-            for managed in self._managed.values()
-        ]
+    def _counts(self) -> list[tuple[str, int, int, int]]:
+        """For each instance: migrations under way, sequences that stand still, sequences with a replica."""
+        rows = []
+        for managed in self._managed.values():
+            under_way = self._outgoing.of(managed.instance)
+            frozen = sum(out.step is MigrationStep.COMMITTING for out in under_way)
+            rows.append((managed.instance, len(under_way), frozen, self._replicas.held(managed.instance)))
+        return rows
 
     def snapshot(self) -> dict[str, Any]:
         """State for people and checkers."""

@@ -257,7 +257,7 @@ class Replicas:
     def _on_no(self, replica: KvReplica, body: Body | RequestFailure, now_ns: int) -> list[Effect]:
         """Everything that is not the answer that was wanted: the round is over, or the replica."""
         reason, _ = refusal_of(body, str(replica.step))
-        self._context.metrics.replica_refusals[str(reason)] += 1
+        self._context.metrics.replica_refusals.add(str(reason))
         at_source = replica.step in (ReplicaStep.LEASING, ReplicaStep.PROVING)
         if at_source and reason is KvRefusal.UNKNOWN_SEQUENCE:
             return self._forget(replica, now_ns)

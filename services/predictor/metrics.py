@@ -43,9 +43,11 @@ class PredictorMetrics(MetricSet):
         self.total("missing_sets", "Registrations whose step-time set is not here.")
         self.snapshot_age = self.latency("snapshot_age", "Age of the snapshot that a forecast started from.", _AGE_S)
         self.handling = self.latency("handling", "Time from a question's handling to its answer.", _HANDLING_S)
-        self.gauges("step_scale", "Measured over modelled step time.", "instance", lambda: self._column(1))
-        self.gauges("step_fits", "Fits of step times where no set is known.", "instance", lambda: self._column(2))
-        self.gauges("cached_blocks", "Blocks believed to be in the prefix cache.", "instance", lambda: self._column(3))
+        self.gauges("step_scale", "Measured over modelled step time.", "instance", read=lambda: self._column(1))
+        self.gauges("step_fits", "Fits of step times where no set is known.", "instance", read=lambda: self._column(2))
+        self.gauges(
+            "cached_blocks", "Blocks believed to be in the prefix cache.", "instance", read=lambda: self._column(3)
+        )
         self.gauge("instances", "Instances served.", lambda: len(list(self.instances())))
 
     def _column(self, index: int) -> list[tuple[str, float]]:

@@ -37,7 +37,7 @@ class TaggerMetrics(MetricSet):
         self.total("file_problems", "Files of lengths that could not be read or written")
         self.recent_error: dict[str, float] = {}
         text = "Recent mean difference of median and length"
-        self.gauges("recent_error_tokens", text, "source", self.recent_error.items)
+        self.gauges("recent_error_tokens", text, "source", read=self.recent_error.items)
         self.pending = 0
         self.gauge("pending", "Answered requests whose end is awaited", lambda: self.pending)
 

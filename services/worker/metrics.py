@@ -1,13 +1,15 @@
 """Metrics of a worker: plain figures kept by the actor, and the collector that exposes them to Prometheus.
 
-The actor uses no metrics library. It counts into WorkerFigures; the collector reads them when Prometheus asks.
+The actor uses no metrics library. It counts into WorkerFigures; the collector reads them when Prometheus asks: one for
+all actors of a process, as a family may stand only once in a scrape.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, get_args, get_type_hints
 
 from millrace.actor.engine import EngineSnapshot
 from millrace.actor.histograms import Histogram
@@ -19,48 +21,60 @@ from services.worker.state import Held
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class WorkerFigures:
-    """Everything a worker counts since its start."""
+def _seconds() -> Histogram:
+    return Histogram(SECONDS)
 
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.refused: Counter[str] = Counter()
-        self.finished: Counter[str] = Counter()
-        self.returned: Counter[str] = Counter()
-        self.repeated_submits = 0
-        self.cancelled = 0
-        self.orphans = 0
-        self.expired = 0
-        self.late_outputs = 0
-        self.output_tokens = 0
-        self.token_messages = 0
-        self.resends = 0
-        self.repeated_chunks = 0
-        self.queue = Histogram(SECONDS)
-        self.prefill = Histogram(SECONDS)
-        self.step = Histogram(SECONDS)
-        self.frozen = Histogram(SECONDS)
-        self.leases = 0
-        self.leases_lost = 0
-        self.leases_expired = 0
-        self.freezes = 0
-        self.thaws = 0
-        self.moved = 0
-        self.arrived = 0
-        self.recomputes = 0
-        self.reservations = 0
-        self.reservations_expired = 0
-        self.pulls = 0
-        self.pulled_bytes = 0
-        self.copy_failures = 0
-        self.replicas = 0
-        self.replicas_yielded = 0
-        self.replicas_expired = 0
-        self.replicas_missed = 0
-        self.replica_resumes = 0
-        self.replica_tokens = 0
-        self.replica_tail_tokens = 0
-        self.kv_refused: Counter[str] = Counter()
+
+@dataclass
+class WorkerFigures:
+    """Everything a worker counts since its start, as its metrics say it."""
+
+    accepted: Annotated[int, "Sequences taken"] = 0
+    repeated_submits: Annotated[int, "Submits of a sequence and epoch already held"] = 0
+    cancelled: Annotated[int, "Live sequences cancelled by their ingress"] = 0
+    orphans: Annotated[int, "Live sequences cancelled because their ingress is gone"] = 0
+    expired: Annotated[int, "Live sequences ended at their deadline"] = 0
+    late_outputs: Annotated[int, "Engine outputs for sequences no longer held"] = 0
+    output_tokens: Annotated[int, "Tokens generated"] = 0
+    token_messages: Annotated[int, "Token messages sent"] = 0
+    resends: Annotated[int, "Resend requests answered with tokens"] = 0
+    repeated_chunks: Annotated[int, "Chunks sent again after an outage of the bus"] = 0
+    leases: Annotated[int, "Sequences leased to a migration"] = 0
+    leases_lost: Annotated[int, "Leases whose sequence was preempted or ended"] = 0
+    leases_expired: Annotated[int, "Leases that were not renewed or ended in time"] = 0
+    freezes: Annotated[int, "Sequences stopped for a migration"] = 0
+    thaws: Annotated[int, "Frozen sequences that decoded on because their deadline had come"] = 0
+    moved: Annotated[int, "Sequences that moved away with their KV"] = 0
+    arrived: Annotated[int, "Sequences that came by migration"] = 0
+    recomputes: Annotated[
+        int, "Sequences that came by migration without their reservation: all of their KV was computed"
+    ] = 0
+    reservations: Annotated[int, "Reservations given to migrations"] = 0
+    reservations_expired: Annotated[int, "Reservations that ended without news"] = 0
+    pulls: Annotated[int, "Reads of other instances' KV"] = 0
+    pulled_bytes: Annotated[int, "Bytes of KV read from other instances before the last round"] = 0
+    copy_failures: Annotated[int, "Reads of other instances' KV that failed or did not match their checksums"] = 0
+    replicas: Annotated[int, "KV replicas begun for other instances' sequences"] = 0
+    replicas_yielded: Annotated[
+        int, "KV replicas that the engine gave up because something else needed their blocks, once noticed"
+    ] = 0
+    replicas_expired: Annotated[int, "KV replicas that ended without news of their source"] = 0
+    replicas_missed: Annotated[
+        int, "Continuations sent here for a KV replica that was gone, or of no use: all KV was computed"
+    ] = 0
+    replica_resumes: Annotated[int, "Continuations that began on a KV replica"] = 0
+    replica_tokens: Annotated[int, "Tokens whose KV these had from the replica"] = 0
+    replica_tail_tokens: Annotated[int, "Tokens that these had to compute: those behind the replica"] = 0
+    refused: Annotated[Counter[str], "Sequences refused"] = field(default_factory=Counter)
+    finished: Annotated[Counter[str], "Sequences ended in the engine"] = field(default_factory=Counter)
+    returned: Annotated[Counter[str], "Live sequences handed back"] = field(default_factory=Counter)
+    kv_refused: Annotated[Counter[str], "Leases, freezes, reservations and reads refused"] = field(
+        default_factory=Counter
+    )
+    queue: Annotated[Histogram, "Time from submission to the first batch"] = field(default_factory=_seconds)
+    prefill: Annotated[Histogram, "Time from the first batch to the first token"] = field(default_factory=_seconds)
+    step: Annotated[Histogram, "Duration of an engine step"] = field(default_factory=_seconds)
+    frozen: Annotated[Histogram, "Time that a sequence stood still for a migration"] = field(default_factory=_seconds)
 
     def first_token(self, held: Held) -> None:
         """Notes queue and prefill time of a sequence whose first token has just come."""
@@ -75,54 +89,8 @@ class WorkerFigures:
 
     def plain(self) -> dict[str, Any]:
         """Counts without the histograms."""
-        skipped = ("queue", "prefill", "step", "frozen")
-        return {k: dict(v) if isinstance(v, Counter) else v for k, v in vars(self).items() if k not in skipped}
-
-
-_COUNTERS = {
-    "accepted": "Sequences taken",
-    "repeated_submits": "Submits of a sequence and epoch already held",
-    "cancelled": "Live sequences cancelled by their ingress",
-    "orphans": "Live sequences cancelled because their ingress is gone",
-    "expired": "Live sequences ended at their deadline",
-    "late_outputs": "Engine outputs for sequences no longer held",
-    "output_tokens": "Tokens generated",
-    "token_messages": "Token messages sent",
-    "resends": "Resend requests answered with tokens",
-    "repeated_chunks": "Chunks sent again after an outage of the bus",
-    "leases": "Sequences leased to a migration",
-    "leases_lost": "Leases whose sequence was preempted or ended",
-    "leases_expired": "Leases that were not renewed or ended in time",
-    "freezes": "Sequences stopped for a migration",
-    "thaws": "Frozen sequences that decoded on because their deadline had come",
-    "moved": "Sequences that moved away with their KV",
-    "arrived": "Sequences that came by migration",
-    "recomputes": "Sequences that came by migration without their reservation: all of their KV was computed",
-    "reservations": "Reservations given to migrations",
-    "reservations_expired": "Reservations that ended without news",
-    "pulls": "Reads of other instances' KV",
-    "pulled_bytes": "Bytes of KV read from other instances before the last round",
-    "copy_failures": "Reads of other instances' KV that failed or did not match their checksums",
-    "replicas": "KV replicas begun for other instances' sequences",
-    "replicas_yielded": "KV replicas that the engine gave up because something else needed their blocks, once noticed",
-    "replicas_expired": "KV replicas that ended without news of their source",
-    "replicas_missed": "Continuations sent here for a KV replica that was gone, or of no use: all KV was computed",
-    "replica_resumes": "Continuations that began on a KV replica",
-    "replica_tokens": "Tokens whose KV these had from the replica",
-    "replica_tail_tokens": "Tokens that these had to compute: those behind the replica",
-}
-_LABELLED = {
-    "refused": ("reason", "Sequences refused"),
-    "finished": ("reason", "Sequences ended in the engine"),
-    "returned": ("reason", "Live sequences handed back"),
-    "kv_refused": ("reason", "Leases, freezes, reservations and reads refused"),
-}
-_HISTOGRAMS = {
-    "queue": "Time from submission to the first batch",
-    "prefill": "Time from the first batch to the first token",
-    "step": "Duration of an engine step",
-    "frozen": "Time that a sequence stood still for a migration",
-}
+        values = {name: value for name, value in vars(self).items() if not isinstance(value, Histogram)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 
 
 class WorkerCollector:
@@ -138,44 +106,47 @@ class WorkerCollector:
     def collect(self) -> Iterator[Metric]:
         """Yields every metric family once, with one sample per instance."""
         sources = list(self._sources())
-        for name, text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"millrace_worker_{name}", text, labels=["instance"])
-            for instance, figures, _, _ in sources:
-                counter.add_metric([instance], getattr(figures, name))
-            yield counter
-        for name, (label, text) in _LABELLED.items():
-            counter = CounterMetricFamily(f"millrace_worker_{name}", text, labels=["instance", label])
-            for instance, figures, _, _ in sources:
-                for value, count in getattr(figures, name).items():
-                    counter.add_metric([instance, str(value)], count)
-            yield counter
-        for name, text in _HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(f"millrace_worker_{name}_seconds", text, labels=["instance"])
-            for instance, figures, _, _ in sources:
-                kept: Histogram = getattr(figures, name)
-                histogram.add_metric([instance], buckets=kept.buckets(), sum_value=kept.sum)
-            yield histogram
+        for name, declared in get_type_hints(WorkerFigures, include_extras=True).items():
+            kind, text = get_args(declared)
+            rows = [(instance, getattr(figures, name)) for instance, figures, _, _ in sources]
+            yield _family(name, text, kind, rows)
         yield from _snapshot_metrics(sources)
 
 
+def _family(name: str, text: str, kind: Any, rows: list[tuple[str, Any]]) -> Metric:
+    """One figure of every actor. ``kind``: its type."""
+    if kind is Histogram:
+        histogram = HistogramMetricFamily(f"millrace_worker_{name}_seconds", text, labels=["instance"])
+        for instance, kept in rows:
+            histogram.add_metric([instance], buckets=kept.buckets(), sum_value=kept.sum)
+        return histogram
+    labels = ["instance"] if kind is int else ["instance", "reason"]
+    counter = CounterMetricFamily(f"millrace_worker_{name}", text, labels=labels)
+    for instance, figure in rows:
+        if kind is int:
+            counter.add_metric([instance], figure)
+            continue
+        for reason, count in figure.items():
+            counter.add_metric([instance, str(reason)], count)
+    return counter
+
+
+#: Figures of the last snapshot.
+_GAUGES: dict[str, tuple[str, Callable[[EngineSnapshot], int]]] = {
+    "running": ("Sequences in the running batch", lambda snapshot: len(snapshot.running)),
+    "waiting": ("Sequences in the queue", lambda snapshot: len(snapshot.waiting)),
+    "blocks_free": ("Free KV blocks", lambda snapshot: snapshot.blocks_free),
+    "blocks_total": ("KV blocks", lambda snapshot: snapshot.blocks_total),
+}
+
+
 def _snapshot_metrics(sources: list[tuple[str, WorkerFigures, EngineSnapshot, int]]) -> Iterator[Metric]:
-    forgotten = CounterMetricFamily(
-        "millrace_worker_forgotten", "Finished sequences forgotten unacknowledged", labels=["instance"]
-    )
-    preemptions = CounterMetricFamily("millrace_worker_preemptions", "Preemptions in the engine", labels=["instance"])
-    gauges = {
-        "running": GaugeMetricFamily("millrace_worker_running", "Sequences in the running batch", labels=["instance"]),
-        "waiting": GaugeMetricFamily("millrace_worker_waiting", "Sequences in the queue", labels=["instance"]),
-        "free": GaugeMetricFamily("millrace_worker_blocks_free", "Free KV blocks", labels=["instance"]),
-        "total": GaugeMetricFamily("millrace_worker_blocks_total", "KV blocks", labels=["instance"]),
-    }
-    for instance, _, snapshot, count in sources:
-        forgotten.add_metric([instance], count)
-        preemptions.add_metric([instance], snapshot.preemptions)
-        gauges["running"].add_metric([instance], len(snapshot.running))
-        gauges["waiting"].add_metric([instance], len(snapshot.waiting))
-        gauges["free"].add_metric([instance], snapshot.blocks_free)
-        gauges["total"].add_metric([instance], snapshot.blocks_total)
-    yield forgotten
-    yield preemptions
-    yield from gauges.values()
+    text = "Finished sequences forgotten unacknowledged"
+    yield _family("forgotten", text, int, [(row[0], row[3]) for row in sources])
+    preempted = [(instance, snapshot.preemptions) for instance, _, snapshot, _ in sources]
+    yield _family("preemptions", "Preemptions in the engine", int, preempted)
+    for name, (text, read) in _GAUGES.items():
+        gauge = GaugeMetricFamily(f"millrace_worker_{name}", text, labels=["instance"])
+        for instance, _, snapshot, _ in sources:
+            gauge.add_metric([instance], read(snapshot))
+        yield gauge

@@ -326,10 +326,10 @@ class ScenarioCluster(SimulatedCluster):
         counts: Counter[str] = Counter()
         for actor in self._broker_actors:
             metrics = actor.metrics
-            counts.update({f"ask {reason}": count for reason, count in metrics.asks.items()})
-            counts.update({f"answer {how}": count for how, count in metrics.bids.items()})
-            counts.update({f"ended {reason} {how}": count for (reason, how), count in metrics.ended.items()})
-            counts.update({f"boundary {how}": count for how, count in metrics.boundaries.items()})
+            counts.update({f"ask {reason}": count for reason, count in metrics.asks.plain().items()})
+            counts.update({f"answer {how}": count for how, count in metrics.bids.plain().items()})
+            counts.update({f"ended {reason} {how}": count for (reason, how), count in metrics.ended.counts.items()})
+            counts.update({f"boundary {how}": count for how, count in metrics.boundaries.plain().items()})
         return dict(sorted(counts.items()))
 
     def _sample(self) -> None:

@@ -482,7 +482,7 @@ class BrokerWorld:
         return found
 
     def refused(self, instance: str) -> dict[str, int]:
-        return dict(self.metrics[instance].refused)
+        return self.metrics[instance].refused.plain()
 
     def quiet(self) -> bool:
         """Whether nothing is asked for or moved, and no bid holds."""

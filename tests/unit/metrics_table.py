@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from services.broker.metrics import BrokerMetrics
-from services.coordinator.metrics import CoordinatorCollector, ProvisioningFigures
+from services.coordinator.metrics import ProvisioningMetrics
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.metrics import IngressMetrics
 from services.judge.metrics import JudgeMetrics
@@ -79,7 +79,7 @@ def judge(registry: CollectorRegistry) -> None:
 
 def coordinator(registry: CollectorRegistry) -> None:
     """Provisioning."""
-    registry.register(CoordinatorCollector(ProvisioningFigures()))
+    ProvisioningMetrics(registry)
 
 
 SECTIONS: tuple[tuple[str, Callable[[CollectorRegistry], None]], ...] = (

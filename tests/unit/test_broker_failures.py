@@ -197,7 +197,7 @@ def test_a_downstream_that_refuses_for_long_keeps_the_sequence_where_it_is():
     world.run(20_000)
     assert world.where("ar0.0") == ["a"]
     assert len(world.bodies(AskForMove)) < 10
-    assert world.metrics["a"].ended["boundary", "no_bids"] == len(world.bodies(AskForMove))
+    assert world.metrics["a"].ended.counts["boundary", "no_bids"] == len(world.bodies(AskForMove))
 
 
 def test_it_leaves_within_five_seconds_when_there_is_room_again():

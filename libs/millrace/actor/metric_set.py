@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -77,9 +78,9 @@ class MetricSet(Collector):
         """Declare a gauge."""
         self._show(lambda: GaugeMetricFamily(f"{self._prefix}_{name}", text, value=read()))
 
-    def gauges(self, name: str, text: str, label: str, read: Callable[[], Iterable[tuple[str, float]]]) -> None:
-        """Declare a gauge with a label, whose values are read with it."""
-        self._show(lambda: _gauges(f"{self._prefix}_{name}", text, label, read()))
+    def gauges(self, name: str, text: str, *labels: str, read: Callable[[], Iterable[tuple[Any, ...]]]) -> None:
+        """Declare a gauge with labels. ``read`` yields their values, then the figure."""
+        self._show(lambda: _gauges(f"{self._prefix}_{name}", text, labels, read()))
 
     def _show(self, family: Callable[[], Metric]) -> None:
         self._families.append(family)
@@ -113,8 +114,8 @@ def _histograms(name: str, text: str, label: str, by_value: Mapping[str, Histogr
     return family
 
 
-def _gauges(name: str, text: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=[label])
-    for value, figure in values:
-        family.add_metric([value], figure)
+def _gauges(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for *values, figure in rows:
+        family.add_metric(values, figure)
     return family
