@@ -45,12 +45,14 @@ class TradingChoice(msgspec.Struct, frozen=True, kw_only=True):
         slow: Engines are slow and sequences long; None for what the seed draws.
         wrong_estimates: Engines tell rests that are wrong.
         flips: Roles flip, and instances come and go, in place of plans that change.
+        balance: One stage whose loads differ: most moves are for balance.
     """
 
     policy: str = ""
     slow: bool | None = None
     wrong_estimates: bool = False
     flips: bool = False
+    balance: bool = False
 
 
 #: A policy that the seed draws, and estimates that are right or missing.
@@ -73,6 +75,8 @@ def run_seed(
         if choice.flips:
             shape = roles_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
             return RolesSoakRun(seed, shape=shape).run()
+        if choice.balance:
+            return SoakRun(seed, shape=trading_shape(seed, balance=True)).run()
         if trading:
             shape = trading_shape(seed, policy=choice.policy, slow=choice.slow, wrong_estimates=choice.wrong_estimates)
             return SoakRun(seed, shape=msgspec.structs.replace(shape, policy=policy)).run()
@@ -96,12 +100,18 @@ def replay_command(
     words += ["--migrations"] * migrations + ["--trading"] * trading
     words += ["--cascades"] * cascades
     words += [f"--trading-policy {choice.policy}"] * bool(choice.policy)
-    return " ".join([*words, *["--wrong-estimates"] * choice.wrong_estimates])
+    words += ["--wrong-estimates"] * choice.wrong_estimates
+    return " ".join([*words, *["--balance"] * choice.balance])
 
 
 def _run(work: tuple[int, argparse.Namespace]) -> tuple[int, SoakReport | str]:
     seed, options = work
-    choice = TradingChoice(policy=options.trading_policy, wrong_estimates=options.wrong_estimates, flips=options.roles)
+    choice = TradingChoice(
+        policy=options.trading_policy,
+        wrong_estimates=options.wrong_estimates,
+        flips=options.roles,
+        balance=options.balance,
+    )
     kinds = {"migrations": options.migrations, "trading": options.trading}
     return seed, run_seed(seed, options.policy, choice=choice, cascades=options.cascades, **kinds)
 
@@ -138,6 +148,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, seeds: int = 500) -> None:
         metavar="NAME",
         help="use this trading policy (a name, a file, or eager), not a random one",
     )
+    add("--balance", action="store_true", help="place requests at random and let brokers trade for balance")
     add("--wrong-estimates", action="store_true", help="let engines report wrong remaining lengths, or none")
     add("--cascades", action="store_true", help="run a cascade whose plan changes all the time")
     add("--roles", action="store_true", help="flip roles, start and stop instances, let brokers trade")

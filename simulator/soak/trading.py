@@ -36,6 +36,9 @@ SLOW_PLANS_NS = (2 * SECOND, 12 * SECOND)
 #: Calls of the longest kind, when all harm is healed.
 GROWING = 6
 
+#: Dispatch policy and calls a second of a cluster that is to balance: loads differ, and there is room to move to.
+UNEVEN, UNEVEN_RATES = "random", (4.0, 8.0, 12.0)
+
 
 def trading_shape(
     seed: int,
@@ -44,6 +47,7 @@ def trading_shape(
     plan_ns: int | None = None,
     slow: bool | None = None,
     wrong_estimates: bool = False,
+    balance: bool = False,
 ) -> SoakShape:
     """The cluster of a seed: four workers in up to three stages, and a new plan every two seconds.
 
@@ -52,7 +56,14 @@ def trading_shape(
         plan_ns: Between two plans; 0 for one that stays, None for two seconds (of a slow seed sometimes longer).
         slow: Engines are slow and sequences long; None for what the seed draws.
         wrong_estimates: See TradingShape.
+        balance: One stage of slow engines, requests placed at random and a policy that moves for any gain: most moves
+            are for balance.
     """
+    if balance:
+        shape = trading_shape(seed, policy="eager", plan_ns=0, slow=True, wrong_estimates=wrong_estimates)
+        assert shape.trading is not None
+        trading = msgspec.structs.replace(shape.trading, stages_max=1, growing=0)
+        return msgspec.structs.replace(shape, policy=UNEVEN, rates=UNEVEN_RATES, trading=trading)
     rng, pace = Random(f"{seed}/trading shape"), Random(f"{seed}/trading pace")
     drawn, slow_plan_ns = pace.random() < 0.5, pace.choice(SLOW_PLANS_NS)
     slow = drawn if slow is None else slow

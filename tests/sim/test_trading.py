@@ -81,6 +81,14 @@ def test_sequences_are_traded_under_faults_and_some_moves_fail():
     assert any(not how.endswith(" moved") for how in deals)
 
 
+def test_sequences_move_for_balance_under_faults_and_some_moves_fail():
+    reports = [passed(seed, choice=TradingChoice(balance=True)) for seed in SEEDS[3:-3]]
+    deals = sum((Counter(report.deals) for report in reports), Counter[str]())
+    assert any(report.faults for report in reports)
+    assert deals["balance moved"] > len(reports)
+    assert any(not how.endswith(" moved") for how in deals)
+
+
 def test_the_same_seed_trades_the_same():
     assert SoakRun(3, shape=trading_shape(3)).run() == report_of(3)
 
