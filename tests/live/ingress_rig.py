@@ -74,6 +74,7 @@ class FakeCore:
         waits: Takes no call.
         fail_after: Fails a call after so many tokens.
         words: What token i says.
+        finish: Finish reason of every choice.
     """
 
     def __init__(self) -> None:
@@ -84,6 +85,7 @@ class FakeCore:
         self.refuse: tuple[RefusalKind, str, float] | None = None
         self.fail_after: int | None = None
         self.words: Callable[[Call, int], str] = lambda call, i: f"w{i} "
+        self.finish = "length"
         self.handlers: dict[type, Callable[[Any], None]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -121,7 +123,7 @@ class FakeCore:
         if call.sampling.logprobs is not None:
             top = [(word, -0.5, word.encode())][: call.sampling.logprobs]
             logprobs = [DeltaLogprob(word, -0.5, word.encode(), top)]
-        return ChoiceDelta(choice, word, 1, "length" if last else "", None, logprobs)
+        return ChoiceDelta(choice, word, 1, self.finish if last else "", None, logprobs)
 
     def _do(self, effect: Any) -> None:
         self.handlers[type(effect)](effect)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from services.ingress.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.unsupported import NOT_SUPPORTED
 
 _REF = "#/components/schemas/{name}"
@@ -45,7 +46,7 @@ def openapi_body(version: str, models: Sequence[str]) -> bytes:
 
 def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     """The document of an ingress that serves these models."""
-    requests = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    requests = (ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
     _, components = msgspec.json.schema_components(requests, ref_template=_REF)
     for kind, names in NOT_SUPPORTED.items():
         for name in names:
@@ -63,6 +64,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         "paths": {
             "/v1/chat/completions": _post("chat", "A chat completion.", "ChatRequest", _ref("Response")),
             "/v1/completions": _post("complete", "A completion.", "CompletionRequest", _ref("Response")),
+            "/v1/responses": _post("respond", "A response.", "ResponsesRequest", {"type": "object"}),
             "/tokenize": _post("tokenize", "Text or messages to token ids.", "TokenizeRequest", {"type": "object"}),
             "/detokenize": _post("detokenize", "Token ids to text.", "DetokenizeRequest", {"type": "object"}),
             "/v1/models": _get("models", "The served models.", _ref("Models")),
@@ -103,7 +105,7 @@ def _errors(*statuses: tuple[str, str]) -> dict[str, Any]:
 
 def _post(name: str, summary: str, request: str, response: dict[str, Any]) -> dict[str, Any]:
     answer = _json(response, "The answer.")
-    if request in ("ChatRequest", "CompletionRequest"):
+    if request in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
         event = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
         answer["content"]["text/event-stream"] = {"schema": event}
     return {

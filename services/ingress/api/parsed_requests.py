@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from millrace.contracts.worker import StructuredOutput
 
+from services.ingress.api.answer_forms import AnswerForm
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.errors import ApiError, bad_value
 from services.ingress.api.messages import prompt_text
@@ -62,6 +63,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         members: Of a request to a cascade: the request for each model that can take it, in the order of tiers; the
             request itself is then that of the first one.
         cascade: Name of the cascade; empty for none.
+        form: Form of the answer; None for that of the kind.
     """
 
     kind: CallKind
@@ -76,6 +78,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     echo: bool = False
     members: tuple[ParsedRequest, ...] = ()
     cascade: str = ""
+    form: AnswerForm | None = None
 
     @property
     def variants(self) -> tuple[ParsedRequest, ...]:
@@ -95,12 +98,17 @@ def parse_chat_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> Pa
         ApiError: what the client has to change.
     """
     request = decode_body(body, ChatRequest)
-    _check_options(request)
+    check_options(request)
     _check_count(request, 1, bounds)
-    return for_each_member(request, models, lambda model: _chat(request, model))
+    return for_each_member(request, models, lambda model: parse_chat(request, model))
 
 
-def _chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
+def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
+    """The request as one model takes it.
+
+    Raises:
+        ApiError: what the client has to change.
+    """
     template = model.tokenizer.template
     tools = plan_tools(request, template.traits) if template is not None else NO_TOOLS
     text = prompt_text(request, template)
@@ -125,7 +133,7 @@ def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds)
         ApiError: what the client has to change.
     """
     request = decode_body(body, CompletionRequest)
-    _check_options(request)
+    check_options(request)
     _check_count(request, _prompt_count(request.prompt), bounds)
     return for_each_member(request, models, lambda model: _completion(request, model))
 
@@ -248,7 +256,12 @@ def for_each_member(
     return msgspec.structs.replace(found[0], members=tuple(found), cascade=request.model)
 
 
-def _check_options(request: Shared) -> None:
+def check_options(request: Shared) -> None:
+    """Check the fields that exclude each other.
+
+    Raises:
+        ApiError: what the client has to change.
+    """
     refuse_unsupported(request)
     wishes = request.cascade or CascadeWishes()
     first, last = wishes.entry_tier, wishes.max_tier

@@ -42,6 +42,7 @@ LogitBias = Annotated[
 ]
 TopLogprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
 JsonObject = dict[str, Any]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -221,7 +222,7 @@ class ChatRequest(Shared, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
     audio: Any = UNSET
     modalities: Any = UNSET

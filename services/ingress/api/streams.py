@@ -58,6 +58,10 @@ class EventStream(Protocol):
         """Have all further events say what the cascade did."""
         ...
 
+    def failed(self, error: ApiError) -> bytes:
+        """Events that end a stream which cannot go on."""
+        ...
+
 
 def error_event(error: ApiError) -> bytes:
     """The event that ends a stream which cannot go on."""
@@ -145,6 +149,9 @@ class ChatStream:
     def tell(self, report: CascadeReport) -> None:
         self._parts.tell(report)
 
+    def failed(self, error: ApiError) -> bytes:
+        return error_event(error)
+
     def _events(self, delta: ChoiceDelta, tail: bytes) -> bytes:
         out = b""
         if delta.text or delta.logprobs or delta.reasoning or delta.calls:
@@ -206,6 +213,9 @@ class CompletionStream:
 
     def tell(self, report: CascadeReport) -> None:
         self._parts.tell(report)
+
+    def failed(self, error: ApiError) -> bytes:
+        return error_event(error)
 
     def _event(self, delta: ChoiceDelta, tail: bytes) -> bytes:
         if not (delta.text or delta.logprobs or delta.finish_reason):

@@ -9,7 +9,8 @@ from typing import Any
 from msgspec import UNSET, Struct
 
 from services.ingress.api.errors import unsupported
-from services.ingress.api.requests import ChatRequest, CompletionRequest, Shared
+from services.ingress.api.requests import ChatRequest, CompletionRequest
+from services.ingress.api.responses_api.requests import ResponsesRequest
 
 _GUIDED = "use `structured_outputs` or `response_format`"
 
@@ -48,9 +49,26 @@ _COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
     "suffix": ((None, ""), "leave it out"),
     "prompt_embeds": ((None,), "send text or token ids"),
 }
+_STATELESS = "send the whole conversation as `input`"
+_RESPONSES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "background": ((None, False), "use `stream`"),
+    "previous_response_id": ((None,), _STATELESS),
+    "conversation": ((None,), _STATELESS),
+    "prompt": ((None,), "send `input`"),
+    "truncation": ((None, "disabled"), "shorten the input"),
+    "moderation": ((None,), "leave it out"),
+    "context_management": ((None, []), "shorten the input"),
+    "priority": ((None, 0), "all requests have one priority"),
+    "enable_response_messages": ((None, False), "use `/tokenize` on the messages"),
+    "previous_input_messages": ((None,), _STATELESS),
+}
 _ITEMS: dict[type[Struct], list[tuple[str, tuple[Any, ...], str]]] = {
-    kind: [(name, values, hint) for name, (values, hint) in (_SHARED | own).items()]
-    for kind, own in ((ChatRequest, _CHAT), (CompletionRequest, _COMPLETION))
+    kind: [(name, values, hint) for name, (values, hint) in own.items()]
+    for kind, own in (
+        (ChatRequest, _SHARED | _CHAT),
+        (CompletionRequest, _SHARED | _COMPLETION),
+        (ResponsesRequest, _RESPONSES),
+    )
 }
 
 #: Type -> (reads all these fields of a request, what it reads where the client sent none).
@@ -61,7 +79,7 @@ _ABSENT: dict[type[Struct], tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
 NOT_SUPPORTED: dict[type[Struct], frozenset[str]] = {k: frozenset(n for n, _, _ in v) for k, v in _ITEMS.items()}
 
 
-def refuse_unsupported(request: Shared) -> None:
+def refuse_unsupported(request: Struct) -> None:
     """Check that no unsupported parameter asks for anything.
 
     Raises:

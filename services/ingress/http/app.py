@@ -14,6 +14,7 @@ from services.ingress.api.errors import SERVER, ApiError
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
 from services.ingress.api.parsed_requests import Bounds, parse_chat_request, parse_completion_request
+from services.ingress.api.responses_api.parsing import parse_responses_request
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize
 from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
 from services.ingress.http.metrics import HttpMetrics
@@ -53,6 +54,7 @@ class App:
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
+            "/v1/responses": {"POST": self._response},
             "/v1/models": {"GET": self._list_models},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -121,6 +123,10 @@ class App:
     def _completion(self, exchange: Exchange, holder: KeyHolder) -> None:
         parsed = parse_completion_request(exchange.request.body, self._models, self._bounds)
         self._calls.submit(exchange, "/v1/completions", parsed, holder)
+
+    def _response(self, exchange: Exchange, holder: KeyHolder) -> None:
+        parsed = parse_responses_request(exchange.request.body, self._models)
+        self._calls.submit(exchange, "/v1/responses", parsed, holder)
 
     def _list_models(self, exchange: Exchange, holder: KeyHolder) -> None:
         self._answer(exchange, self._models.list_body())

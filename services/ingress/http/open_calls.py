@@ -26,6 +26,7 @@ from millrace.telemetry.tracecontext import (
 
 from services.ingress.api.cascade_reports import answering_headers
 from services.ingress.api.cascade_requests import able_variants, build_any_call
+from services.ingress.api.dialects import in_own_words
 from services.ingress.api.errors import SERVER, ApiError, refusal
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.output_readers import JsonCallReader, OutputReader
@@ -255,13 +256,18 @@ class OpenCalls:
         """Choose what turns deltas into bytes."""
         chat = parsed.kind is CallKind.CHAT
         choices = len(call.prompts) * call.n
-        prefix = "chatcmpl-" if chat else "cmpl-"
+        prefix = parsed.form.prefix if parsed.form is not None else "chatcmpl-" if chat else "cmpl-"
         prompt_tokens = sum(map(len, call.prompts))
         head = ResponseHead(f"{prefix}{call.request}", int(self._now_s()), call.model, choices, prompt_tokens)
         echo = self._echo(parsed, call)
         if parsed.tools.mode is not ToolMode.NONE:
             view.reader = JsonCallReader(parsed.tools, choices)
-        if not call.stream:
+        if parsed.form is not None:
+            if call.stream:
+                view.stream = parsed.form.stream(head)
+            else:
+                view.collected = parsed.form.collected(head)
+        elif not call.stream:
             view.collected = ChatResponse(head, parsed.tools) if chat else CompletionResponse(head, echo)
         elif chat:
             view.stream = ChatStream(head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage)
@@ -391,7 +397,7 @@ class OpenCalls:
             return
         self._drop(request)
         if view.exchange.streaming:
-            view.pending.append(error_event(error))
+            view.pending.append(error_event(error) if view.stream is None else view.stream.failed(error))
             view.exchange.end(b"".join(view.pending))
             view.pending.clear()
         else:
@@ -424,7 +430,7 @@ class OpenCalls:
         extra = list(headers) if headers else [(b"x-request-id", client_id(exchange) or self.next_id().encode())]
         extra += error.headers
         self._metrics.responses.add(path, str(error.status))
-        exchange.respond(error.status, error.body(), headers=extra)
+        exchange.respond(error.status, in_own_words(path, error).body(), headers=extra)
 
 
 def client_id(exchange: Exchange) -> bytes:

@@ -1,0 +1,195 @@
+"""Body of POST /v1/responses, as Structs.
+
+Parameters are checked like chat's. Items and their parts are read as they come back from any provider: what they carry
+beside the declared fields is ignored, as vLLM ignores it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct
+
+from services.ingress.api.requests import (
+    MESSAGES_MAX,
+    CascadeWishes,
+    Count,
+    JsonObject,
+    LogitBias,
+    MinP,
+    Name,
+    Penalty,
+    ReasoningEffort,
+    Repetition,
+    Seed,
+    Stop,
+    StructuredOutputs,
+    Temperature,
+    TokenIds,
+    TopK,
+    TopLogprobs,
+    TopP,
+)
+
+
+class InputPart(Struct, kw_only=True):
+    """A part of an item: only text."""
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+Parts = Annotated[list[InputPart], Meta(max_length=MESSAGES_MAX)]
+
+
+class InputItem(Struct, kw_only=True):
+    """One item of ``input``: a message where ``type`` is left out. Which fields count depends on the type.
+
+    Attributes:
+        arguments: JSON text of a function call.
+        input: Text of a custom tool's call.
+        output: What a call gave.
+        summary: Of reasoning; read where it has no ``content``.
+    """
+
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+    ] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | Parts | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | Parts | None = None
+    summary: Parts | None = None
+    encrypted_content: str | None = None
+
+
+class FlatTool(Struct, kw_only=True):
+    """A tool. A namespace holds functions; ``custom`` takes free text; hosted tools are taken and never called."""
+
+    type: Literal[
+        "function",
+        "custom",
+        "namespace",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "local_shell",
+        "image_generation",
+        "tool_search",
+    ]
+    name: str | None = None
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+    tools: list[FlatTool] | None = None
+
+
+class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A choice of one tool, or of some (``allowed_tools``)."""
+
+    type: Literal["function", "custom", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[JsonObject] | None = None
+
+
+class TextFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Format of the text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    schema: JsonObject | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Form of the text; ``verbosity`` is taken and without effect."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Amount of reasoning; summaries are not made: the reasoning itself is given."""
+
+    effort: ReasoningEffort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+
+
+class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of a stream."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/responses."""
+
+    model: Name
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    temperature: Temperature | None = None
+    text: TextConfig | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tools: Annotated[list[FlatTool], Meta(max_length=128)] | None = None
+    top_logprobs: TopLogprobs | None = None
+    top_p: TopP | None = None
+    include: list[str] | None = None
+    # vLLM's own
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    logit_bias: LogitBias | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: JsonObject | None = None
+    include_reasoning: bool | None = None
+    # Millrace's own
+    cascade: CascadeWishes | None = None
+    # Taken and without effect; docs/API.md says so.
+    store: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: JsonObject | None = None
+    client_metadata: JsonObject | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    max_tool_calls: Count | None = None
+    # Known, not supported: only the values that change nothing (see api/unsupported.py for the words).
+    background: Any = UNSET
+    previous_response_id: Any = UNSET
+    conversation: Any = UNSET
+    prompt: Any = UNSET
+    truncation: Any = UNSET
+    moderation: Any = UNSET
+    context_management: Any = UNSET
+    priority: Any = UNSET
+    enable_response_messages: Any = UNSET
+    previous_input_messages: Any = UNSET
