@@ -57,6 +57,7 @@ from millrace.supervision.service_fields import (
 
 from compose.containers import SPARE, broker_of, compose_services, migrator_of, mounted, profile_of
 from compose.model_mounts import mount_source, not_in_containers
+from deployment.config_check import check_settings
 
 HERE = Path(__file__).resolve().parent
 
@@ -159,6 +160,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     try:
         arguments.spec = with_model_folders(with_cluster_settings(_spec(arguments), arguments.set))
         check_spec(arguments.spec)
+        check_settings(arguments.spec)
     except ConfigError as error:
         parser.error(str(error))
     if wrong := _not_for_containers(arguments.spec):

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from millrace.actor.config import BusConfig, TelemetryConfig
-from millrace.cluster import ClusterSpec, ServiceSettings
+from millrace.actor.config import ProcessConfig
+from millrace.actor.config_marks import is_constant, is_wired, plain_type
+from millrace.cluster import ClusterSpec, PolicyChoice, ServiceSettings
 from millrace.membership import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
@@ -28,37 +29,21 @@ from millrace.policies.stages import STAGE_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
 from msgspec.inspect import Field, ListType, StructType, Type, type_info
 
-from services.broker.config import BrokerConfig
-from services.coordinator.config import CoordinatorConfig
-from services.ingress.config import IngressConfig
-from services.judge.config import JudgeConfig
-from services.migrator.config import MigratorConfig
-from services.predictor.config import PredictorConfig
-from services.tagger.config import TaggerConfig
-from services.worker.config import WorkerConfig
+from deployment.config_check import SERVICES, SET_IN_CLUSTER
+from services.ingress.config import CascadeConfig
 from services.worker.modelled import ModelledConfig
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "CONFIGURATION.md"
 
-#: Services by the name with which a path begins, and further Structs that read a table of theirs.
-SERVICES: dict[str, type[msgspec.Struct]] = {
-    "ingress": IngressConfig,
-    "worker": WorkerConfig,
+#: Structs that read a table of settings, by the path with which its keys begin.
+READERS: dict[str, type[msgspec.Struct]] = {
+    **SERVICES,
     "worker.modelled": ModelledConfig,
-    "migrator": MigratorConfig,
-    "broker": BrokerConfig,
-    "predictor": PredictorConfig,
-    "tagger": TaggerConfig,
-    "coordinator": CoordinatorConfig,
-    "judge": JudgeConfig,
+    "cascade.settings": CascadeConfig,
 }
 
 #: Tables that every service has; described once.
-SHARED: dict[str, type[msgspec.Struct]] = {
-    "bus": BusConfig,
-    "telemetry": TelemetryConfig,
-    "membership": MembershipConfig,
-}
+SHARED: dict[str, type[msgspec.Struct]] = {"SERVICE": ProcessConfig, "SERVICE.membership": MembershipConfig}
 
 #: Structs whose fields are tables, not keys: what stands in them is described with the services.
 DOORS = (ServiceSettings,)
@@ -92,8 +77,17 @@ types that read the keys; a test compares. A key is set in three places, the lat
 - with `--set PATH=VALUE`, for example `--set api.port=9000`, `--set worker.max_num_seqs=8` (all workers),
   `--set worker-1.max_num_seqs=4` (one), `--set models.0.groups.0.role=prefill`. A value is TOML or JSON, else a string.
 
-Unknown keys and wrong values are refused by name before anything starts. Keys of simulated scenarios:
+Unknown keys and wrong values are refused by name before anything starts. What `up` and `compose:prepare` write into the
+files of processes by themselves is no key ([below](#wiring)). Keys of simulated scenarios:
 [SIMULATION.md](SIMULATION.md#the-scenario-file).
+"""
+
+
+_WIRING = """## Wiring
+
+Fields of processes' own files that `up` and `compose:prepare` write. Settings and `--set` may not set them; most follow
+from a key of the cluster's file. A process that is started by hand (`python -m services.NAME --config FILE`) takes them
+from its file.
 """
 
 
@@ -109,9 +103,8 @@ def tables() -> Iterator[tuple[str, list[Table]]]:
     """Every table with keys, by heading; each Struct once."""
     seen: set[type] = set()
     yield "The cluster's file", list(_tables("", ClusterSpec, seen))
-    shared = [each for name, kind in SHARED.items() for each in _tables(f"SERVICE.{name}", kind, seen)]
-    yield "Every service", shared
-    for name, kind in SERVICES.items():
+    yield "Every service", [each for path, kind in SHARED.items() for each in _tables(path, kind, seen)]
+    for name, kind in READERS.items():
         if found := list(_tables(name, kind, seen)):
             yield f"`{name}`", found
     for path, registry in POLICIES.items():
@@ -127,27 +120,52 @@ def tables() -> Iterator[tuple[str, list[Table]]]:
 def _tables(path: str, kind: type, seen: set[type]) -> Iterator[Table]:
     if kind in seen or kind in DOORS:
         return
-    seen.add(kind)
+    if kind is not PolicyChoice:  # of each slot its own
+        seen.add(kind)
+    fields = [field for field in _own_fields(kind) if not is_constant(field) and not is_wired(field)]
+    nested = {field.name: inner for field in fields if (inner := _struct_within(field.type)) is not None}
+    if keys := [field for field in fields if field.name not in nested]:
+        yield Table(path, kind, keys)
+    for field in fields:
+        if field.name in nested:
+            many = ".N" if isinstance(plain_type(field.type), ListType) else ""
+            yield from _tables(f"{path}.{field.name}{many}".lstrip("."), nested[field.name], seen)
+
+
+def _own_fields(kind: type) -> list[Field]:
+    """Without those that every service has."""
     info = type_info(kind)
     assert isinstance(info, StructType)
-    nested = {field.name: inner for field in info.fields if (inner := _struct_within(field.type)) is not None}
-    if keys := [field for field in info.fields if field.name not in nested]:
-        yield Table(path, kind, keys)
-    for name, inner in nested.items():
-        many = ".N" if isinstance(_plain(info, name), ListType) else ""
-        yield from _tables(f"{path}.{name}{many}".lstrip("."), inner, seen)
-
-
-def _plain(info: StructType, name: str) -> Type:
-    return next(field.type for field in info.fields if field.name == name)
+    shared = ProcessConfig.__struct_fields__ if issubclass(kind, ProcessConfig) and kind is not ProcessConfig else ()
+    return [field for field in info.fields if field.name not in shared]
 
 
 def _struct_within(kind: Type) -> type | None:
     """The Struct that a field is, or holds a list of; None for a plain value."""
+    kind = plain_type(kind) or kind
     for each in (kind, getattr(kind, "item_type", None), *getattr(kind, "types", ())):
         if isinstance(each, StructType):
             return each.cls
     return None
+
+
+def wiring() -> Iterator[tuple[str, Field, type]]:
+    """Fields that deployments write, each with its path and its Struct."""
+    seen: set[type] = set()
+    for path, kind in {**SHARED, **READERS}.items():
+        yield from _wired(path, kind, seen)
+
+
+def _wired(path: str, kind: type, seen: set[type]) -> Iterator[tuple[str, Field, type]]:
+    if kind in seen:
+        return
+    seen.add(kind)
+    for field in _own_fields(kind):
+        here = f"{path}.{field.name}"
+        if is_wired(field):
+            yield here, field, kind
+        elif not is_constant(field) and (inner := _struct_within(field.type)) is not None:
+            yield from _wired(here, inner, seen)
 
 
 def document() -> str:
@@ -160,7 +178,23 @@ def document() -> str:
             count += len(table.fields)
             parts.append(_rendered(table))
     parts.insert(1, f"{count} keys.\n")
+    parts.append(_wiring())
     return "\n".join(parts)
+
+
+def _wiring() -> str:
+    """The section on what deployments write."""
+    rows = [
+        f"| `{path}` | {_what(field, sentences(kind).get(field.name, ''))} | {_there(path)} |"
+        for path, field, kind in wiring()
+    ]
+    return "\n".join([_WIRING, "| field | what | set with |", "|---|---|---|", *rows]) + "\n"
+
+
+def _there(path: str) -> str:
+    """Key of the cluster's file that decides a wired field."""
+    key = SET_IN_CLUSTER.get(path.removeprefix("SERVICE."))
+    return f"`{key}`" if key else ""
 
 
 def _rendered(table: Table) -> str:
@@ -189,6 +223,7 @@ def _what(field: Field, said: str) -> str:
 
 def _bounds(kind: Type) -> str:
     """Values that the type itself allows."""
+    kind = plain_type(kind) or kind
     for each in (kind, *getattr(kind, "types", ())):
         if isinstance(each, msgspec.inspect.EnumType):
             return ", ".join(f"`{value.value}`" for value in each.cls)

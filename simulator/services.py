@@ -39,7 +39,7 @@ from services.tagger.build import build as build_tagger
 from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
 from services.worker.build import WorkerOrigin
 from services.worker.build import build as build_worker
-from services.worker.config import MigrationBounds, WorkerBounds
+from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.status_messages import Identity
 
 
@@ -74,10 +74,10 @@ class SimInstance(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     engine: EngineParameters
     step_time: str
-    limits: WorkerBounds
+    limits: WorkerLimits
     host: str = ""
     shape: str = ""
-    migration: MigrationBounds = MigrationBounds()
+    migration: MigrationConfig = MigrationConfig()
 
 
 #: Makes the engine of an instance's incarnation.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.config import ProcessConfig
+from millrace.actor.config_marks import CONSTANT, WIRED
 from millrace.actor.errors import ConfigError
 from millrace.contracts.broker import MoveReason
 from millrace.policies.registry import PolicyError
@@ -27,8 +28,8 @@ class TradingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         returns: For which of drain and balance queued sequences are handed back to their ingresses.
     """
 
-    policy: str = "none"
-    parameters: dict[str, Any] = {}
+    policy: Annotated[str, WIRED] = "none"
+    parameters: Annotated[dict[str, Any], WIRED] = {}
     reasons: tuple[MoveReason, ...] = tuple(MoveReason)
     returns: tuple[MoveReason, ...] = (MoveReason.DRAIN,)
 
@@ -55,12 +56,12 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         plan_pause_ms: No balance for so long after a new plan.
     """
 
-    cooldown_tokens: Count = 64
-    cooldown_ms: Count = 2_000
+    cooldown_tokens: Annotated[Count, CONSTANT] = 64
+    cooldown_ms: Annotated[Count, CONSTANT] = 2_000
     payback_factor: Count = 10
     hysteresis: Annotated[float, msgspec.Meta(ge=1, lt=1e9)] = 1.0
-    decoded_min: Count = 64
-    plan_pause_ms: Count = 2_000
+    decoded_min: Annotated[Count, CONSTANT] = 64
+    plan_pause_ms: Annotated[Count, CONSTANT] = 2_000
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,9 +76,9 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     risk_max: Share = 0.05
-    horizon_ms: Count = 0
+    horizon_ms: Annotated[Count, CONSTANT] = 0
     join_risk_max: Share = 1.0
-    join_horizon_ms: Count = 20_000
+    join_horizon_ms: Annotated[Count, CONSTANT] = 20_000
 
 
 class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,35 +93,31 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         boundary_ms: How often a boundary is refined and published.
     """
 
-    tick_ms: Span = 200
-    load_ms: Span = 500
-    load_age_ms: Span = 1_500
-    horizon_ms: Span = 8_000
+    tick_ms: Annotated[Span, CONSTANT] = 200
+    load_ms: Annotated[Span, CONSTANT] = 500
+    load_age_ms: Annotated[Span, CONSTANT] = 1_500
+    horizon_ms: Annotated[Span, CONSTANT] = 8_000
     out_max: Span = 3
-    boundary_ms: Span = 1_000
+    boundary_ms: Annotated[Span, CONSTANT] = 1_000
 
 
-class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BrokerConfig(ProcessConfig, frozen=True, kw_only=True):
     """Configuration of a broker.
 
     Attributes:
         name: Unique name on the bus.
         instances: Instances that it acts for.
         step_times: Files of step-time parameters besides those that ship, by the name that instances give.
-        record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
-    name: str = "broker-0"
-    instances: list[str]
+    name: Annotated[str, WIRED] = "broker-0"
+    instances: Annotated[list[str], WIRED]
     trading: TradingConfig = TradingConfig()
     fences: FenceConfig = FenceConfig()
     limits: BrokerLimits = BrokerLimits()
     memory: MemoryConfig = MemoryConfig()
-    refinement: RefinementParameters = RefinementParameters()
-    step_times: dict[str, str] = {}
-    bus: BusConfig = BusConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
-    record: str = ""
+    refinement: Annotated[RefinementParameters, CONSTANT] = RefinementParameters()
+    step_times: Annotated[dict[str, str], WIRED] = {}
 
 
 def trading_policy(config: TradingConfig) -> tuple[TradingPolicy, msgspec.Struct]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.config import ProcessConfig
+from millrace.actor.config_marks import CONSTANT, WIRED
 from millrace.actor.errors import ConfigError
 from millrace.contracts.bounds import Span, Wait
 from millrace.contracts.plan import InstanceRole
@@ -33,10 +34,10 @@ class ProvisioningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         drain_limit_s: How long requests may go on at an instance that is to stop before they move elsewhere, seconds.
     """
 
-    strategy: str = "none"
-    parameters: dict[str, Any] = {}
-    hosts: list[str] = msgspec.field(default_factory=lambda: ["local"])
-    ask_limit_s: Span = 2.0
+    strategy: Annotated[str, WIRED] = "none"
+    parameters: Annotated[dict[str, Any], WIRED] = {}
+    hosts: Annotated[list[str], WIRED] = msgspec.field(default_factory=lambda: ["local"])
+    ask_limit_s: Annotated[Span, CONSTANT] = 2.0
     start_limit_s: Span = 600.0
     drain_limit_s: Wait = 30.0
 
@@ -54,13 +55,13 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         step_times: Name in instance records -> file, for step times beside those that ship.
     """
 
-    policy: str = "one_stage"
-    parameters: dict[str, Any] = {}
-    ranges: dict[str, list[FixedRange]] = {}
+    policy: Annotated[str, WIRED] = "one_stage"
+    parameters: Annotated[dict[str, Any], WIRED] = {}
+    ranges: Annotated[dict[str, list[FixedRange]], WIRED] = {}
     period_s: Span = 30.0
     window_s: Span = 600.0
     copy_bytes_per_s: Span = 10e9
-    step_times: dict[str, str] = {}
+    step_times: Annotated[dict[str, str], WIRED] = {}
 
     def __post_init__(self) -> None:
         """Raises ValueError outside of the ranges."""
@@ -102,7 +103,7 @@ class StepBoundsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ttft_s: Span = 3.0
 
 
-class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
     """Configuration of a coordinator process.
 
     Attributes:
@@ -112,21 +113,18 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         cascades: Cascades that it plans.
         flips: How roles change.
         step_bounds: Whether steps are bounded for decodes.
-        membership: When an instance leaves the plan: ``plan_silence_ms`` after its last sign of life. Ingress acts
-            sooner, by itself.
+        membership: When an instance leaves the plan: twice ``instance_silence_ms`` after its last sign of life. Ingress
+            acts sooner, by itself.
     """
 
-    name: str = "coordinator-0"
-    bus: BusConfig = BusConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
+    name: Annotated[str, WIRED] = "coordinator-0"
     provisioning: ProvisioningConfig = ProvisioningConfig()
     stages: StagesConfig = StagesConfig()
     roles: dict[str, InstanceRole] = {}
-    cascades: list[CoordinatedCascade] = []
+    cascades: Annotated[list[CoordinatedCascade], WIRED] = []
     flips: RolePolicyConfig = RolePolicyConfig()
     step_bounds: StepBoundsConfig = StepBoundsConfig()
     membership: MembershipConfig = MembershipConfig()
-    record: str = ""
 
 
 def provisioning_policy(config: ProvisioningConfig) -> tuple[ProvisioningPolicy, msgspec.Struct]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.config import ProcessConfig
+from millrace.actor.config_marks import CONSTANT, WIRED
 from millrace.actor.errors import ConfigError
 from millrace.contracts.bounds import Count, PortOrNone, Share, Span, Wait
 from millrace.membership import MembershipConfig
@@ -26,13 +27,13 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         keys_file: File of API keys (hashed); empty for no keys.
     """
 
-    host: str = "127.0.0.1"
-    port: PortOrNone = 8000
-    url: str = ""
-    reuse_port: bool = False
+    host: Annotated[str, WIRED] = "127.0.0.1"
+    port: Annotated[PortOrNone, WIRED] = 8000
+    url: Annotated[str, WIRED] = ""
+    reuse_port: Annotated[bool, WIRED] = False
     body_bytes_max: Count = 4_000_000
     keep_alive_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
-    keys_file: str = ""
+    keys_file: Annotated[str, WIRED] = ""
 
     @property
     def address(self) -> str:
@@ -93,20 +94,20 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         tier_wait_s: How long an attempt waits for an instance of its model while another tier could answer.
     """
 
-    name: str
-    tiers: list[TierConfig] = []
-    judge: str = "confidence"
-    judge_timeout_s: Span = 2.0
-    judge_pause_s: float = 5.0
+    name: Annotated[str, WIRED]
+    tiers: Annotated[list[TierConfig], WIRED] = []
+    judge: Annotated[str, WIRED] = "confidence"
+    judge_timeout_s: Annotated[Span, WIRED] = 2.0
+    judge_pause_s: Annotated[float, CONSTANT] = 5.0
     without_score: Literal["escalate", "accept"] = "escalate"
     entry: Literal["first", "given", "learnt"] = "given"
     entry_file: str = ""
     early_rejection: bool = True
-    early_commit_tokens: int = 16
-    early_commit_score: float = 90.0
+    early_commit_tokens: Annotated[int, CONSTANT] = 16
+    early_commit_score: Annotated[float, CONSTANT] = 90.0
     deadline_s: float = 0.0
     escalation_share_max: Share = 1.0
-    escalation_window_s: Span = 60.0
+    escalation_window_s: Annotated[Span, CONSTANT] = 60.0
     tier_wait_s: Span = 2.0
 
 
@@ -136,8 +137,8 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         stage_by: Which length chooses the stage: ``present``, or ``expected``, the final one that is predicted.
     """
 
-    policy: str = "forecast"
-    parameters: dict[str, Any] = {}
+    policy: Annotated[str, WIRED] = "forecast"
+    parameters: Annotated[dict[str, Any], WIRED] = {}
     wait_s: Wait = 10.0
     stage_by: Literal["present", "expected"] = "present"
 
@@ -151,7 +152,7 @@ class TaggingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     mode: Literal["always", "needed", "never"] = "always"
-    timeout_s: Span = 0.05
+    timeout_s: Annotated[Span, CONSTANT] = 0.05
 
 
 class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,31 +171,29 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     hang_s: Span = 0.5
     hang_failover_s: Span = 1.75
     stall_s: Span = 30.0
-    queue_stall_s: Span = 120.0
+    queue_stall_s: Annotated[Span, CONSTANT] = 120.0
     deadline_s: Span = 30.0
-    fruitless_max: Count = 6
+    fruitless_max: Annotated[Count, CONSTANT] = 6
 
 
-class IngressConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IngressConfig(ProcessConfig, frozen=True, kw_only=True):
     """Everything that ``python -m services.ingress --config FILE`` takes.
 
     Attributes:
+        models: Models that it tokenises for.
+        cascades: Cascades that clients may name.
         membership: When an instance counts as silent: it is lost then.
-        record: File that keeps the core's inbox for ``millrace replay``; empty for none.
     """
 
-    name: str = "ingress-0"
-    bus: BusConfig = BusConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
+    name: Annotated[str, WIRED] = "ingress-0"
     http: HttpConfig = HttpConfig()
-    models: list[ModelConfig] = []
-    cascades: list[CascadeConfig] = []
+    models: Annotated[list[ModelConfig], WIRED] = []
+    cascades: Annotated[list[CascadeConfig], WIRED] = []
     limits: LimitsConfig = LimitsConfig()
     dispatch: DispatchConfig = DispatchConfig()
     tagging: TaggingConfig = TaggingConfig()
     continuation: ContinuationConfig = ContinuationConfig()
     membership: MembershipConfig = MembershipConfig()
-    record: str = ""
 
 
 def policy_of(config: DispatchConfig) -> DispatchPolicy:

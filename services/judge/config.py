@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.config import ProcessConfig
+from millrace.actor.config_marks import WIRED
 
 
-class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class JudgeConfig(ProcessConfig, frozen=True, kw_only=True):
     """Configuration of a judge process.
 
     Attributes:
@@ -22,13 +23,10 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         timeout_s: For one question, seconds; the asker has a deadline of its own.
     """
 
-    name: str = "judge-0"
-    bus: BusConfig = BusConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
-    record: str = ""
-    judge: str = "llm"
-    parameters: dict[str, Any] = {}
-    url: Annotated[str, msgspec.Meta(pattern="^https?://")] = "http://127.0.0.1:8000/v1"
-    model: str = ""
-    key_file: str = ""
-    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+    name: Annotated[str, WIRED] = "judge-0"
+    judge: Annotated[str, WIRED] = "llm"
+    parameters: Annotated[dict[str, Any], WIRED] = {}
+    url: Annotated[Annotated[str, msgspec.Meta(pattern="^https?://")], WIRED] = "http://127.0.0.1:8000/v1"
+    model: Annotated[str, WIRED] = ""
+    key_file: Annotated[str, WIRED] = ""
+    timeout_s: Annotated[Annotated[float, msgspec.Meta(gt=0)], WIRED] = 2.0

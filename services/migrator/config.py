@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.config import ProcessConfig
+from millrace.actor.config_marks import CONSTANT, WIRED
 from millrace.contracts.migration import MigrationMode
 
 
@@ -20,8 +21,8 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         interval_ms: Between two rounds of one sequence: as much as it decodes in this time is computed again.
     """
 
-    enabled: bool = False
-    tokens_min: int = 512
+    enabled: Annotated[bool, WIRED] = False
+    tokens_min: Annotated[int, WIRED] = 512
     per_instance_max: int = 16
     bytes_per_s: int = 256 * 1024 * 1024
     interval_ms: int = 500
@@ -54,16 +55,16 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             run at speeds that differ a little.
     """
 
-    rounds_max: Annotated[int, msgspec.Meta(ge=0)] = 8
-    pull_bytes_first: Annotated[int, msgspec.Meta(ge=1)] = 16 * 1024 * 1024
-    pull_bytes_max: Annotated[int, msgspec.Meta(ge=1)] = 1024 * 1024 * 1024
-    growth_blocks: Annotated[int, msgspec.Meta(ge=0)] = 4
+    rounds_max: Annotated[Annotated[int, msgspec.Meta(ge=0)], CONSTANT] = 8
+    pull_bytes_first: Annotated[Annotated[int, msgspec.Meta(ge=1)], CONSTANT] = 16 * 1024 * 1024
+    pull_bytes_max: Annotated[Annotated[int, msgspec.Meta(ge=1)], CONSTANT] = 1024 * 1024 * 1024
+    growth_blocks: Annotated[Annotated[int, msgspec.Meta(ge=0)], CONSTANT] = 4
     lease_ms: Annotated[int, msgspec.Meta(ge=1)] = 2_000
     freeze_ms: Annotated[int, msgspec.Meta(ge=1)] = 250
-    copy_freeze_ms: Annotated[int, msgspec.Meta(ge=1)] = 2_000
-    reserve_ms: Annotated[int, msgspec.Meta(ge=1)] = 2_000
-    answer_ms: Annotated[int, msgspec.Meta(ge=1)] = 1_000
-    margin_ms: Annotated[int, msgspec.Meta(ge=0)] = 20
+    copy_freeze_ms: Annotated[Annotated[int, msgspec.Meta(ge=1)], CONSTANT] = 2_000
+    reserve_ms: Annotated[Annotated[int, msgspec.Meta(ge=1)], CONSTANT] = 2_000
+    answer_ms: Annotated[Annotated[int, msgspec.Meta(ge=1)], CONSTANT] = 1_000
+    margin_ms: Annotated[Annotated[int, msgspec.Meta(ge=0)], CONSTANT] = 20
 
     def __post_init__(self) -> None:
         """Refuses what cannot be. Raises ValueError naming the field."""
@@ -71,7 +72,7 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError(f"margin_ms must be at most half of freeze_ms, is {self.margin_ms} of {self.freeze_ms}")
 
 
-class MigratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MigratorConfig(ProcessConfig, frozen=True, kw_only=True):
     """Configuration of a migrator process.
 
     Attributes:
@@ -79,17 +80,13 @@ class MigratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         instances: Instances that it moves sequences from; one, or those that share a worker process.
         mode: How KV travels where the asker does not say.
         replicas: Which sequences get a KV replica elsewhere.
-        record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
-    name: str = "migrator-0"
-    instances: list[str]
+    name: Annotated[str, WIRED] = "migrator-0"
+    instances: Annotated[list[str], WIRED]
     mode: MigrationMode = MigrationMode.LIVE
     limits: MigratorLimits = MigratorLimits()
     replicas: ReplicaConfig = ReplicaConfig()
-    bus: BusConfig = BusConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
-    record: str = ""
 
     def __post_init__(self) -> None:
         """Refuses what cannot be. Raises ValueError naming the field."""

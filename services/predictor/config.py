@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
-from millrace.actor.config import BusConfig, TelemetryConfig
+from typing import Annotated
+
+from millrace.actor.config import ProcessConfig
+from millrace.actor.config_marks import CONSTANT, WIRED
 from millrace.contracts.bounds import Count, Natural
 from millrace.membership import MembershipConfig
 
 
-class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PredictorConfig(ProcessConfig, frozen=True, kw_only=True):
     """Configuration of a predictor process.
 
     Attributes:
@@ -24,23 +26,19 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         step_times: Files of step-time parameters besides those that ship, by the name that instances give in their
             record. One that cannot be read is as good as none.
         membership: When an instance counts as silent.
-        record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
-    name: str = "predictor-0"
-    instances: list[str] = []
-    shard: Natural = 0
-    shards: Count = 1
-    default_output_tokens: Count = 128
-    learn_lengths: bool = True
+    name: Annotated[str, WIRED] = "predictor-0"
+    instances: Annotated[list[str], WIRED] = []
+    shard: Annotated[Natural, WIRED] = 0
+    shards: Annotated[Count, WIRED] = 1
+    default_output_tokens: Annotated[Count, CONSTANT] = 128
+    learn_lengths: Annotated[bool, CONSTANT] = True
     calibrate: bool = True
     prefixes: bool = True
-    transit_us: Natural = 1_000
-    step_times: dict[str, str] = {}
-    bus: BusConfig = BusConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
+    transit_us: Annotated[Natural, CONSTANT] = 1_000
+    step_times: Annotated[dict[str, str], WIRED] = {}
     membership: MembershipConfig = MembershipConfig()
-    record: str = ""
 
     def __post_init__(self) -> None:
         """Refuses what cannot be. Raises ValueError naming the field."""

@@ -18,6 +18,7 @@ import msgspec
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.cluster import ClusterSpec
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
 from millrace.supervision.fork_server import ForkServer
@@ -203,8 +204,9 @@ class Cluster:
             self._handle.deliver(StopRequested())
 
 
-#: Refuses configuration files, given with their roles, before anything starts; raises ConfigError.
-CheckFiles = Callable[[Iterable[tuple[str, Path]]], None]
+#: Refuses a cluster's settings and its configuration files, given with their roles, before anything starts; raises
+#: ConfigError.
+CheckFiles = Callable[[ClusterSpec, Iterable[tuple[str, Path]]], None]
 
 
 def main(check_files: CheckFiles | None = None, fork_server: ForkServer | None = None) -> int:
@@ -248,7 +250,7 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_s
         config = layout.plan()
         layout.write()
         if check_files is not None:
-            check_files(layout.configurations())
+            check_files(spec, layout.configurations())
         file = Path(config.directory) / "run" / "cluster.json"
         stack.callback(file.unlink, missing_ok=True)
         file.touch(mode=0o600)

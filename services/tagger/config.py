@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.config import ProcessConfig
+from millrace.actor.config_marks import WIRED
 from millrace.contracts.bounds import Count, Natural, Wait
 
 
@@ -19,7 +22,7 @@ class LearningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     pretrained: bool = True
-    directory: str = ""
+    directory: Annotated[str, WIRED] = ""
     retrain_outcomes: Natural = 500
     outcomes_min: Count = 300
     retrain_pause_s: Wait = 60.0
@@ -29,15 +32,12 @@ class LearningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 NO_TRAINING = LearningConfig(pretrained=False, retrain_outcomes=0)
 
 
-class TaggerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaggerConfig(ProcessConfig, frozen=True, kw_only=True):
     """Configuration of a tagger process.
 
     Attributes:
         name: Unique name on the bus.
     """
 
-    name: str = "tagger-0"
-    bus: BusConfig = BusConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
-    record: str = ""
+    name: Annotated[str, WIRED] = "tagger-0"
     learning: LearningConfig = LearningConfig()

@@ -35,7 +35,7 @@ from millrace.telemetry import open_telemetry
 
 from services.worker.actor import ACCEPTS, WorkerActor
 from services.worker.build import WorkerOrigin, build
-from services.worker.config import EngineKind, MigrationBounds, WorkerBounds, WorkerConfig
+from services.worker.config import EngineKind, WorkerConfig
 from services.worker.draining import DRAINED
 from services.worker.metrics import WorkerCollector
 from services.worker.status_messages import Identity
@@ -157,9 +157,9 @@ def _origin(config: WorkerConfig, name: str, incarnation: int, info: EngineInfo)
     return WorkerOrigin(
         identity=identity,
         info=info,
-        limits=WorkerBounds.of(config.limits),
+        limits=config.limits,
         cluster=config.bus.cluster,
-        migration=MigrationBounds.of(config.migration),
+        migration=config.migration,
     )
 
 

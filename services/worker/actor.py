@@ -88,7 +88,7 @@ from millrace.lengths.remaining import status_of
 from millrace.membership import ServiceLiveness
 
 from services.worker import step_budget
-from services.worker.config import MigrationBounds, WorkerBounds
+from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.context import WorkerContext, unexpected
 from services.worker.decoding import Decoding
 from services.worker.draining import DRAINED, Draining
@@ -122,7 +122,7 @@ ACCEPTS = (
 )
 
 TICK, REGISTER = "tick", "register"
-_DEFAULTS = MigrationBounds()
+_DEFAULTS = MigrationConfig()
 
 
 class WorkerActor:
@@ -134,9 +134,9 @@ class WorkerActor:
         identity: Identity,
         info: EngineInfo,
         subjects: Subjects,
-        limits: WorkerBounds,
+        limits: WorkerLimits,
         rng: random.Random,
-        migration: MigrationBounds = _DEFAULTS,
+        migration: MigrationConfig = _DEFAULTS,
     ) -> None:
         self.identity = identity
         self.info = info = _with_bounds(info, migration)
@@ -393,7 +393,7 @@ class WorkerActor:
         assert self.ledger.live <= self._intake.live_max, "queue bound"
 
 
-def _with_bounds(info: EngineInfo, migration: MigrationBounds) -> EngineInfo:
+def _with_bounds(info: EngineInfo, migration: MigrationConfig) -> EngineInfo:
     """Whoever asks for a freeze must know how long one lasts at most: it stands with the rest of the endpoint."""
     if info.kv is None:
         return info

@@ -9,7 +9,7 @@ from millrace.actor.recording import Origin
 from millrace.contracts.subjects import Subjects
 
 from services.worker.actor import WorkerActor
-from services.worker.config import MigrationBounds, WorkerBounds
+from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.status_messages import Identity
 
 
@@ -18,9 +18,9 @@ class WorkerOrigin(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: Identity
     info: EngineInfo
-    limits: WorkerBounds
+    limits: WorkerLimits
     cluster: str
-    migration: MigrationBounds = MigrationBounds()
+    migration: MigrationConfig = MigrationConfig()
 
     def recorded(self) -> Origin:
         """Origin that a recording of this actor states."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from millrace.actor.config import BusConfig, TelemetryConfig
+from millrace.actor.config import ProcessConfig
+from millrace.actor.config_marks import CONSTANT, WIRED
 from millrace.contracts.bounds import Count, Natural, Share
 from millrace.contracts.kv import CopierKind
 
@@ -31,6 +32,9 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         token_interval_ms: Tokens between a sequence's first and last message go out at most so often, together (as
             vLLM's ``--stream-interval``, but by time); 0 for with every step. Streams then come in larger pieces, for
             fewer messages; keep it well below 2 s, after which ingress asks for them.
+        finished_ttl_ms: How long finished, unacknowledged sequences are kept.
+        finished_max: How many of them are kept at most.
+        summary_interval_min_ms: Least time between two InstanceSummaries.
     """
 
     queue_max: Natural = 1024
@@ -40,25 +44,9 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     status_interval_min_ms: Natural = 20
     report_interval_max_ms: Count = 200
     token_interval_ms: Natural = 0
-
-
-class WorkerBounds(WorkerLimits, frozen=True, kw_only=True):
-    """Limits, with those that no configuration sets: simulations and tests do.
-
-    Attributes:
-        finished_ttl_ms: How long finished, unacknowledged sequences are kept.
-        finished_max: How many of them are kept at most.
-        summary_interval_min_ms: Least time between two InstanceSummaries.
-    """
-
-    finished_ttl_ms: int = 30_000
-    finished_max: int = 4096
-    summary_interval_min_ms: int = 25
-
-    @classmethod
-    def of(cls, limits: WorkerLimits) -> WorkerBounds:
-        """A configuration's limits, and the others as they are by default."""
-        return cls(**{name: getattr(limits, name) for name in limits.__struct_fields__})
+    finished_ttl_ms: Annotated[int, CONSTANT] = 30_000
+    finished_max: Annotated[int, CONSTANT] = 4096
+    summary_interval_min_ms: Annotated[int, CONSTANT] = 25
 
 
 class ReplicaBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,9 +59,9 @@ class ReplicaBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             lost.
     """
 
-    memory_share: Share = 0.0
-    count_max: Count = 64
-    hold_ms: Count = 10_000
+    memory_share: Annotated[Share, WIRED] = 0.0
+    count_max: Annotated[Count, CONSTANT] = 64
+    hold_ms: Annotated[Count, CONSTANT] = 10_000
 
 
 class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +81,10 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             them share. Empty for the folder of temporary files.
         leases_max: Sequences leased at a time; further ones are refused TOO_MANY.
         replicas: What it holds of other instances' sequences for their continuation.
+        reservations_max: Reservations held at a time; further ones are refused TOO_MANY.
+        lease_ms_max: Longest lease given.
+        freeze_ms_max: Longest freeze given: so long a client may wait for nothing where everything goes wrong.
+        reserve_ms_max: Longest reservation without news.
     """
 
     enabled: bool = True
@@ -101,30 +93,13 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     copiers: list[CopierKind] = []
     self_test: bool | None = None
     segments: bool = True
-    socket_folder: str = ""
+    socket_folder: Annotated[str, WIRED] = ""
     leases_max: Count = 8
     replicas: ReplicaBounds = ReplicaBounds()
-
-
-class MigrationBounds(MigrationConfig, frozen=True, kw_only=True):
-    """The same, with bounds that no configuration sets: simulations and tests do.
-
-    Attributes:
-        reservations_max: Reservations held at a time; further ones are refused TOO_MANY.
-        lease_ms_max: Longest lease given.
-        freeze_ms_max: Longest freeze given: so long a client may wait for nothing where everything goes wrong.
-        reserve_ms_max: Longest reservation without news.
-    """
-
-    reservations_max: int = 8
-    lease_ms_max: int = 10_000
-    freeze_ms_max: int = 2_000
-    reserve_ms_max: int = 10_000
-
-    @classmethod
-    def of(cls, config: MigrationConfig) -> MigrationBounds:
-        """A configuration's values, and the others as they are by default."""
-        return cls(**{name: getattr(config, name) for name in config.__struct_fields__})
+    reservations_max: Annotated[int, CONSTANT] = 8
+    lease_ms_max: Annotated[int, CONSTANT] = 10_000
+    freeze_ms_max: Annotated[int, CONSTANT] = 2_000
+    reserve_ms_max: Annotated[int, CONSTANT] = 10_000
 
 
 class RemainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,7 +119,7 @@ class RemainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     record: str = ""
 
 
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     """One worker process.
 
     Attributes:
@@ -177,14 +152,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             nobody needs it.
         migration: Moving running sequences with their KV.
         remaining: Estimating their remaining lengths.
-        record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
     """
 
-    name: str
-    model: str
-    engine: EngineKind = EngineKind.VLLM
-    instances: Count = 1
-    model_path: str = ""
+    name: Annotated[str, WIRED]
+    model: Annotated[str, WIRED]
+    engine: Annotated[EngineKind, WIRED] = EngineKind.VLLM
+    instances: Annotated[Count, WIRED] = 1
+    model_path: Annotated[str, WIRED] = ""
     dtype: str = "auto"
     load_format: str = "auto"
     block_size: Count = 32
@@ -195,7 +169,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_num_batched_tokens: Count = 2048
     enable_prefix_caching: bool = True
     seed: int = 0
-    tensor_parallel_size: Count = 1
+    tensor_parallel_size: Annotated[Count, WIRED] = 1
     async_scheduling: bool | None = None
     enforce_eager: bool | None = None
     engine_args: dict[str, Any] = {}
@@ -203,13 +177,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     worker_cores: list[int] = []
     modelled: dict[str, Any] = {}
     step_time: str = ""
-    shape: str = ""
-    record: str = ""
+    shape: Annotated[str, WIRED] = ""
     limits: WorkerLimits = WorkerLimits()
     migration: MigrationConfig = MigrationConfig()
     remaining: RemainingConfig = RemainingConfig()
-    bus: BusConfig = BusConfig()
-    telemetry: TelemetryConfig = TelemetryConfig()
 
     def instance_names(self) -> list[str]:
         """Names of the worker actors in this process."""

@@ -14,7 +14,7 @@ from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import RefusalReason, SequenceRefused
 
 from services.worker import spans
-from services.worker.config import WorkerBounds
+from services.worker.config import WorkerLimits
 from services.worker.metrics import WorkerFigures
 from services.worker.outbox import TokenOutbox
 from services.worker.report_schedule import Reporter
@@ -37,7 +37,7 @@ class WorkerContext:
     """
 
     def __init__(
-        self, *, identity: Identity, info: EngineInfo, subjects: Subjects, limits: WorkerBounds, rng: random.Random
+        self, *, identity: Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits, rng: random.Random
     ) -> None:
         self.identity = identity
         self.ledger = Ledger()

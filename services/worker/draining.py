@@ -9,7 +9,7 @@ from millrace.contracts.local import Replied, RequestFailed
 from millrace.contracts.migration import EvacuateInstance, InstanceEvacuated
 from millrace.contracts.subjects import Subjects
 
-from services.worker.config import MigrationBounds, WorkerBounds
+from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.context import WorkerContext
 
 _MS = 1_000_000
@@ -33,8 +33,8 @@ class Draining:
         info: EngineInfo,
         *,
         subjects: Subjects,
-        limits: WorkerBounds,
-        migration: MigrationBounds,
+        limits: WorkerLimits,
+        migration: MigrationConfig,
     ) -> None:
         self._ctx = ctx
         self._evacuates = info.kv is not None and migration.enabled

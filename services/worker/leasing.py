@@ -40,7 +40,7 @@ from millrace.contracts.leases import (
 )
 from millrace.contracts.worker import SubmitSequence
 
-from services.worker.config import MigrationBounds
+from services.worker.config import MigrationConfig
 from services.worker.context import WorkerContext, answer
 from services.worker.questions import Ended, PendingQuestion, Questions, refused
 from services.worker.state import Held
@@ -79,7 +79,7 @@ class SequenceLease:
 class Leasing:
     """Owns the leases of one instance."""
 
-    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationBounds) -> None:
+    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationConfig) -> None:
         self._ctx = ctx
         self._info = info
         self._config = config

@@ -12,7 +12,7 @@ from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, Prepare
 from millrace.contracts.message import Message
 
 from services.worker import leasing, reserving
-from services.worker.config import MigrationBounds
+from services.worker.config import MigrationConfig
 from services.worker.context import WorkerContext
 from services.worker.leasing import Leasing
 from services.worker.reserving import Reserving
@@ -31,7 +31,7 @@ class Moving:
         reserving: Rooms for sequences to come; the intake claims them.
     """
 
-    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationBounds, *, live_max: int) -> None:
+    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationConfig, *, live_max: int) -> None:
         self._leasing = Leasing(ctx, info, config)
         self.reserving = Reserving(ctx, info, config, live_max=live_max)
 

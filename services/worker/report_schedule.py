@@ -12,7 +12,7 @@ from millrace.lengths.remaining import RemainingLengths
 from millrace.membership import Heartbeat
 
 from services.worker import status_messages
-from services.worker.config import WorkerBounds
+from services.worker.config import WorkerLimits
 from services.worker.state import Held
 
 _MS = 1_000_000
@@ -65,7 +65,7 @@ class Reporter:
     """
 
     def __init__(
-        self, *, identity: status_messages.Identity, info: EngineInfo, subjects: Subjects, limits: WorkerBounds
+        self, *, identity: status_messages.Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits
     ) -> None:
         self.identity = identity
         self.info = info

@@ -33,7 +33,7 @@ from millrace.contracts.kv import KvHandover, KvRefusal
 from millrace.contracts.leases import KvPulled, KvRefused, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.worker import SubmitSequence
 
-from services.worker.config import MigrationBounds
+from services.worker.config import MigrationConfig
 from services.worker.context import WorkerContext, answer
 from services.worker.questions import Ended, PendingQuestion, is_repeat, refused
 from services.worker.reservation import SequenceReservation, first_blocks, handover_of, nothing_pulled, prepared
@@ -47,7 +47,7 @@ BIDS_MAX, BID_MS_MAX = 256, 10_000
 class Reserving:
     """Owns the reservations of one instance."""
 
-    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationBounds, *, live_max: int) -> None:
+    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationConfig, *, live_max: int) -> None:
         self._ctx = ctx
         self._info = info
         self._config = config

@@ -35,7 +35,7 @@ from services.ingress.config import (
 from services.ingress.tokens.detokenizer import TextModel
 from services.predictor.config import PredictorConfig
 from services.tagger.config import NO_TRAINING, TaggerConfig
-from services.worker.config import WorkerBounds
+from services.worker.config import WorkerLimits
 from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.host import HostShape, SimulatedHost
@@ -221,7 +221,7 @@ class ScenarioCluster(SimulatedCluster):
 
     def _instance(self, name: str, group: Group) -> SimInstance:
         intervals = self.spec.intervals
-        limits = WorkerBounds(
+        limits = WorkerLimits(
             queue_max=self.spec.cluster.queue_max,
             status_interval_min_ms=intervals.status_ms,
             summary_interval_min_ms=intervals.summary_ms,

@@ -16,7 +16,7 @@ from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.runtime_sim import MICROSECOND, Simulation
 
 from services.migrator.config import MigratorConfig, MigratorLimits, ReplicaConfig
-from services.worker.config import MigrationBounds, ReplicaBounds
+from services.worker.config import MigrationConfig, ReplicaBounds
 
 #: A migrator is called so, with the first of its instances behind it.
 PREFIX = "migrator-"
@@ -100,10 +100,10 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             return None
         return modelled_endpoint(engine, key=key, model=model, machine=host, token_bytes=self.token_bytes)
 
-    def worker_bounds(self) -> MigrationBounds:
+    def worker_bounds(self) -> MigrationConfig:
         """For the workers: their own bounds, or what the migrators' limits ask for where that is more."""
-        bounds, limits = MigrationBounds(), self.limits
-        return MigrationBounds(
+        bounds, limits = MigrationConfig(), self.limits
+        return MigrationConfig(
             lease_ms_max=max(bounds.lease_ms_max, limits.lease_ms),
             freeze_ms_max=max(bounds.freeze_ms_max, limits.freeze_ms, limits.copy_freeze_ms),
             reserve_ms_max=max(bounds.reserve_ms_max, limits.reserve_ms),

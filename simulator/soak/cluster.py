@@ -23,7 +23,7 @@ from services.ingress.tokens.detokenizer import TextModel
 from services.migrator.config import MigratorConfig, ReplicaConfig
 from services.predictor.config import PredictorConfig
 from services.tagger.config import NO_TRAINING, TaggerConfig
-from services.worker.config import MigrationBounds, ReplicaBounds, WorkerBounds
+from services.worker.config import MigrationConfig, ReplicaBounds, WorkerLimits
 from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.policy_faults import PolicyFaultSink
@@ -112,7 +112,7 @@ class SoakCluster(SimulatedCluster):
             self.add(Role.COORDINATOR, self._coordinator(f"coordinator-{index}"))
 
     def _instance(self, name: str) -> SimInstance:
-        limits = WorkerBounds(queue_max=self.shape.queue_max, drain_limit_ms=1_500)
+        limits = WorkerLimits(queue_max=self.shape.queue_max, drain_limit_ms=1_500)
         share = 0.3 if self.shape.migration is not None and self.shape.migration.replicas else 0.0
         return SimInstance(
             name=name,
@@ -120,7 +120,7 @@ class SoakCluster(SimulatedCluster):
             engine=self.shape.engine,
             step_time=self.shape.planned_as or MODEL,
             limits=limits,
-            migration=MigrationBounds(
+            migration=MigrationConfig(
                 replicas=ReplicaBounds(memory_share=share, count_max=REPLICAS_IN_MAX, hold_ms=5_000)
             ),
         )

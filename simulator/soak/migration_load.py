@@ -35,7 +35,7 @@ from msgspec.structs import replace
 from services.ingress.config import IngressConfig
 from services.ingress.times import PROBE_NS, RECONNECT_GRACE_NS, RESEND_TIMEOUT_NS, Times
 from services.migrator.config import MigratorLimits
-from services.worker.config import MigrationBounds
+from services.worker.config import MigrationConfig
 from simulator.soak.shape import REPLICAS_IN_MAX, REPLICAS_OUT_MAX, MigrationShape
 
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
     budget, tokens = engine.token_budget, engine.max_sequences * engine.max_model_len
     fullest = BatchComposition(decodes=engine.max_sequences, prefill_tokens=budget, context_tokens=tokens)
     step_ns = shape.step_time.duration_ns(fullest)
-    freeze_ns = MigrationBounds().freeze_ms_max * MILLISECOND
+    freeze_ns = MigrationConfig().freeze_ms_max * MILLISECOND
     beside = (REPLICAS_OUT_MAX, REPLICAS_IN_MAX) if shape.migration.replicas else (0, 0)
-    moves = MigrationBounds()
+    moves = MigrationConfig()
     reads_max = max(moves.leases_max + beside[0], moves.reservations_max + beside[1])
     elsewhere_ns = silence_ns + RECONNECT_GRACE_NS + PROBE_NS + RESEND_TIMEOUT_NS + times.stall
     return PauseBounds(

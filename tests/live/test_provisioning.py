@@ -26,14 +26,11 @@ WORKER = {
     "modelled": {"coefficients": "cpu-100m", "speed": 0.5},
     "limits": {"linger_ms": 200},
 }
-PROVISIONING = {
-    "parameters": {
-        "threshold_s": 2.5,
-        "cooldown_s": 2.0,
-        "low_utilisation": 0.3,
-        "low_s": 2.0,
-    },
-    "drain_limit_s": 1.0,
+PARAMETERS = {
+    "threshold_s": 2.5,
+    "cooldown_s": 2.0,
+    "low_utilisation": 0.3,
+    "low_s": 2.0,
 }
 LENGTH = {"max_tokens": 30, "ignore_eos": True}
 WAIT_S = 60.0
@@ -48,7 +45,9 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UpRig]:
             "--set",
             "worker=" + json.dumps(WORKER),
             "--set",
-            "coordinator=" + json.dumps({"provisioning": PROVISIONING}),
+            "policies.provisioning.parameters=" + json.dumps(PARAMETERS),
+            "--set",
+            "coordinator.provisioning.drain_limit_s=1.0",
         ),
     ]
     model = write_model_folder(tmp_path / "model")

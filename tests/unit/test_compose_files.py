@@ -28,7 +28,7 @@ from services.migrator.config import MigratorConfig
 from services.predictor.config import PredictorConfig
 from services.supervisor.compose_host import ComposeHostConfig
 from services.tagger.config import TaggerConfig
-from services.worker.config import WorkerBounds, WorkerConfig
+from services.worker.config import WorkerConfig, WorkerLimits
 from tests.unit import metrics_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,7 +162,7 @@ def test_a_service_that_still_loads_hears_the_order_to_stop(tmp_path: Path) -> N
 
 
 def test_a_worker_gets_more_time_to_stop_than_it_takes_to_drain() -> None:
-    limits = WorkerBounds()
+    limits = WorkerLimits()
     assert int(_worker_template()["stop_grace_period"].rstrip("s")) * 1000 > limits.drain_limit_ms + limits.linger_ms
 
 

@@ -19,12 +19,45 @@ def check(folder: Path, lines: str) -> None:
     layout = Layout(LaunchOptions(spec=parse_cluster(GROUP + lines), directory=str(folder), cores=[0]))
     layout.plan()
     layout.write()
-    check_files(layout.configurations())
+    check_files(layout.spec, layout.configurations())
 
 
 def test_what_the_layout_renders_by_itself_is_taken_by_every_service(tmp_path: Path) -> None:
     check(tmp_path, '[policies]\ndispatch = { name = "forecast" }\nprovisioning = { name = "relief" }')
     check(tmp_path, "[settings.worker]\nlimits = { linger_ms = 5 }")
+
+
+@pytest.mark.parametrize(
+    ("lines", "refusal"),
+    [
+        ("[settings.ingress]\nhttp = { port = 1 }", "settings.ingress.http.port: set `api.port`"),
+        ("[settings.coordinator.provisioning]\nstrategy = 'x'", "settings.coordinator.provisioning.strategy: set `pol"),
+        (
+            "[settings.broker]\nbus = { user = 'x' }",
+            "settings.broker.bus.user: it follows from the rest of the cluster",
+        ),
+        ("[settings.workers.worker-1]\nshape = 'x'", "settings.workers.worker-1.shape: set `models.N.groups.N.device`"),
+        ("settings = { model_path = 'x' }", "models.0.groups.0.settings.model_path: it follows from the rest of the"),
+        ("[settings.ingress]\ncascades = [{ name = 'x' }]", "settings.ingress.cascades: set `cascade`"),
+    ],
+)
+def test_settings_of_what_a_deployment_writes_are_refused_with_the_key_to_set(
+    tmp_path: Path, lines: str, refusal: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(tmp_path, lines)
+    assert str(refused.value).startswith(refusal)
+
+
+def test_a_constant_is_refused_in_any_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^broker-0: limits.tick_ms: it is a constant; leave it out$"):
+        check(tmp_path, "[settings.broker]\nlimits = { tick_ms = 9 }")
+
+
+def test_parameters_without_a_name_are_those_of_the_default_policy(tmp_path: Path) -> None:
+    check(tmp_path, "[policies.dispatch]\nparameters = { candidates = 2 }")
+    with pytest.raises(ConfigError, match=r"^policies.stages.parameters of one_stage: "):
+        check(tmp_path, "[policies.stages]\nparameters = { candidates = 2 }")
 
 
 @pytest.mark.parametrize(
@@ -36,9 +69,6 @@ def test_what_the_layout_renders_by_itself_is_taken_by_every_service(tmp_path: P
         ("[settings.worker]\nmodelled = { nope = 1 }", "worker-0: modelled: Object contains unknown field `nope`"),
         ('step_time = "none-such"', "worker-0: modelled: "),
         ("[settings.ingress]\nhttp = { nope = 1 }", "ingress-0: Object contains unknown field `nope` - at `$.http`"),
-        ('[settings.ingress.dispatch]\npolicy = "best"', "ingress-0: dispatch.policy: 'best' is none of"),
-        ("[settings.coordinator.provisioning]\nstrategy = 'x'", "coordinator-0: provisioning.strategy: 'x' is none of"),
-        ("[settings.broker.trading]\npolicy = 'x'", "broker-0: trading.policy: 'x' is none of"),
         ("[settings.migrator]\nnope = 1", "migrator-0: Object contains unknown field `nope`"),
         ("[settings.predictor]\nnope = 1", "predictor-0: Object contains unknown field `nope`"),
         ("[settings.tagger]\nnope = 1", "tagger-0: Object contains unknown field `nope`"),

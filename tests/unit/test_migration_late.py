@@ -36,7 +36,7 @@ from services.migrator.config import MigratorConfig
 from services.migrator.metrics import MigratorMetrics
 from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
 from services.worker.actor import WorkerActor
-from services.worker.config import WorkerBounds
+from services.worker.config import WorkerLimits
 from services.worker.status_messages import Identity
 from tests.unit.moving_rig import STEP_TIME
 
@@ -150,7 +150,7 @@ class World:
                 identity=Identity(instance=name, incarnation=incarnation, model="m"),
                 info=info,
                 subjects=SUBJECTS,
-                limits=WorkerBounds(ingress_silence_ms=10**9),
+                limits=WorkerLimits(ingress_silence_ms=10**9),
                 rng=random.Random(name),
             )
 

@@ -18,7 +18,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from rich.console import Console
 
 from services.migrator.config import MigratorLimits
-from services.worker.config import MigrationBounds
+from services.worker.config import MigrationConfig
 from simulator.commands import sim
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.observer import Observer
@@ -90,7 +90,7 @@ def test_off_nobody_has_a_role_or_kv_that_others_may_read() -> None:
 def test_workers_allow_what_the_migrators_limits_ask_for() -> None:
     told = MigrationSpec(limits=MigratorLimits(freeze_ms=5_000, copy_freeze_ms=100)).worker_bounds()
     assert told.freeze_ms_max == 5_000
-    assert MigrationSpec().worker_bounds() == MigrationBounds()
+    assert MigrationSpec().worker_bounds() == MigrationConfig()
 
 
 def test_a_block_is_as_large_as_its_tokens() -> None:

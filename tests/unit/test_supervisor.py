@@ -342,7 +342,7 @@ def test_each_service_gets_the_policy_of_its_kind_and_further_settings() -> None
             "[settings.ingress]",
             "dispatch = { wait_s = 3.0 }",
             "[settings.migrator]",
-            "limits = { rounds_max = 1 }",
+            "limits = { freeze_ms = 100 }",
         )
     )
     layout.plan()
@@ -350,7 +350,7 @@ def test_each_service_gets_the_policy_of_its_kind_and_further_settings() -> None
     dispatch = {"policy": "forecast", "parameters": {"fallback": "round_robin"}, "wait_s": 3.0}
     assert files["ingress-0"]["dispatch"] == dispatch
     assert files["broker-0"]["trading"] == {"policy": "delay"}
-    assert files["migrator-0"]["limits"] == {"rounds_max": 1}
+    assert files["migrator-0"]["limits"] == {"freeze_ms": 100}
 
 
 def roles_and_commands(*lines: str) -> dict[str, list[str]]:

@@ -38,7 +38,7 @@ from millrace.sim.links import LinkModel
 from millrace.sim.runtime_sim import MILLISECOND, Simulation
 
 from services.worker.actor import ACCEPTS, WorkerActor
-from services.worker.config import MigrationBounds, WorkerBounds
+from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.status_messages import Identity
 from tests.unit.moving_rig import STEP_TIME
 
@@ -299,9 +299,9 @@ class Asylum:
             identity=Identity(instance=name, incarnation=incarnation, model="m"),
             info=info,
             subjects=SUBJECTS,
-            limits=WorkerBounds(ingress_silence_ms=10**9, token_interval_ms=7),
+            limits=WorkerLimits(ingress_silence_ms=10**9, token_interval_ms=7),
             rng=random.Random(name),
-            migration=MigrationBounds(lease_ms_max=400, freeze_ms_max=100, reserve_ms_max=400),
+            migration=MigrationConfig(lease_ms_max=400, freeze_ms_max=100, reserve_ms_max=400),
         )
 
     def figures(self, name: str) -> int:

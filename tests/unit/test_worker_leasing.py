@@ -41,11 +41,11 @@ from millrace.contracts.worker import (
     TokensForgotten,
 )
 
-from services.worker.config import MigrationBounds
+from services.worker.config import MigrationConfig
 from tests.unit.worker_rig import INFO, MS, TRACE, Bench, bodies, chunks, only, out, submit
 
 KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=1024, blocks=33, copiers=[CopierKind.MODELLED])
-TOLD = msgspec.structs.replace(KV, freeze_ms_max=MigrationBounds().freeze_ms_max)
+TOLD = msgspec.structs.replace(KV, freeze_ms_max=MigrationConfig().freeze_ms_max)
 MOVING = msgspec.structs.replace(INFO, kv=KV)
 NAMES = ["r1.0", "r2.0", "r3.0"]
 
@@ -204,7 +204,7 @@ def test_a_finished_sequence_is_unknown() -> None:
     ("options", "detail"),
     [
         ({"info": msgspec.structs.replace(INFO, kv_refusal="its self-test failed")}, "its self-test failed"),
-        ({"migration": MigrationBounds(enabled=False)}, "migration is off"),
+        ({"migration": MigrationConfig(enabled=False)}, "migration is off"),
     ],
 )
 def test_an_engine_that_moves_nothing_says_why(options: dict[str, Any], detail: str) -> None:
@@ -213,7 +213,7 @@ def test_an_engine_that_moves_nothing_says_why(options: dict[str, Any], detail: 
 
 
 def test_no_more_are_leased_than_may_and_each_to_one_migration() -> None:
-    made = bench(migration=MigrationBounds(leases_max=3))
+    made = bench(migration=MigrationConfig(leases_max=3))
     for index in range(3):
         made.running(f"q{index}.0")
         made.say(lease(f"q{index}.0", migration=f"n{index}"))
@@ -249,7 +249,7 @@ def test_a_renewal_moves_the_deadline_and_never_shortens_it() -> None:
 
 
 def test_no_lease_is_longer_than_allowed() -> None:
-    made = bench(migration=MigrationBounds(lease_ms_max=500))
+    made = bench(migration=MigrationConfig(lease_ms_max=500))
     (timer,) = only(made.say(lease(lease_ms=10**9)), StartTimer)
     assert timer.at_ns == made.now + 500 * MS
 
@@ -420,7 +420,7 @@ def test_a_freeze_without_an_answer_ends_at_its_deadline_too() -> None:
 
 
 def test_no_freeze_is_longer_than_allowed() -> None:
-    made = leased(migration=MigrationBounds(freeze_ms_max=100))
+    made = leased(migration=MigrationConfig(freeze_ms_max=100))
     (timer,) = only(made.say(freeze(freeze_ms=10**9)), StartTimer)
     assert timer.at_ns == made.now + 100 * MS
 

@@ -45,7 +45,7 @@ from millrace.contracts.worker import (
     TokensForgotten,
 )
 
-from services.worker.config import MigrationBounds
+from services.worker.config import MigrationConfig
 from tests.unit.worker_rig import INFO, MS, Bench, bodies, chunks, only, out
 
 KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=1024, blocks=33, copiers=[CopierKind.MODELLED])
@@ -177,7 +177,7 @@ def test_room_that_cannot_serve_is_not_reserved(fields: dict[str, Any], reason: 
 
 
 def test_an_engine_that_moves_nothing_reserves_nothing() -> None:
-    for options in ({"info": INFO}, {"migration": MigrationBounds(enabled=False)}):
+    for options in ({"info": INFO}, {"migration": MigrationConfig(enabled=False)}):
         assert refusal(bench(**options).say(reserve(), reply_to="t")) is KvRefusal.UNABLE
 
 
@@ -195,7 +195,7 @@ def test_a_draining_a_full_or_a_later_worker_is_no_target() -> None:
 
 
 def test_no_more_are_reserved_than_may() -> None:
-    made = bench(migration=MigrationBounds(reservations_max=3))
+    made = bench(migration=MigrationConfig(reservations_max=3))
     for index in range(3):
         made.say(reserve(migration=f"n{index}", sequence=f"q{index}.0"))
         made.say(room(f"n{index}"))
@@ -235,7 +235,7 @@ def test_an_engine_that_never_answers_keeps_no_room() -> None:
 
 
 def test_no_reservation_is_longer_than_allowed() -> None:
-    made = bench(migration=MigrationBounds(reserve_ms_max=100))
+    made = bench(migration=MigrationConfig(reserve_ms_max=100))
     assert only(made.say(reserve(reserve_ms=10**9)), StartTimer)[0].at_ns == made.now + 100 * MS
 
 
@@ -554,7 +554,7 @@ def test_a_stop_request_asks_too_and_nobody_is_asked_twice() -> None:
     assert not only(made.say(DrainWorker(limit_ms=10)), Request)
 
 
-@pytest.mark.parametrize("options", [{"info": INFO}, {"migration": MigrationBounds(enabled=False)}])
+@pytest.mark.parametrize("options", [{"info": INFO}, {"migration": MigrationConfig(enabled=False)}])
 def test_a_worker_that_moves_nothing_asks_nobody(options: dict[str, Any]) -> None:
     assert not only(draining(**options)[1], Request)
 

@@ -15,7 +15,7 @@ from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling, SubmitSequence
 
 from services.worker.actor import WorkerActor
-from services.worker.config import MigrationBounds, WorkerBounds
+from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.status_messages import Identity
 
 MS = 1_000_000
@@ -31,21 +31,21 @@ INFO = EngineInfo(
     block_size=16,
     blocks_total=32,
 )
-NO_CHANGES = MigrationBounds()
+NO_CHANGES = MigrationConfig()
 
 
 class Bench:
     """A worker actor on a hand-moved clock. ``say`` sends a body and returns the effects."""
 
     def __init__(
-        self, info: EngineInfo = INFO, migration: MigrationBounds = NO_CHANGES, now: int = START, **limits: int
+        self, info: EngineInfo = INFO, migration: MigrationConfig = NO_CHANGES, now: int = START, **limits: int
     ) -> None:
         self.now = now
         self.actor = WorkerActor(
             identity=Identity(instance="w0", incarnation=7, model="m"),
             info=info,
             subjects=Subjects("t"),
-            limits=WorkerBounds(**limits),
+            limits=WorkerLimits(**limits),
             rng=random.Random(1),
             migration=migration,
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
+from millrace.actor.config_marks import WIRED, refuse_constants
 from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
 from millrace.contracts.bounds import Natural, PortOrNone, Share
@@ -25,10 +26,10 @@ class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         tls_ca: CA certificate file; empty for no TLS.
     """
 
-    cluster: str = "local"
-    servers: list[str] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
-    user: str = ""
-    password: str = ""
+    cluster: Annotated[str, WIRED] = "local"
+    servers: Annotated[list[str], WIRED] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
+    user: Annotated[str, WIRED] = ""
+    password: Annotated[str, WIRED] = ""
     tls_ca: str = ""
 
 
@@ -49,15 +50,27 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         metrics_host: Address that it binds.
     """
 
-    log_format: str = "console"
+    log_format: Annotated[str, WIRED] = "console"
     log_level: str = "info"
-    log_file: str = ""
-    otlp_endpoint: str = ""
-    trace_dir: str = ""
-    trace_sample: Share = 1.0
-    trace_first_per_s: Natural = 0
-    metrics_port: PortOrNone = 0
-    metrics_host: str = "127.0.0.1"
+    log_file: Annotated[str, WIRED] = ""
+    otlp_endpoint: Annotated[str, WIRED] = ""
+    trace_dir: Annotated[str, WIRED] = ""
+    trace_sample: Annotated[Share, WIRED] = 1.0
+    trace_first_per_s: Annotated[Natural, WIRED] = 0
+    metrics_port: Annotated[PortOrNone, WIRED] = 0
+    metrics_host: Annotated[str, WIRED] = "127.0.0.1"
+
+
+class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings that the process of every service has.
+
+    Attributes:
+        record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
+    """
+
+    bus: BusConfig = BusConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    record: str = ""
 
 
 def load_config(kind: type[T], path: str | Path) -> T:
@@ -72,8 +85,10 @@ def load_config(kind: type[T], path: str | Path) -> T:
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     try:
-        if file.suffix == ".toml":
-            return msgspec.toml.decode(payload, type=kind)
-        return msgspec.json.decode(payload, type=kind)
+        table = (msgspec.toml if file.suffix == ".toml" else msgspec.json).decode(payload)
+        refuse_constants(table, kind)
+        return msgspec.convert(table, kind)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{file}: {error}{nearest_field(str(error), kind)}") from None

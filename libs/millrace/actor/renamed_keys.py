@@ -26,13 +26,6 @@ RENAMED: Mapping[str, str] = {
             "ContinuationConfig.resend_timeout_s",
             "ContinuationConfig.probe_s",
             "ModelledConfig.wire",
-            "WorkerLimits.finished_ttl_ms",
-            "WorkerLimits.finished_max",
-            "WorkerLimits.summary_interval_min_ms",
-            "MigrationConfig.reservations_max",
-            "MigrationConfig.lease_ms_max",
-            "MigrationConfig.freeze_ms_max",
-            "MigrationConfig.reserve_ms_max",
             "ServiceCounts.taggers",
             "Constraints.move_hysteresis",
         ),
@@ -47,5 +40,6 @@ RENAMED: Mapping[str, str] = {
     "LimitsConfig.sequences_open_max": "it is twice `calls_open_max` now",
     "ModelledConfig.parameters": "the worker's own keys hold for modelled engines too: `max_num_seqs`, `kv_blocks`, "
     "`block_size`, `max_num_batched_tokens`, `max_model_len`, `enable_prefix_caching`",
+    "MembershipConfig.plan_silence_ms": "it is twice `instance_silence_ms` now",
     "PredictorConfig.neighbours": "removed: engines of one host are not told apart any more",
 }

@@ -20,6 +20,9 @@ from millrace.policies.registry import PolicyError, Registry
 from millrace.policies.stages import STAGE_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
 
+#: Policies that the services take where none is named.
+DEFAULTS = {"dispatch": "forecast", "stages": "one_stage", "trading": "none", "provisioning": "none"}
+
 #: Instances that one cluster is asked to run at most.
 INSTANCES_MAX = 2_000
 
@@ -201,12 +204,10 @@ def _check_policies(spec: ClusterSpec) -> None:
 
 
 def _check_choice(kind: str, choice: PolicyChoice, registry: Registry[Any]) -> None:
-    if not choice.name:
-        if choice.parameters:
-            raise ConfigError(f"policies.{kind}.parameters: given without policies.{kind}.name")
+    if not choice.name and not choice.parameters:
         return
     try:
-        registry.choose(choice.name, choice.parameters, key="name")
+        registry.choose(choice.name or DEFAULTS[kind], choice.parameters, key="name")
     except PolicyError as error:
         raise ConfigError(f"policies.{kind}.{error}") from None
 

@@ -45,8 +45,8 @@ def ingress_fields(
     """
     models = [with_judge({"name": model.name, "path": path_of(model)}, model, judges) for model in spec.models]
     fields: dict[str, Any] = {"models": models, **ingress_cascades(spec)}
-    if spec.policies.dispatch.name:
-        fields["dispatch"] = _chosen("policy", spec.policies.dispatch)
+    if dispatch := _chosen("policy", spec.policies.dispatch):
+        fields["dispatch"] = dispatch
     return fields
 
 
@@ -84,7 +84,7 @@ def coordinator_fields(spec: ClusterSpec, judges: Mapping[str, str] = NO_JUDGES)
 
 def _stages(spec: ClusterSpec) -> dict[str, Any]:
     """The policy, and the ranges of models that name theirs; empty for what the coordinator does by itself."""
-    fields = _chosen("policy", spec.policies.stages) if spec.policies.stages.name else {}
+    fields = _chosen("policy", spec.policies.stages)
     ranges = {
         model.name: [_range(stage, instances_of(spec, model)) for stage in model.stages]
         for model in spec.models
@@ -113,9 +113,9 @@ def migrator_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
 
 def broker_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
     """Its instances, whether they move sequences for balance, and the step-time files that forecasts need."""
-    files, choice = step_time_files(spec), spec.policies.trading
+    files, trading = step_time_files(spec), _chosen("policy", spec.policies.trading)
     fields: dict[str, Any] = {"instances": instances, **({"step_times": files} if files else {})}
-    return fields | ({"trading": _chosen("policy", choice)} if choice.name else {})
+    return fields | ({"trading": trading} if trading else {})
 
 
 #: Limits of a modelled engine that no settings name: those of vLLM on a GPU.
@@ -193,4 +193,6 @@ def _groups(spec: ClusterSpec) -> Iterable[GroupSpec]:
 
 
 def _chosen(key: str, choice: PolicyChoice) -> dict[str, Any]:
-    return {key: choice.name, **({"parameters": choice.parameters} if choice.parameters else {})}
+    """The choice as a service's configuration has it; empty for the service's own default."""
+    told = {key: choice.name, "parameters": choice.parameters}
+    return {name: value for name, value in told.items() if value}

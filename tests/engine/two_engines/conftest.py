@@ -15,7 +15,7 @@ OPTIONS = (
     # Prompts repeat: with a prefix cache the target of a migration would have most blocks already.
     *("--set", 'worker={"enable_prefix_caching": false}'),
     # Streams of the other tests are shorter than this.
-    *("--kv-replicas", "--set", 'migrator={"replicas": {"tokens_min": 400}}'),
+    *("--kv-replicas", "--set", "kv_replicas.tokens_min=400"),
 )
 
 
