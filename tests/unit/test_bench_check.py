@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +9,9 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench.budgets import BUDGETS, COUNTED, PAIRS_MAX, Budget, Verdict, judged, judged_by_count
+from bench.budgets import COUNTED, PAIRS_MAX, Budget, Verdict, judged, judged_by_count
 from bench.claims import findings
-from bench.hot_path_clock import SECOND_NS, RequestClock, run_by
-from bench.instructions import total
 from bench.measured import MEASURED
-from bench.reference import EarlierCodeError, checked_out
 from bench.results_pages import Area, Figure, Origin, Run, pages, read_area, report, save, write_area
 
 ROOT = Path(bench.__file__).resolve().parent.parent
@@ -64,10 +60,6 @@ def test_lists_figures_of_older_code_and_of_no_commit(root: Path) -> None:
     assert "not in the history" in found["aside"].why
 
 
-def test_a_change_of_other_code_is_none(root: Path) -> None:
-    assert findings(root, {"fast": ("code",), "slow": ("docs",)}) == []
-
-
 def test_a_run_that_is_saved_replaces_its_own_and_only_the_figures_that_are_reported(root: Path) -> None:
     report("p50", "7 ms", "[6, 8]")
     path = root / "bench" / "results" / "some.json"
@@ -83,13 +75,6 @@ def test_a_run_that_is_saved_replaces_its_own_and_only_the_figures_that_are_repo
     assert (after.figures[-1].value, after.figures[-1].interval) == ("7 ms", "[6, 8]")
     assert after.figures[-1].origin.command == "python -m bench fast --parts a --rows FILE"
     assert (after.figures[-1].origin.machine, after.figures[-1].origin.commit) == ("a machine; Python 3", "7654321")
-
-
-def test_a_bench_without_a_figure_is_saved_in_an_area_of_its_own(root: Path) -> None:
-    assert save("new", [], "2026-12-01; m; p; commit 7654321", "x", root).name == "others.json"
-    (root / "papers" / "one" / "bench").mkdir(parents=True)
-    (root / "papers" / "one" / "bench" / "mine.py").write_text("")
-    assert save("mine", [], "2026-12-01; m; p; commit 7654321", "x", root) == root / "papers" / "one" / "results.json"
 
 
 def test_the_first_page_has_what_matters_and_links_to_the_rest(root: Path) -> None:
@@ -127,15 +112,6 @@ def test_a_change_that_makes_it_slower_by_a_tenth_oversteps() -> None:
     assert asked == [("x",)] * PAIRS_MAX
 
 
-def test_a_budget_far_above_the_cost_is_to_be_set_anew() -> None:
-    assert judged(Budget("a", (), 1.0), lambda words: 0.9).word == "lower"
-    assert judged(Budget("a", (), 1.0), lambda words: 0.98).word == "ok"
-
-
-def test_budgets_name_different_rows() -> None:
-    assert len({budget.words for budget in BUDGETS}) == len(BUDGETS)
-
-
 @pytest.mark.parametrize(("share", "word"), [(1.0, "ok"), (1.02, "ok"), (1.04, "SLOWER"), (0.96, "lower")])
 def test_a_budget_is_judged_by_one_count_of_instructions(share: float, word: str) -> None:
     asked: list[Sequence[str]] = []
@@ -146,30 +122,3 @@ def test_a_budget_is_judged_by_one_count_of_instructions(share: float, word: str
 
     assert judged_by_count(Budget("a", ("x",), 0.5), measure) == Verdict(word, 0.5 * share)
     assert asked == [("x", *COUNTED)]
-
-
-def test_code_of_a_commit_that_is_gone_is_refused() -> None:
-    with pytest.raises(EarlierCodeError), checked_out("0123456"):
-        pass
-
-
-def test_timers_of_the_rigs_loop_fire_by_its_requests() -> None:
-    clock = RequestClock()
-    fired: list[int] = []
-
-    async def requests() -> list[int]:
-        asyncio.get_running_loop().call_later(1.5, fired.append, 0)
-        counts = []
-        for _ in range(3):
-            clock.advance(SECOND_NS)
-            for _ in range(2):
-                await asyncio.sleep(0)
-            counts.append(len(fired))
-        return counts
-
-    assert run_by(requests(), clock) == [0, 1, 1]
-
-
-def test_a_count_is_what_callgrind_totals(tmp_path: Path) -> None:
-    (tmp_path / "counts").write_text("events: Ir\nfn=(1)\n3 12\n\ntotals: 4711\n")
-    assert total(tmp_path / "counts") == 4711

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 from millrace.actor.engine import EngineSequence
-from millrace.contracts.observers import CandidateForecast, DecisionMade, RequestFinished
+from millrace.contracts.observers import RequestFinished
 from millrace.contracts.status import BatchComposition, InstanceRecord, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 
-from bench import fidelity
 from bench.live.halves import fitted_on
 from bench.live.plan import Load, planned
-from bench.live.recording import Figures, Recording, figures
+from bench.live.recording import Recording
 from bench.live.replay import at_own_pace, fits, trace_rows
-from bench.live.runs import Campaign, order
-from bench.live.statistics import errors, ordered, ranks, spread
 from bench.live.step_fit import bias, fit, windows
 from bench.live.transit import INTO_MIN, transit
 from models.training.tasks import held_out
@@ -128,27 +124,6 @@ def test_the_same_seed_plans_the_same_requests_of_prompts_held_out_from_training
     assert [request.at_s for request in requests] == sorted(request.at_s for request in requests)
 
 
-def test_a_stated_length_is_in_the_request_and_a_guessed_one_is_the_models_affair() -> None:
-    stated, tagged = planned(LOAD)[0], planned(msgspec.structs.replace(LOAD, kind="tagged"))[0]
-    assert b'"ignore_eos":true' in stated.body("m")
-    assert b"ignore_eos" not in tagged.body("m")
-    assert f'"max_tokens":{stated.max_tokens}'.encode() in stated.body("m")
-
-
-def test_policies_take_turns_but_where_lengths_are_guessed_the_first_stays_first() -> None:
-    campaign = Campaign(
-        policies=("a", "b", "c"),
-        kinds=("stated", "tagged"),
-        count=1,
-        rounds=3,
-        utilisation=0.7,
-        rate_per_s=0.0,
-        load=LOAD,
-    )
-    assert [order(campaign, "stated", number)[0] for number in range(3)] == ["a", "b", "c"]
-    assert {order(campaign, "tagged", number) for number in range(3)} == {("a", "b", "c")}
-
-
 def test_step_times_come_back_out_of_snapshots_that_skip_most_steps() -> None:
     snapshots, outcomes = run_of_an_engine(300)
     found = windows(snapshots, {f"{o.request}.0": sum(o.output_tokens) for o in outcomes})
@@ -162,80 +137,11 @@ def test_step_times_come_back_out_of_snapshots_that_skip_most_steps() -> None:
     assert fitted.per_decode == pytest.approx(TRUTH.per_decode, rel=0.25)
 
 
-def test_what_a_step_with_a_prompt_costs_besides_its_tokens_comes_out_too() -> None:
-    snapshots, outcomes = run_of_an_engine(300, msgspec.structs.replace(TRUTH, per_prompted_step=2e6))
-    found = windows(snapshots, {f"{o.request}.0": sum(o.output_tokens) for o in outcomes})
-    assert fit(found).per_prompted_step == pytest.approx(2e6, rel=0.3)
-    assert fit(found, TRUTH).per_prompted_step == pytest.approx(2e6, rel=0.3)
-
-
 def test_time_in_which_an_engine_may_have_been_idle_is_no_window() -> None:
     snapshots, _ = run_of_an_engine(40)
     alone = [snapshot for snapshot in snapshots if snapshot.running][:1]
     later = msgspec.structs.replace(alone[0], step=alone[0].step + 3, at_ns=alone[0].at_ns + 50 * MS, running=[])
     assert windows([*alone, later], {}) == []
-
-
-def test_too_few_windows_are_refused() -> None:
-    with pytest.raises(ValueError, match="too few"):
-        fit([])
-
-
-def test_errors_are_relative_to_what_was_measured() -> None:
-    told = errors([(1.0, 2.0), (3.0, 2.0), (8.0, 4.0), (math.nan, 1.0)])
-    assert told.count == 3
-    assert told.mean == pytest.approx((0.5 + 0.5 + 1.0) / 3)
-    assert told.median == pytest.approx(0.5)
-    assert told.sums == pytest.approx(12 / 8)
-    assert told.absolute_sums == pytest.approx(6 / 8)
-
-
-def test_a_spread_leaves_out_what_is_no_number_and_knows_its_interval() -> None:
-    told = spread([1.0, 2.0, 3.0, math.nan])
-    assert told.mean == pytest.approx(2.0)
-    assert 0.3 < told.mean_half < 1.2
-
-
-def test_ranks_tell_how_often_the_best_predicted_was_chosen_and_whether_it_kept_its_word() -> None:
-    def decision(request: str, own_ms: int, other_ms: int) -> DecisionMade:
-        told = [CandidateForecast("w0", e2e_ns=own_ms * MS), CandidateForecast("w1", e2e_ns=other_ms * MS)]
-        return DecisionMade(
-            request=request,
-            sequences=[],
-            epoch=0,
-            kind="dispatch",
-            policy="forecast",
-            model="m",
-            chosen="w0",
-            reason="",
-            forecasts=told,
-        )
-
-    def took(request: str, ms: int) -> Figures:
-        return Figures(
-            request=request,
-            arrival_s=0.0,
-            prompt_tokens=1,
-            output_tokens=2,
-            ttft_s=0.0,
-            e2e_s=ms / 1000,
-            placing_s=0.0,
-            instance="w0",
-        )
-
-    told = ranks([decision("a", 100, 200), decision("b", 200, 100)], [took("a", 150), took("b", 210)])
-    assert (told.count, told.first, told.kept) == (2, 0.5, 0.5)
-    assert told.gap == pytest.approx((1.0 - 0.5) / 2)
-
-
-def test_an_order_begins_with_the_least_value() -> None:
-    assert ordered({"b": 1.0, "c": 0.5, "a": 1.0}) == ["c", "a", "b"]
-
-
-def test_predictions_count_from_the_placement() -> None:
-    (figure, *_) = figures(recorded(60))
-    assert figure.placing_s == pytest.approx(0.0005)
-    assert figure.predicted_e2e_s == pytest.approx(2 * (figure.e2e_s - figure.placing_s))
 
 
 def test_arrivals_lengths_ways_and_step_times_are_taken_out_of_a_recorded_run() -> None:
@@ -296,24 +202,6 @@ def test_a_run_on_a_slower_machine_is_told_by_its_own_pace() -> None:
     assert own.per_decode / fitted["w0"].model.per_decode == pytest.approx(1.5, rel=0.05)
     idle = msgspec.structs.replace(slow, snapshots=[])
     assert at_own_pace(fitted, idle)["w0"].model == fitted["w0"].model
-
-
-def test_a_policy_held_out_is_replayed_with_the_others_step_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = LinearStepTime(fixed=6e6, per_decode=4e5, per_prefill_token=12e4, per_context_token=1000.0)
-    runs = [recorded(), msgspec.structs.replace(recorded(pace=slow), policy="llumnix")]
-    used: dict[str, float] = {}
-
-    def remember(policy: str, _: Any, fitted: Any, __: Any, *, whole: bool) -> None:
-        assert whole
-        used[policy] = fitted[0]["w0"].model.fixed
-
-    monkeypatch.setattr(fidelity, "compare", remember)
-    monkeypatch.setattr(fidelity, "transit", lambda _: None)
-    monkeypatch.setattr(fidelity, "_rows", lambda _: [])
-    fidelity.held_out_lines("stated", runs)
-    assert used["round_robin"] > 1.5 * used["llumnix"]
-    with pytest.raises(ValueError, match="two policies"):
-        fidelity.held_out_lines("stated", runs[:1])
 
 
 def test_a_first_token_that_was_seen_in_its_step_tells_the_way_back() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from random import Random
 from typing import Any
 
@@ -12,15 +11,9 @@ from millrace.enginemodel.registered import scheduler_parameters
 
 from bench.live import unequal
 from bench.live.pairs import Difference, Key, Pair, Verdict, differences, pair_lines, pairs
-from bench.live.plan import Load, planned
 from bench.live.recording import Figures
-from bench.live.rig import worker_words
-from bench.live_policies import add_options, campaign_of
 from services.worker.config import WorkerConfig
 from services.worker.modelled import modelled_parameters
-
-RECORDS = [limits.record(f"worker-{index}") for index, limits in enumerate(unequal.LIMITS)]
-LOAD = msgspec.structs.replace(unequal.LOAD, count=40, rate_per_s=12.0, seed=3)
 
 
 def figure(request: str, *, at_s: float, e2e_s: float) -> Figures:
@@ -53,12 +46,6 @@ def test_a_small_delay_is_told_apart_though_requests_differ_much_more_among_them
     assert told.value == pytest.approx(-0.1, abs=0.03)
     assert told.low < told.value < told.high < 0
     assert told.sign == -1
-
-
-def test_two_alike_are_not_told_apart_and_nothing_is_said_of_none() -> None:
-    one, other = world(0.0, noise_s=0.3, seed=2), world(0.0, noise_s=0.3, seed=4)
-    assert differences(one, other, sorted(one), "e2e")["mean"].sign == 0
-    assert differences(one, other, [], "e2e")["p99"].sign == 0
 
 
 def test_requests_of_one_burst_count_as_one_observation() -> None:
@@ -102,25 +89,6 @@ def test_pairs_are_made_of_the_requests_that_all_four_runs_served() -> None:
     assert pair.verdict == Verdict.SAME
 
 
-def test_a_share_of_the_outputs_is_long_and_without_one_nothing_is_drawn_for_it() -> None:
-    lengths = [request.max_tokens for request in planned(msgspec.structs.replace(LOAD, count=400))]
-    assert 20 < sum(length > 140 for length in lengths) < 70
-    plain = Load(kind="stated", count=5, rate_per_s=1.0, seed=3)
-    assert planned(plain) == planned(msgspec.structs.replace(plain, long_mean=300.0))
-
-
-def test_unequal_engines_have_a_load_of_their_own_and_words_go_over_it() -> None:
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    even, uneven = campaign_of(parser.parse_args([])), campaign_of(parser.parse_args(["--unequal"]))
-    assert (even.kinds, even.workers, even.load.long_share) == (("stated", "tagged"), ({}, {}), 0.0)
-    assert uneven.kinds == ("stated",)
-    assert (uneven.workers[0]["max_num_seqs"], uneven.workers[1]["max_num_seqs"]) == (16, 2)
-    assert uneven.load.long_share > 0
-    told = campaign_of(parser.parse_args(["--unequal", "--cv", "1", "--count", "9", "--policies", "random,forecast"]))
-    assert (told.load.cv, told.count, told.policies) == (1.0, 9, ("random", "forecast"))
-
-
 @pytest.mark.parametrize("limits", unequal.LIMITS)
 def test_settings_of_an_engine_are_ones_that_workers_know(limits: unequal.Limits) -> None:
     def config(engine: str) -> WorkerConfig:
@@ -129,7 +97,3 @@ def test_settings_of_an_engine_are_ones_that_workers_know(limits: unequal.Limits
 
     assert config("vllm").max_num_seqs == limits.sequences
     assert modelled_parameters(config("modelled")) == scheduler_parameters(limits.record("w"), prefix_caching=True)
-
-
-def test_each_worker_is_told_its_own_and_one_without_settings_nothing() -> None:
-    assert worker_words([{}, {"seed": 1}]) == ["--set", 'worker-1={"seed": 1}']

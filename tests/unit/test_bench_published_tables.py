@@ -13,9 +13,8 @@ from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
 
 from bench.published import tables, tables_aiconfigurator, tables_servingsim
-from bench.published.engines import open_step_time, published, published_names
+from bench.published.engines import open_step_time
 from bench.published.kernel_table import KernelTableStepTime
-from bench.published.shapes import H100_BYTES, LLAMA_3_70B
 
 LAYERS = 3
 LINEAR = MeasuredCurve((1, 8, 64), (1000.0, 1200.0, 5000.0))
@@ -71,13 +70,6 @@ def test_prompt_attention_is_that_of_the_chunk_and_what_was_before_it(chunk: int
     assert _ns(TABLE, step) == pytest.approx(expected, rel=1e-6)
 
 
-def test_two_short_prompts_cost_less_attention_than_one_of_their_sum() -> None:
-    whole = BatchComposition(prefills=1, prefill_tokens=64, context_tokens=64, prefill_work=64 * 32)
-    halves = BatchComposition(prefills=1, prefill_tokens=64, context_tokens=64, prefill_work=2 * 32 * 16)
-
-    assert _ns(TABLE, halves) < _ns(TABLE, whole)
-
-
 def test_a_group_of_gpus_waits_for_two_all_reduces_in_each_layer() -> None:
     reduce = AllReduce.straight(latency=7.0, bytes_per_second=1e9)
     group = KernelTableStepTime(
@@ -100,22 +92,12 @@ def test_an_operator_faster_than_the_hardware_is_taken_for_not_measured(tmp_path
     assert linear.at(32) - others == pytest.approx(1e6 + (3e6 - 1e6) / 3)
 
 
-def test_a_table_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nothing\.csv: cannot be read"):
-        tables_servingsim.linear(tmp_path / "nothing.csv")
-
-
 def test_a_table_without_a_column_is_refused_with_both_names(tmp_path: Path) -> None:
     file = tmp_path / "dense.csv"
     file.write_text("layer,time_us\nqkv_proj,3.0\n")
 
     with pytest.raises(ValueError, match=r"dense\.csv: no column tokens"):
         tables_servingsim.linear(file)
-
-
-def test_a_70b_model_in_16_bits_keeps_some_30000_tokens_on_two_h100s_and_does_not_fit_on_one() -> None:
-    assert 25_000 < LLAMA_3_70B.kv_tokens(gpus=2, memory_bytes=H100_BYTES) < 35_000
-    assert LLAMA_3_70B.kv_tokens(gpus=1, memory_bytes=H100_BYTES) < 1
 
 
 def test_a_matrix_product_between_measured_sizes_lies_between_their_times(tmp_path: Path) -> None:
@@ -136,11 +118,6 @@ def test_a_matrix_product_slower_than_one_of_more_tokens_is_left_out(tmp_path: P
 
     assert 2e6 < product.at(64) < 4e6
     assert product.at(128) == pytest.approx(4e6)
-
-
-def test_an_engine_that_is_not_published_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=published_names()[0]):
-        published("abacus", tmp_path)
 
 
 def _write_vidur(file: Path, projection_ms: dict[int, float]) -> None:

@@ -67,15 +67,6 @@ def test_prompts_share_what_decoding_ones_and_those_that_came_leave() -> None:
     assert step(engine) == {"decodes": 1, "prompt": 15, "other": 15, "came": 1}
 
 
-def test_a_threshold_that_is_lower_stays() -> None:
-    engine = scheduler(long_prefill_token_threshold=10)
-    wait(engine, "prompt", 60)
-    wait(engine, "other", 5)
-    assert step(engine) == {"prompt": 10, "other": 5}
-    arrive(engine)
-    assert step(engine) == {"prompt": 10, "other": 1, "came": 1}
-
-
 def test_what_did_not_come_whole_is_computed_like_a_prompt_of_the_same_chunk() -> None:
     engine = scheduler()
     wait(engine, "prompt", 100)
@@ -96,12 +87,6 @@ def test_more_decodes_than_budget_leave_a_prompt_one_token() -> None:
     for name in ("came", "too", "also"):
         arrive(engine, name)
     assert step(engine) == {"one": 1, "two": 1, "prompt": 1, "came": 1}
-
-
-def test_without_prompts_under_way_nothing_changes() -> None:
-    engine = scheduler(long_prefill_token_threshold=9)
-    arrive(engine, tokens=40, computed=10)
-    assert step(engine) == {"came": 30}, "it is alone, and computes all that is missing"
 
 
 def test_who_came_goes_before_all_that_wait() -> None:
@@ -148,15 +133,6 @@ def test_where_the_only_one_that_runs_makes_room_for_nobody_the_next_step_has_wh
     engine.aside["m"] = engine.pool.take(engine.pool.free)
     assert step(engine) == {"came": 1}
     assert runs.state is SequenceState.PREEMPTED
-
-
-def test_who_came_and_is_cancelled_before_its_first_step_gives_all_back() -> None:
-    engine = scheduler()
-    came = arrive(engine)
-    assert engine.has_work()
-    engine.remove(came)
-    assert engine.pool.free == 64
-    assert not engine.has_work()
 
 
 @pytest.mark.parametrize(("policy", "first"), [(QueuePolicy.FCFS, "low"), (QueuePolicy.PRIORITY, "high")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.worker import Sampling
-from millrace.enginemodel.contents import NOTHING, KvContent, KvContents, read_on
+from millrace.enginemodel.contents import NOTHING, KvContent, KvContents
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.enginemodel.tokens import ROOT, OutputLengths, Vocabulary, kv_digest, kv_words
 
@@ -45,13 +45,6 @@ def test_a_block_holds_its_tokens_and_what_they_were_computed_behind() -> None:
     ]
 
 
-def test_what_is_looked_at_is_as_running_sequences_have_written_it_by_then() -> None:
-    contents, running = KvContents(SIZE), sequence(PROMPT, [1, 2, 3], 3)
-    assert contents.look([1], [running]) == [KvContent(ROOT, kv_words(PROMPT[:3]))]
-    running.computed = 6
-    assert contents.look([1, 2], [running])[1] == KvContent(kv_digest(PROMPT[:4]), kv_words(PROMPT[4:6]))
-
-
 @pytest.mark.parametrize("tokens", [0, 1, 4, 7, 8, 10])
 def test_right_blocks_in_order_give_the_digest_of_their_tokens(tokens: int) -> None:
     contents, arrived = written(), sequence(PROMPT, [7, 3, 5], tokens)
@@ -72,10 +65,6 @@ def test_misplaced_missing_and_half_full_blocks_are_not_its_own(blocks: list[int
     assert arrived.found_digest != kv_digest([*PROMPT, 20, 21][:tokens])
 
 
-def test_the_beginning_of_a_block_that_was_filled_on_is_still_right() -> None:
-    assert finds(written(), [7, 3], 6)
-
-
 def test_a_block_that_is_read_into_holds_nothing_meanwhile_and_then_what_came() -> None:
     contents = written()
     there = contents.look([7, 3], ())
@@ -83,16 +72,6 @@ def test_a_block_that_is_read_into_holds_nothing_meanwhile_and_then_what_came() 
     assert not finds(contents, [7, 3], 8)
     contents.put([1, 2], there)
     assert finds(contents, [1, 2], 8)
-
-
-def test_what_is_computed_behind_wrong_kv_is_wrong_where_it_goes_next() -> None:
-    contents = written()
-    poisoned = sequence(PROMPT, [3, 8, 9], 4)
-    contents.found(poisoned, 4)
-    poisoned.computed = 10
-    contents.left(poisoned)
-    assert not finds(contents, [7, 8], 8)
-    assert finds(contents, [7, 3], 8)
 
 
 def test_a_half_full_block_that_came_stays_as_it_came_and_is_filled_on() -> None:
@@ -109,11 +88,3 @@ def test_a_half_full_block_that_came_stays_as_it_came_and_is_filled_on() -> None
     wrong.computed = 10
     contents.left(wrong)
     assert not finds(contents, [7, 8, 9], 8)
-
-
-def test_no_wrong_read_leads_back_to_the_right_digest() -> None:
-    right = kv_digest(PROMPT[:4])
-    content = KvContent(right, kv_words(PROMPT[4:8]))
-    wrong = [read_on(other, content, SIZE) for other in range(1, 400)] + [read_on(right, content, 3)]
-    assert kv_digest(PROMPT[:8]) not in wrong
-    assert read_on(right, content, SIZE) == kv_digest(PROMPT[:8])

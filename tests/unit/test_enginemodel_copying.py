@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from millrace.actor.engine import EngineStepped, KvBlocksRead, SequenceStopped
-from millrace.contracts.kv import KvRefusal
 from millrace.enginemodel.copying import IDLE_BYTES, NO_COST, SHARED_MEMORY, CopyCost, CopyJob, CopyWork
 
 from tests.unit.moving_rig import Side, World
@@ -44,15 +43,6 @@ def test_a_share_is_divided_among_jobs_and_larger_where_nobody_waits() -> None:
     work.owe(CopyJob(IDLE_BYTES + 5, 0.0, lambda: None))
     assert work.share(idle=True) == (0, [])
     assert len(work) == 1
-
-
-def test_what_somebody_stands_still_for_is_done_at_once() -> None:
-    work = CopyWork()
-    work.cost = CopyCost(copy_bytes_per_s=1e9, bytes_per_step=100)
-    work.owe(CopyJob(1000, 1.0, lambda: None))
-    work.owe(CopyJob(5000, 1.0, lambda: None, urgent=True))
-    assert work.share(idle=False)[0] == 50 + 5000
-    assert work.share(idle=False)[0] == 100
 
 
 def test_a_dropped_job_costs_nothing() -> None:
@@ -129,16 +119,6 @@ def test_what_a_network_card_copies_costs_no_step_anything(cost: CopyCost) -> No
     b.reserve(a, "s", "m", given.prompt_token_ids + a.said("s"), blocks=10)
     b.ask(b.pull_of(leased))
     assert max(intervals_ms(b, 2)) < 1.1
-
-
-def test_a_read_that_is_not_copied_in_time_is_void() -> None:
-    _world, a, b = pair(COST)
-    given = a.add("s", prompt(70), max_tokens=400)
-    b.add("other", prompt(20, 1), max_tokens=400)
-    told(a, "s", 5)
-    leased = a.lease("s", "m")
-    b.reserve(a, "s", "m", given.prompt_token_ids + a.said("s"), blocks=10)
-    assert b.ask(b.pull_of(leased, within_ms=5)).reason is KvRefusal.LEASE_LOST
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

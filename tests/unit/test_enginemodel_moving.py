@@ -17,7 +17,7 @@ from millrace.actor.engine import (
 )
 from millrace.contracts.kv import KvRefusal
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.network import KvRead, modelled_endpoint
+from millrace.enginemodel.network import KvRead
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.sim.kv_network import KvFaults, SimKvPort
 
@@ -72,23 +72,6 @@ def free(side: Side) -> int:
 
 
 @kinds
-def test_a_lease_takes_no_block_and_a_moved_sequence_gives_all_back(kind: str) -> None:
-    world, a, _ = pair(kind)
-    a.add("s", prompt(40))
-    told(a, "s", 10)
-    before = a.lease("s", "m")
-    account = a.model.kv_accounting()
-    assert account.leased == len(before.blocks) == before.computed_tokens // 16
-    assert account.held == account.total - account.free >= account.leased
-    stopped = a.freeze("s", "m")
-    assert a.model.kv_accounting().leased == len(stopped.blocks) == -(-stopped.computed_tokens // 16)
-    a.end("m", moved=True)
-    world.run(5)
-    assert free(a) == 64
-    assert a.said("s") == stopped.output_token_ids
-
-
-@kinds
 def test_a_freeze_is_answered_after_every_output_and_a_thaw_changes_no_token(kind: str) -> None:
     world, a, _ = pair(kind)
     given = a.add("s", prompt(40))
@@ -124,20 +107,6 @@ def test_a_frozen_sequence_keeps_its_place_in_the_batch() -> None:
     a.end("m", moved=True)
     world.run(5)
     assert a.said("waits")
-
-
-def test_an_engine_whose_only_sequence_is_frozen_rests_and_wakes_up() -> None:
-    world, a, _ = pair()
-    given = a.add("s", prompt(20))
-    told(a, "s", 3)
-    a.lease("s", "m")
-    a.freeze("s", "m")
-    steps = a.model.steps
-    world.run(500)
-    assert a.model.steps == steps
-    a.end("m", moved=False)
-    world.until(lambda: a.finished("s"))
-    assert a.said("s") == alone(given)
 
 
 def test_who_waits_for_the_blocks_of_a_frozen_sequence_gets_them_when_it_has_moved() -> None:
@@ -221,21 +190,6 @@ def test_reserved_blocks_are_neither_free_nor_held() -> None:
     assert free(b) == 64
 
 
-def test_matched_blocks_are_shared_and_survive_their_owner() -> None:
-    world, a, b = pair()
-    a.add("s", prompt(70))
-    told(a, "s", 3)
-    b.add("twin", prompt(70), max_tokens=30)
-    told(b, "twin", 2)
-    room = b.reserve(a, "s", "m", prompt(70) + a.said("s"), blocks=8)
-    assert room.matched_blocks == 4
-    assert b.model.kv_accounting().reserved == 4
-    world.until(lambda: b.finished("twin"))
-    assert b.model.kv_accounting().reserved == 8
-    b.do(UnreserveInEngine(migration="m"))
-    assert free(b) == 64
-
-
 def test_there_is_no_room_without_blocks_or_without_a_place() -> None:
     world, a, b = pair()
     a.add("s", prompt(40))
@@ -301,31 +255,6 @@ def test_a_moved_sequence_decodes_on_without_computing_anything_again(kind: str,
     assert not b.model.moves.arrivals.poisoned
 
 
-def test_what_arrived_is_found_by_its_prefix_from_then_on() -> None:
-    world, a, b = pair()
-    given = a.add("s", prompt(70))
-    told(a, "s", 5)
-    move(a, b, given)
-    b.add("twin", prompt(70), max_tokens=5)
-    world.until(lambda: b.finished("twin") and b.finished("s"))
-    firsts = [out for event in b.events for out in getattr(event, "outputs", []) if out.sequence == "twin"]
-    assert firsts[0].cached_tokens == 64
-
-
-def test_a_sequence_that_outgrew_its_room_takes_more_or_computes_the_rest() -> None:
-    world, a, b = pair()
-    given = a.add("s", prompt(40))
-    told(a, "s", 3)
-    a.lease("s", "m")
-    b.reserve(a, "s", "m", prompt(40) + a.said("s"), blocks=3)
-    told(a, "s", 30)
-    stopped = a.freeze("s", "m")
-    b.bring(given, stopped, a)
-    world.until(lambda: b.finished("s"))
-    assert stopped.output_token_ids + b.said("s") == alone(given)
-    assert free(b) == 64
-
-
 # --- the network
 
 
@@ -352,12 +281,6 @@ def read_ms(world: World, sides: list[tuple[Side, Side]], blocks: int) -> list[f
     return [round((ends[index] - begin) / 1e6, 3) for index in range(len(sides))]
 
 
-def test_a_read_takes_latency_and_bytes_over_bandwidth() -> None:
-    world, a, b = pair(bytes_per_s=1e9, latency_ns=1_000_000)
-    assert a.kv.block_bytes == 16 * 131_072
-    assert read_ms(world, [(a, b)], 10) == [pytest.approx(1 + 10 * 16 * 131_072 / 1e6, abs=0.001)]
-
-
 def test_reads_share_a_link_and_not_those_of_others() -> None:
     world = World(bytes_per_s=1e9, latency_ns=0)
     a, b, c, d = (Side(world, name) for name in "abcd")
@@ -380,24 +303,6 @@ def test_a_read_that_others_leave_alone_gets_faster() -> None:
         port.begin(read, lambda _: ends.append((world.simulation.now_ns - begin) / 1e6))
     world.until(lambda: len(ends) == 2)
     assert ends == [pytest.approx(2 * one, abs=0.01), pytest.approx(4 * one, abs=0.01)]
-
-
-def test_engines_of_one_host_have_its_memory_between_them() -> None:
-    world = World(bytes_per_s=1e9, local_bytes_per_s=4e9, latency_ns=0)
-    a, b = Side(world, "a", host="h"), Side(world, "b", host="h")
-    far = Side(world, "c", host="other")
-    assert read_ms(world, [(a, b)], 10)[0] * 4 == pytest.approx(read_ms(world, [(a, far)], 10)[0], abs=0.01)
-
-
-def test_descriptors_are_runs_on_both_sides() -> None:
-    kv = modelled_endpoint(PARAMETERS, key="x", model="m")
-    for blocks, into, descriptors in (
-        ([], [], 0),
-        ([1, 2, 3], [7, 8, 9], 1),
-        ([1, 2, 4], [7, 8, 9], 2),
-        ([1, 2, 3], [7, 9, 8], 3),
-    ):
-        assert KvRead(migration="m", endpoint=kv, blocks=blocks, into=into).descriptors == descriptors
 
 
 # --- what goes wrong

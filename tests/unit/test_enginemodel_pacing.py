@@ -14,7 +14,6 @@ from millrace.actor.engine import (
     EngineSequence,
     EngineStepped,
     SequenceAdded,
-    SequenceRejected,
 )
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
@@ -80,17 +79,6 @@ class Bench:
 
     def last(self) -> EngineEvent:
         return self.heard[-1][1]
-
-
-def test_nothing_is_said_within_the_call_that_adds() -> None:
-    bench = Bench()
-    bench.paced.add(sequence("a"))
-    assert bench.heard == []
-    bench.clock.advance(0)
-    assert bench.last() == SequenceAdded(sequence="a")
-    bench.paced.add(sequence("a"))
-    bench.clock.advance(0)
-    assert isinstance(bench.last(), SequenceRejected)
 
 
 def test_what_one_turn_adds_shares_the_first_step() -> None:
@@ -220,14 +208,6 @@ def test_in_simulation_an_engine_serves_its_actor_in_virtual_time_and_dies_with_
     engines["worker-0"].fail()
     simulation.run_for(STEP_NS)
     assert isinstance(actors[1].bodies[-1], EngineFailed)
-
-
-def test_an_idle_engine_tells_a_new_bound_of_its_steps_at_once() -> None:
-    bench = Bench()
-    bench.paced.limit_step(16)
-    bench.clock.advance(1)
-    told = [event.snapshot for _, event in bench.heard if isinstance(event, EngineObserved)]
-    assert [snapshot.token_budget for snapshot in told] == [16]
 
 
 def test_a_bound_ends_a_run_of_decode_steps_with_the_step_under_way() -> None:

@@ -168,28 +168,6 @@ def test_runs_give_the_steps_times_blocks_and_tokens_of_single_steps(seed: int) 
         assert (at_ns, stood) == single.states[step]
 
 
-def test_a_run_needs_far_fewer_messages_than_its_steps() -> None:
-    sequence = EngineSequence(
-        sequence="s", prompt_token_ids=[1, 2, 3], sampling=Sampling(max_tokens=1000, ignore_eos=True)
-    )
-    step_time = LinearStepTime(fixed=10.0 * MILLISECOND)
-    rig = Rig(
-        ModelledEngine(EngineParameters(), step_time, tell_interval_ns=0),
-        [(0, sequence)],
-        run_ns_max=10**12,
-        snapshot_interval_ns=10**12,
-    )
-    assert rig.engine.steps == 1000
-    assert rig.messages == 2
-    assert rig.ended["s"][0] == 1000 * 10 * MILLISECOND
-
-
-def test_without_a_telling_interval_there_are_no_runs() -> None:
-    sequence = EngineSequence(sequence="s", prompt_token_ids=[1], sampling=Sampling(max_tokens=20, ignore_eos=True))
-    engine = ModelledEngine(EngineParameters(), LinearStepTime(fixed=1e6))
-    assert Rig(engine, [(0, sequence)], run_ns_max=10**12).messages == 20
-
-
 def test_the_step_under_way_is_the_one_that_has_not_ended() -> None:
     cost = StepCost(fixed=2 * 10**12 + 1, context_token=10**9)
     run = DecodeRun(cost, BatchComposition(decodes=3, context_tokens=100), begins_ns=5, remainder_fs=999_999)

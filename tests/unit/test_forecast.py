@@ -81,30 +81,6 @@ def test_an_idle_engine_starts_the_candidate_at_once() -> None:
     )
 
 
-def test_a_busy_engine_first_ends_the_step_under_way() -> None:
-    state = snapshot([decoding("a.0", 8, 3)])
-    answer = ask(state, Candidate(prompt_tokens=10, expected_output_tokens=5), now_ns=AT_NS + 2300)
-    assert (answer.ttft_ns, answer.e2e_ns, answer.others) == (1700, 5700, 1)
-
-
-def test_a_snapshot_of_the_future_counts_as_now() -> None:
-    state = snapshot([decoding("a.0", 8, 3)])
-    candidate = Candidate(prompt_tokens=10, expected_output_tokens=5)
-    assert ask(state, candidate, now_ns=AT_NS - 10**9) == ask(state, candidate, now_ns=AT_NS)
-
-
-def test_sequences_that_ended_before_now_are_no_others() -> None:
-    state = snapshot([decoding("a.0", 8, 3, expected_output_tokens=5), decoding("b.0", 8, 3)])
-    candidate = Candidate(prompt_tokens=4, expected_output_tokens=2)
-    assert [ask(state, candidate, now_ns=AT_NS + ns).others for ns in (0, 2000, 2001, 10**6)] == [2, 2, 1, 0]
-
-
-def test_a_candidate_waits_for_a_place() -> None:
-    state = snapshot([decoding(f"{i}.0", 4, 3, expected_output_tokens=6) for i in range(8)])
-    answer = ask(state, Candidate(prompt_tokens=4, expected_output_tokens=3))
-    assert (answer.ttft_ns, answer.e2e_ns, answer.others_delay_ns) == (4 * STEP_NS, 6 * STEP_NS, 0)
-
-
 def test_a_candidate_delays_a_placement_that_comes_after_it() -> None:
     cost = StepCost(fixed=STEP_NS * FS_PER_NS, prefill_token=100 * FS_PER_NS)
     forecaster = Forecaster(cost, PARAMETERS)
@@ -116,38 +92,12 @@ def test_a_candidate_delays_a_placement_that_comes_after_it() -> None:
     assert (answer.others, answer.others_delay_ns) == (2, 1000)
 
 
-def test_few_blocks_mean_preemptions_and_a_worst_pause() -> None:
-    state = snapshot([decoding(f"{i}.0", 30, 2, expected_output_tokens=60) for i in range(4)], blocks=40)
-    answer = ask(state, Candidate(prompt_tokens=16, expected_output_tokens=40))
-    assert answer.preemptions > 0
-    assert answer.tpot_worst_ns > 10 * STEP_NS
-    assert answer.blocks_peak <= 40
-
-
-def test_a_sequence_at_its_bound_has_ended() -> None:
-    ended = decoding("a.0", 8, 100), decoding("b.0", 100, 28, max_tokens=1000)
-    answer = ask(snapshot(list(ended)), Candidate(prompt_tokens=10, expected_output_tokens=5))
-    assert (answer.others, answer.ttft_ns) == (0, STEP_NS)
-
-
 def test_lengths_are_bounded_by_the_client_and_by_the_engine() -> None:
     lengths = [
         ask(snapshot(), Candidate(prompt_tokens=100, expected_output_tokens=expected, max_tokens=bound)).output_tokens
         for expected, bound in ((None, 0), (10, 0), (10, 7), (500, 0))
     ]
     assert lengths == [28, 10, 7, 28]
-
-
-def test_a_continuation_computes_its_output_again() -> None:
-    candidate = Candidate(prompt_tokens=40, output_tokens=24, expected_output_tokens=26)
-    answer = ask(snapshot(), candidate)
-    assert (answer.ttft_ns, answer.e2e_ns, answer.output_tokens) == (2 * STEP_NS, 3 * STEP_NS, 26)
-
-
-def test_choices_are_placed_together() -> None:
-    answer = ask(snapshot(), Candidate(prompt_tokens=20, expected_output_tokens=3, sequences=3))
-    # 20 + 12, then 8 + 20 prompt tokens and a decode: the third one's first token comes in the second step.
-    assert (answer.ttft_ns, answer.e2e_ns, answer.blocks_peak) == (STEP_NS, 4 * STEP_NS, 3 * 6)
 
 
 def test_what_an_engine_would_refuse_is_said() -> None:
@@ -305,13 +255,6 @@ def test_what_is_cached_of_a_prompt_is_not_computed_but_its_blocks_count() -> No
     assert "at least one is always computed" in str(
         msgspec.structs.replace(cold, cached_tokens=100).refusal(PARAMETERS)
     )
-
-
-def test_a_waiting_sequence_whose_prompt_is_cached_holds_up_nobody() -> None:
-    state = snapshot(waiting=[waiting("a.0", 100)])
-    asked = Candidate(prompt_tokens=4, expected_output_tokens=2)
-    cold, warm = ask(state, asked), ask(state, asked, cached={"a.0": 96, "gone.0": 8})
-    assert (cold.ttft_ns, warm.ttft_ns) == (4 * STEP_NS, 2 * STEP_NS)
 
 
 def test_after_a_preemption_a_cached_prompt_is_computed_again() -> None:

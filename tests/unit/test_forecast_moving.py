@@ -11,7 +11,7 @@ from millrace.actor.engine import EngineSequence, EngineSnapshot
 from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.forecast import NATIVE, Candidate, Forecaster, JoinForecast, LeaveForecast, LoadForecast
+from millrace.enginemodel.forecast import NATIVE, Candidate, Forecaster, JoinForecast, LoadForecast
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime
@@ -90,24 +90,6 @@ def test_a_curve_tells_tokens_blocks_and_ends_at_even_moments(native: bool) -> N
 
 
 @BOTH
-def test_an_idle_instance_has_an_empty_curve_until_a_placement_comes(native: bool) -> None:
-    forecaster = at(snapshot(), native=native)
-    forecaster.add("a.0", Candidate(prompt_tokens=10, expected_output_tokens=2), AT_NS + 1500)
-    curve = forecaster.curve(4000, 5)
-    assert (curve.tokens, curve.running) == ((0, 0, 10, 11, 0), (0, 0, 1, 1, 0))
-    assert curve.ended == (0, 0, 0, 0, 1)
-
-
-@BOTH
-def test_a_curve_counts_preemptions_to_come(native: bool) -> None:
-    state = snapshot([decoding(f"{i}.0", 30, 2, expected=60) for i in range(4)], blocks=40)
-    curve = at(state, native=native).curve(200_000, 8)
-    assert curve.preemptions[0] == 0
-    assert curve.preemptions[-1] >= 1
-    assert max(curve.blocks) <= curve.blocks_total == 40
-
-
-@BOTH
 def test_sequences_leave_at_the_boundary_of_their_stage_and_those_beyond_it_stay(native: bool) -> None:
     state = snapshot([decoding("a.0", 8, 3), decoding("beyond.0", 30, 2)])
     forecaster = at(state, native=native)
@@ -133,52 +115,12 @@ def test_what_is_no_curve_is_refused(native: bool, horizon_ns: int, points: int)
 
 
 @BOTH
-def test_leaving_makes_the_others_faster_from_the_next_step_on(native: bool) -> None:
-    state = snapshot([decoding("a.0", 8, 3, expected=13), decoding("b.0", 8, 3, expected=23)])
-    forecaster = at(state, native=native, cost=PER_DECODE, now_ns=100)
-    # The step under way still computes both; of the 19 further ones of "b", 9 were shared with "a".
-    assert forecaster.leave("a.0") == LeaveForecast(
-        relieved_ns=9 * 100, preemptions_avoided=0, others=1, rest_ns=10 * 1200 - 100, rest_tokens=10
-    )
-    unchanged = forecaster.leave("a.0")
-    assert unchanged is not None
-    assert unchanged.relieved_ns == 900
-
-
-@BOTH
-def test_leaving_frees_memory_for_those_who_wait(native: bool) -> None:
-    state = snapshot([decoding(f"{i}.0", 60, 2, expected=60) for i in range(2)], [waiting("w.0", 40)], blocks=33)
-    gone = at(state, native=native).leave("1.0")
-    assert gone is not None
-    assert gone.relieved_ns > 30 * STEP_NS  # it need not wait for an end, and nobody is preempted
-    assert gone.others == 2
-
-
-@BOTH
-def test_leaving_avoids_preemptions(native: bool) -> None:
-    state = snapshot([decoding(f"{i}.0", 30, 2, expected=60) for i in range(4)], blocks=40)
-    gone = at(state, native=native).leave("3.0")
-    assert gone is not None
-    assert gone.preemptions_avoided > 0
-
-
-@BOTH
 def test_who_is_not_there_or_has_ended_cannot_leave(native: bool) -> None:
     state = snapshot([decoding("a.0", 8, 3, expected=5)])
     assert at(state, native=native).leave("b.0") is None
     assert at(state, native=native, now_ns=2000).leave("a.0") is not None
     assert at(state, native=native, now_ns=2001).leave("a.0") is None
     assert at(snapshot([decoding("full.0", 8, 100)]), native=native).leave("full.0") is None
-
-
-@BOTH
-def test_one_that_waits_may_leave_too(native: bool) -> None:
-    state = snapshot([decoding("a.0", 8, 3)], [waiting("w.0", 30)])
-    gone = at(state, native=native, cost=StepCost(fixed=10**9, prefill_token=10**8)).leave("w.0")
-    # The step under way was formed with the first 31 of its tokens: it has begun, and leaves with what it holds.
-    assert gone is not None
-    assert gone.others == 1
-    assert gone.relieved_ns == 0
 
 
 @BOTH
@@ -213,21 +155,6 @@ def test_one_that_comes_waits_for_blocks_and_preempts_nobody_to_get_them(native:
     comer = Candidate(prompt_tokens=40, output_tokens=2, expected_output_tokens=7)
     answer = at(state, native=native).join(comer)
     assert (answer.start_ns, answer.preemptions, answer.others_delay_ns) == (5 * STEP_NS, 0, 0)
-
-
-@BOTH
-def test_one_that_comes_waits_for_a_place(native: bool) -> None:
-    state = snapshot([decoding(f"{i}.0", 4, 3, expected=6) for i in range(8)])
-    answer = at(state, native=native).join(Candidate(prompt_tokens=4, output_tokens=1, expected_output_tokens=3))
-    assert (answer.start_ns, answer.e2e_ns) == (3 * STEP_NS, 5 * STEP_NS)
-
-
-@BOTH
-def test_one_that_comes_can_cause_preemptions_later(native: bool) -> None:
-    state = snapshot([decoding(f"{i}.0", 30, 2, expected=30) for i in range(3)], blocks=48)
-    answer = at(state, native=native).join(Candidate(prompt_tokens=30, output_tokens=2, expected_output_tokens=60))
-    assert answer.preemptions > 0
-    assert answer.blocks_peak <= 48
 
 
 @pytest.mark.parametrize("seed", range(30))

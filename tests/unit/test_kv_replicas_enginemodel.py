@@ -12,7 +12,6 @@ from millrace.actor.engine import (
     PullIntoEngine,
     ReserveInEngine,
     SequenceAdded,
-    UnreserveInEngine,
 )
 from millrace.contracts.kv import KvHandover, KvRefusal
 from millrace.sim.runtime_sim import MILLISECOND
@@ -147,16 +146,6 @@ def test_a_prompt_that_lacks_blocks_takes_the_replicas(caching: bool):
     assert free(b) == 12
 
 
-def test_a_prompt_that_would_not_fit_anyway_leaves_the_replica():
-    world, _, b, _, _ = replicated(20)
-    b.add("x", prompt(180, seed=9), max_tokens=40)
-    told(b, "x", 5)
-    assert b.model.scheduler.replicas
-    b.add("y", prompt(300, seed=8), max_tokens=5)
-    world.run(5)
-    assert b.model.scheduler.replicas
-
-
 def test_a_sequence_that_grows_takes_the_replicas_before_anybody_is_preempted():
     world, _, b, _, _ = replicated(16)
     b.add("x", prompt(100, seed=9), max_tokens=100)
@@ -207,10 +196,3 @@ def test_a_replica_grows_with_what_is_pulled_as_far_as_blocks_are_free(blocks_to
         assert isinstance(read, KvDenied)
         assert read.reason is KvRefusal.NO_BLOCKS
         assert len(b.model.scheduler.replicas["m"]) == count
-
-
-def test_unreserving_frees_it():
-    _, _, b, _, _ = replicated(12)
-    b.do(UnreserveInEngine(migration="m"))
-    assert free(b) == 12
-    assert not b.model.scheduler.replicas

@@ -44,11 +44,6 @@ def test_prompts_of_one_template_share_its_hash_and_others_do_not() -> None:
     assert read_prompt("Count down from 9 to 3.").template != one.template
 
 
-def test_numbers_of_a_prompt_and_their_difference_are_features() -> None:
-    found = _features("Count from 3 to 90.")
-    assert (found["number_first"], found["number_last"], found["number_span"]) == (3, 90, 87)
-
-
 @pytest.mark.parametrize("text", ["", "3", "a1b22 333\n4,5", "٣ ³ ½ 7", "x\ud8009y", "0" * 9 + " 12", "é1ü2\x0b3\x1c4"])
 def test_numbers_are_runs_of_plain_digits_whatever_is_between_them(text: str) -> None:
     runs = re.findall("[0-9]+", text)
@@ -57,16 +52,6 @@ def test_numbers_are_runs_of_plain_digits_whatever_is_between_them(text: str) ->
 
     assert found.digits == sum(map(len, runs))
     assert found.numbers == [int(run) for run in runs if len(run) <= DIGITS_MAX]
-
-
-def test_a_prompt_without_numbers_says_so() -> None:
-    assert _features("Tell me a story.")["number_first"] == -1
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300])
-def test_absurd_numbers_in_a_request_become_finite_features(value: float) -> None:
-    found = _features("x", temperature=value, top_p=value, penalties=value)
-    assert all(map(math.isfinite, found.values()))
 
 
 @pytest.mark.parametrize("prompt", ["", " ", "\n" * 2048, "9" * 2048, "\ud800", "<|user|>" * 200, "a " * 1024, "١٢٣"])
@@ -123,13 +108,6 @@ def test_a_length_that_max_tokens_cut_is_only_known_up_to_there() -> None:
     said = cache.answer(_request(repeat_key="k", temperature=0.0, max_tokens=60))
     assert said is not None
     assert said.mean == 60
-
-
-def test_calls_without_a_repeat_key_are_never_taken_for_one_another() -> None:
-    cache = RepeatCache()
-    cache.learn("", 5, cut=False)
-    assert cache.answer(_request(temperature=0.0)) is None
-    assert len(cache) == 0
 
 
 def test_the_cache_is_bounded_and_drops_what_was_longest_unasked() -> None:

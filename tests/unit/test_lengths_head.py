@@ -13,7 +13,6 @@ import pytest
 from millrace.lengths.head import (
     FEATURES,
     HEAD_FILE,
-    TABLE,
     HeadInfo,
     HeadUnreadable,
     RemainingHead,
@@ -27,7 +26,6 @@ from millrace.lengths.remaining_training import (
     judge,
     matrix,
     part_of,
-    survival_of,
     train_head,
     weighted_score,
 )
@@ -100,25 +98,6 @@ def test_estimates_equal_those_computed_number_by_number() -> None:
         expected = by_hand(known, states[row], int(generated[row]), int(left[row]), int(submitted[row]))
         assert said[row].tolist() == pytest.approx(expected, rel=1e-4)
     assert (said[:, 0] <= said[:, 1]).all()
-
-
-def test_a_head_that_learnt_nothing_says_what_survival_says() -> None:
-    known = head(zero=True)
-    generated = counts(0, 10, 100, 250)
-    said = known.estimate(np.zeros((4, WIDTH), np.float32), generated, counts(*[10_000] * 4), counts(0, 0, 0, 0))
-    assert said[:, 0] == pytest.approx(survival().quantiles(generated, (0.5,))[:, 0], rel=0.05, abs=1)
-
-
-def test_features_from_the_table_are_those_beyond_it() -> None:
-    known = head()
-    generated = counts(0, 7, 300, TABLE - 1)
-    both = known.features(np.append(generated, TABLE + 5), counts(*[50] * 5), counts(*[0] * 5))
-    assert known.features(generated, counts(*[50] * 4), counts(*[0] * 4)) == pytest.approx(both[:4])
-
-
-def test_a_state_that_is_no_number_gives_none() -> None:
-    said = head().estimate(np.full((1, WIDTH), np.nan, np.float32), counts(5), counts(50), counts(0))
-    assert np.isnan(said).all()
 
 
 # --- files
@@ -286,12 +265,6 @@ def test_a_prompt_is_on_one_side_only_and_every_token_weighs_the_same() -> None:
     said = np.tile(np.array([[10.0, 10.0, 20.0]]), (5, 1))
     error = 0.25 * (90 + 40 + 0 + 9) / 4 + 0.75 * 240
     assert weighted_score(said, data).error == pytest.approx(error)
-
-
-def test_the_rest_of_a_cut_request_is_what_its_bound_left() -> None:
-    cut = sequence(1, 50, generated=[10], ended=False, max_tokens=50)
-    assert matrix([cut]).rest.tolist() == [40]
-    assert survival_of([cut]).outcomes == 1
 
 
 def test_the_guard_wants_a_gain_beyond_chance() -> None:

@@ -81,15 +81,6 @@ def test_probabilities_are_those_of_drawn_futures(total: int, since: int) -> Non
             assert probability == pytest.approx(drawn(state, ahead, since=since), abs=0.06)
 
 
-def test_the_median_and_the_90th_percentile_are_kept() -> None:
-    said = risk(snapshot(entry(160, p50=100, p90=400), total=90), horizon=400, points=4)
-    assert said.ahead == (100, 200, 300, 400)
-    points = zip(said.expected_blocks, said.ahead, strict=True)
-    shares = [blocks / -(-(160 + ahead) // BLOCK) for blocks, ahead in points]
-    assert shares[0] == pytest.approx(0.5, abs=0.01)
-    assert shares[-1] == pytest.approx(0.1, abs=0.01)
-
-
 def test_a_sequence_of_which_nothing_is_known_goes_on_to_its_bound() -> None:
     blind = msgspec.structs.replace(
         entry(160), expected_output_tokens=None, expected_at=None, expected_p90=None, max_tokens=60
@@ -98,14 +89,6 @@ def test_a_sequence_of_which_nothing_is_known_goes_on_to_its_bound() -> None:
     assert said.ahead == (16, 32, 48, 64)
     assert said.expected_blocks == (11, 12, 13, 0)
     assert said.probabilities == (0.0, 0.0, 1.0, 0.0)
-
-
-def test_what_others_hold_and_what_is_promised_counts() -> None:
-    running = [entry(160) for _ in range(10)]
-    calm = risk(snapshot(*running, total=400))
-    assert calm.highest < 0.01
-    assert risk(snapshot(*running, total=400, others=330)).highest > 0.5
-    assert risk(snapshot(*running, total=400), reserved_blocks=330).highest > 0.5
 
 
 def test_an_idle_instance_risks_nothing_and_sizes_must_be_positive() -> None:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from millrace.contracts.subjects import subject_token
 from millrace.lengths import files
-from millrace.lengths.baselines import ConstantMean, HistoryHistogram, HistoryModel, quantile
+from millrace.lengths.baselines import ConstantMean, HistoryHistogram
 from millrace.lengths.estimate import LengthEstimate
-from millrace.lengths.features import FEATURES, PROMPT_TOKENS, without_history
+from millrace.lengths.features import FEATURES, PROMPT_TOKENS
 from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, read_models, read_outcomes, write_model
 from millrace.lengths.quantile import ModelUnreadable, QuantileModel, decode_model
-from millrace.lengths.samples import LengthRecord, LengthSample, matrix, pack, samples_of, usable_lengths
-from millrace.lengths.scoring import interval, pinball, score
-from millrace.lengths.training import judge, train, train_candidate
+from millrace.lengths.samples import LengthSample, matrix, pack, usable_lengths
+from millrace.lengths.scoring import interval, score
+from millrace.lengths.training import train, train_candidate
 from millrace.lengths.trees import FlatTrees, Forest, flatten
 
 from services.tagger.config import LearningConfig
@@ -88,31 +88,6 @@ def test_the_histogram_falls_back_to_all_buckets_and_forgets() -> None:
     assert said.p90 < 8
 
 
-def test_history_scales_to_the_template_once_it_knows_it() -> None:
-    model = HistoryModel()
-    for length in (10, 400):
-        model.learn(_row(), length)
-    unknown = model.estimate(_row(model_mean=200.0, template_mean=400.0, template_count=2.0))
-    known = model.estimate(_row(model_mean=200.0, template_mean=400.0, template_count=3.0))
-    assert known is not None
-    assert unknown is not None
-    assert known.mean == pytest.approx(2 * unknown.mean)
-    assert known.p90 == pytest.approx(2 * unknown.p90)
-
-
-def test_where_nothing_explains_the_length_a_model_says_little_more_than_the_quantiles() -> None:
-    rng = np.random.default_rng(8)
-    rows = rng.normal(size=(1200, len(FEATURES)))
-    lengths = np.maximum(1, np.round(rng.lognormal(4, 0.8, 1200)))
-    said = train(rows[:900], lengths[:900], model="m").estimate_many(rows[900:])
-    constant = np.tile([0.0, *np.quantile(lengths[:900], (0.5, 0.9))], (300, 1))
-    assert pinball(said, lengths[900:]).mean() < 1.05 * pinball(constant, lengths[900:]).mean()
-
-
-def test_quantiles_interpolate_between_order_statistics() -> None:
-    assert [quantile([10, 20, 30], share) for share in (0.0, 0.25, 0.5, 1.0)] == [10, 15, 20, 30]
-
-
 def test_flat_trees_say_what_lightgbm_says() -> None:
     rows = RNG.normal(size=(400, 6))
     target = rows[:, 0] * 3 + np.abs(rows[:, 1]) + RNG.normal(size=400)
@@ -125,12 +100,6 @@ def test_flat_trees_say_what_lightgbm_says() -> None:
     expected = np.column_stack([booster.predict(rows, num_threads=1) for booster in boosters])
     assert np.allclose(forest.predict_many(rows), expected, atol=1e-5)
     assert np.allclose([forest.predict(row) for row in rows], expected, atol=1e-5)
-
-
-def test_a_model_of_bare_leaves_is_legal() -> None:
-    rows = np.ones((50, 2))
-    booster = lightgbm.train({"verbosity": -1, "num_threads": 1}, lightgbm.Dataset(rows, np.full(50, 4.0)), 2)
-    assert Forest(flatten([booster.dump_model()])).predict(rows[0]) == pytest.approx([4.0])
 
 
 def test_a_trained_model_follows_what_decides_the_length(trained: QuantileModel) -> None:
@@ -152,13 +121,6 @@ def test_about_nine_in_ten_lengths_lie_below_p90(trained: QuantileModel) -> None
     assert 0.8 < score(trained.estimate_many(rows), lengths).covered_90 < 0.98
 
 
-def test_a_model_is_as_good_before_any_history(trained: QuantileModel) -> None:
-    rows, lengths = _outcomes(300, seed=4)
-    rows[:, [FEATURES.index("template_mean"), FEATURES.index("template_count")]] = 500.0, 9.0
-    with_history, bare = (score(trained.estimate_many(r), lengths).error for r in (rows, without_history(rows)))
-    assert bare == pytest.approx(with_history, rel=0.2)
-
-
 def test_the_models_that_ship_can_be_read() -> None:
     models, problems = read_models(None, shipped=True)
     assert set(models) == {"millrace-nano", "millrace-micro", "millrace-mini"}
@@ -168,11 +130,6 @@ def test_the_models_that_ship_can_be_read() -> None:
 def test_a_model_survives_its_file(trained: QuantileModel) -> None:
     row = _row(number_span=50)
     assert decode_model(trained.encode()).estimate(row) == trained.estimate(row)
-
-
-def test_training_twice_gives_the_same_bytes() -> None:
-    rows, lengths = _outcomes(200)
-    assert train(rows, lengths, model="m", trees=5).encode() == train(rows, lengths, model="m", trees=5).encode()
 
 
 def _damaged(trained: QuantileModel, **fields) -> bytes:
@@ -234,34 +191,9 @@ def test_a_worse_candidate_never_replaces_a_better_model(trained: QuantileModel)
     assert "not better" in result.reason
 
 
-def test_a_candidate_like_the_incumbent_does_not_replace_it(trained: QuantileModel) -> None:
-    rows, lengths = _outcomes(300, seed=9)
-    same = trained.estimate_many(rows)
-    assert judge(same, same, lengths)[0] is False
-
-
-def test_a_candidate_of_no_numbers_is_never_accepted() -> None:
-    lengths = np.full(100, 50.0)
-    absurd = np.full((100, 3), np.nan)
-    assert judge(absurd, np.full((100, 3), 10.0), lengths)[0] is False
-
-
 def test_too_few_outcomes_give_no_model() -> None:
     result = train_candidate(_samples(30), model="m", incumbent=b"", trained_ns=0)
     assert (result.model, result.accepted) == (b"", False)
-
-
-def test_scores_are_those_of_blocks_table() -> None:
-    predicted = np.array([[0, 100, 100], [0, 100, 100], [0, 100, 300], [0, 100, 100]], float)
-    found = score(predicted, np.array([100, 140, 200, 200], float))
-    assert (found.error, found.error_rate) == (60, 60 / 160)
-    assert (found.acc_50, found.acc_100, found.covered_90) == (0.5, 0.5, 0.5)
-
-
-def test_pinball_punishes_a_low_p90_nine_times_as_hard_as_a_high_one() -> None:
-    lengths = np.array([100.0, 100.0])
-    low, high = pinball(np.array([[0, 100, 90], [0, 100, 110]], float), lengths)
-    assert low == pytest.approx(9 * high)
 
 
 def test_an_interval_holds_the_mean_and_narrows_with_more_outcomes() -> None:
@@ -286,15 +218,6 @@ def test_an_interval_holds_the_mean_and_narrows_with_more_outcomes() -> None:
 )
 def test_only_believable_lengths_are_learnt(lengths: list[int], reasons: list[str], usable: tuple) -> None:
     assert usable_lengths(lengths, reasons) == usable
-
-
-def test_a_recording_becomes_samples_with_the_history_of_their_time() -> None:
-    prompt = "Count from 1 to 5."
-    recorded = [LengthRecord(prompt=prompt, prompt_tokens=9, output_tokens=[10 * n]) for n in (1, 2, 3)]
-    rows, lengths = matrix(list(samples_of(recorded)))
-    assert lengths.tolist() == [10, 20, 30]
-    assert rows[:, FEATURES.index("template_count")].tolist() == [0, 1, 2]
-    assert rows[:, FEATURES.index("template_last")].tolist() == [-1, 10, 20]
 
 
 def test_samples_of_other_features_are_left_out() -> None:

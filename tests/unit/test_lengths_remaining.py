@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from millrace.contracts.status import SequenceState, SequenceStatus
 from millrace.lengths.coverage import (
-    COVERED_MAX,
-    COVERED_MIN,
     FACTOR_MAX,
     FACTOR_MIN,
     JUDGED_HIGH_MIN,
@@ -16,7 +14,7 @@ from millrace.lengths.coverage import (
     Coverage,
     P90Correction,
 )
-from millrace.lengths.remaining import STALE_TOKENS, RemainingLengths, status_of
+from millrace.lengths.remaining import STALE_TOKENS, RemainingLengths
 from millrace.lengths.survival import Survival
 
 
@@ -40,11 +38,6 @@ def taught() -> RemainingLengths:
 
 def told(known: RemainingLengths, status: SequenceStatus) -> SequenceStatus:
     return known.reported([status])[0]
-
-
-def test_without_outcomes_what_was_submitted_stands() -> None:
-    status = entry(5, expected=100)
-    assert told(RemainingLengths(), status) == status
 
 
 def test_a_submitted_length_stands_until_it_is_reached_with_survivals_p90(taught: RemainingLengths) -> None:
@@ -178,10 +171,3 @@ def test_estimates_of_sequences_that_are_no_longer_held_are_forgotten(taught: Re
     assert taught.coverage.judged == 0
     taught.left("b.0", 10, entered=0, ended=True)
     assert taught.coverage.judged == 1
-
-
-def test_state_for_people_is_told_in_numbers(taught: RemainingLengths) -> None:
-    status = status_of(taught)
-    assert (status.outcomes, status.coverage, status.refusal, status.ignored) == (2_000, None, "", 0)
-    assert COVERED_MIN < 0.9 < COVERED_MAX
-    assert status.correction == 1.0

@@ -86,46 +86,6 @@ def test_the_table_says_what_the_exact_query_says() -> None:
         assert told.p90 == pytest.approx(p90, rel=0.04, abs=1)
 
 
-def test_long_outputs_are_found_among_many_short_ones() -> None:
-    """Lengths of two kinds: once past the short ones, the rest is that of the long ones."""
-    rng = np.random.default_rng(4)
-    short, long = rng.integers(20, 60, 900), rng.integers(4_000, 4_400, 100)
-    known = _learnt([(int(length), 0, True) for length in rng.permutation(np.concatenate([short, long]))])
-    begin, late = known.rest(0), known.rest(100)
-    assert begin is not None
-    assert late is not None
-    assert begin.p50 < 60
-    assert late.p50 == pytest.approx(4_100, rel=0.03)
-
-
-def test_cut_outputs_do_not_count_as_ended() -> None:
-    """Half are cut at 50 of lengths uniform up to 100: survivors of 50 still have their 25."""
-    rng = np.random.default_rng(5)
-    known = Survival()
-    for length in rng.integers(1, 101, 4_000).tolist():
-        cut = length > 50 and rng.random() < 0.5
-        known.learn(50 if cut else length, ended=not cut)
-    rest = known.rest(50)
-    assert rest is not None
-    assert rest.p50 == pytest.approx(25, abs=3)
-
-
-def test_halves_of_lives_on_two_instances_teach_what_whole_ones_teach() -> None:
-    """Sequences leave at 30 tokens and end elsewhere: each side, with its part, agrees with whoever saw all."""
-    rng = np.random.default_rng(6)
-    whole, source, target = Survival(half_life=1e9), Survival(half_life=1e9), Survival(half_life=1e9)
-    for length in rng.geometric(1 / 60, 3_000).tolist():
-        whole.learn(length)
-        source.learn(min(length, 30), ended=length <= 30)
-        target.learn(length, entered=30)
-    for known in (whole, source, target):
-        known.curve()
-    points = np.array([5, 20])
-    assert source.alive([0], points) == pytest.approx(whole.alive([0], points))
-    later = np.array([10, 40])
-    assert target.alive([35], later) == pytest.approx(whole.alive([35], later), rel=0.01)
-
-
 def test_what_outran_everything_seen_lasts_as_long_again() -> None:
     known = _learnt([(length, 0, True) for length in range(1, 51)])
     rest = known.rest(1_000)

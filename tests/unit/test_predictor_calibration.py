@@ -20,7 +20,6 @@ from services.predictor.calibration import (
     Calibration,
     Kin,
     StepScale,
-    run_ns,
     run_of_decodes,
 )
 from tests.unit.predictor_rig import MS, START_NS, STEP_MS, Predictor, record, served, snapshot, status
@@ -61,14 +60,6 @@ def learn(calibration: Calibration, seen: list[tuple[BatchComposition, int]]) ->
 # the scale
 
 
-def test_a_scale_starts_at_one_and_finds_the_ratio() -> None:
-    scale = StepScale()
-    assert scale.value == 1.0
-    for _ in range(300):
-        scale.observe(13.0, 10.0)
-    assert scale.value == pytest.approx(1.3, rel=0.02)
-
-
 def test_one_slow_step_moves_the_scale_little() -> None:
     scale = StepScale()
     for _ in range(100):
@@ -95,10 +86,6 @@ def test_a_step_without_duration_says_nothing(measured: float) -> None:
 # runs of decode steps
 
 
-def test_the_same_sequences_decoding_on_are_a_run() -> None:
-    assert run_of_decodes(decoding(3, START_NS), decoding(10, START_NS + 1)) == 7
-
-
 @pytest.mark.parametrize(
     ("first", "later"),
     [
@@ -112,13 +99,6 @@ def test_the_same_sequences_decoding_on_are_a_run() -> None:
 )
 def test_anything_else_is_no_run(first: StatusSnapshot | None, later: StatusSnapshot) -> None:
     assert run_of_decodes(first, later) == 0
-
-
-def test_a_run_costs_the_sum_of_its_steps() -> None:
-    cost = TRUTH.cost(PARAMETERS)
-    last = decoding(10, START_NS).batch
-    exact = sum(cost.duration_fs(decoding(step, START_NS).batch) for step in range(4, 11)) / 1e6
-    assert run_ns(cost, last, 7) == pytest.approx(exact, rel=1e-9)
 
 
 def test_pauses_between_steps_count_in_a_run() -> None:

@@ -68,17 +68,6 @@ def test_a_prompt_that_an_instance_has_had_is_cached_there_but_for_its_last_toke
     assert predictor.ask(question(prompt_tokens=100)).cached_tokens == 0, "nobody named its blocks"
 
 
-def test_what_is_cached_is_not_computed() -> None:
-    long = list(range(600))  # three steps of 256 tokens
-    predictor = served()
-    before = predictor.ask(asking(long))
-    predictor.send(decision("a", "w0", **named(long)))
-    predictor.send(finished("a", prompt_tokens=600))
-    after = predictor.ask(asking(long))
-    assert (before.ttft_ns, after.ttft_ns) == (30 * MS, 10 * MS)
-    assert after.blocks_peak == before.blocks_peak, "its blocks count as taken all the same"
-
-
 def test_a_prompt_on_its_way_is_a_hit_for_those_who_come_after_it_only() -> None:
     predictor = served()
     assert cached(predictor, PROMPT) == 0
@@ -155,19 +144,6 @@ def test_what_moved_here_is_cached_here_from_then_on() -> None:
     assert cached(predictor, PROMPT + ANSWER) == 112, "and what it had decoded before"
 
 
-def test_what_it_decoded_on_is_cached_too_for_the_next_turn() -> None:
-    whole, hashes = PROMPT + ANSWER, []
-    extend_chain(hashes, whole[:-1], BLOCK)
-    predictor = served()
-    predictor.send(moved("a", whole[:120]))
-    running = status("a.0", output_tokens=30, prompt_tokens=100, computed_tokens=129, blocks=9)
-    predictor.send(snapshot(step=2, at_ns=START_NS + MS, running=[running], blocks_free=503))
-    predictor.send(finished("a", migrations=1, instances=["w1", "w0"], block_hashes=pack_hashes(hashes[6:])))
-    assert cached(predictor, [*whole, 1, 2, 3]) == 144
-    predictor.send(snapshot(step=3, at_ns=START_NS + 2 * MS, blocks_free=4))
-    assert cached(predictor, [*whole, 1, 2, 3]) == 64, "like all that was left, until memory is needed"
-
-
 def test_what_moved_away_is_left_here_and_what_it_decodes_there_is_not() -> None:
     whole, hashes = PROMPT + ANSWER, []
     extend_chain(hashes, whole[:-1], BLOCK)
@@ -179,30 +155,6 @@ def test_what_moved_away_is_left_here_and_what_it_decodes_there_is_not() -> None
     predictor.send(moved("a", whole[:120], to="w1"))
     predictor.send(finished("a", migrations=1, instances=["w0", "w1"], block_hashes=pack_hashes(hashes[6:])))
     assert cached(predictor, [*whole, 1]) == 112
-
-
-@pytest.mark.parametrize("shown", [False, True])
-def test_what_moved_away_is_left_here_whether_or_not_a_snapshot_ever_showed_it(shown: bool) -> None:
-    predictor = served()
-    predictor.send(decision("a", "w0", **named(PROMPT)))
-    if shown:
-        running = status("a.0", prompt_tokens=100, computed_tokens=100, blocks=7)
-        predictor.send(snapshot(step=2, at_ns=START_NS + MS, running=[running], blocks_free=505))
-        predictor.ask(asking(PROMPT))
-        predictor.send(snapshot(step=3, at_ns=START_NS + 2 * MS, blocks_free=512))
-        predictor.ask(asking(PROMPT))
-    predictor.send(moved("a", PROMPT + ANSWER[:20], to="w1"))
-    assert cached(predictor, PROMPT + ANSWER) == 112
-
-
-def test_one_that_comes_and_goes_and_comes_again_leaves_what_it_had_each_time() -> None:
-    predictor = served()
-    predictor.send(moved("a", PROMPT))
-    predictor.send(moved("a", PROMPT + ANSWER[:20], to="w1"))
-    assert cached(predictor, PROMPT + ANSWER) == 112
-    predictor.send(moved("a", PROMPT + ANSWER))
-    assert cached(predictor, PROMPT + ANSWER) == 144
-    predictor.actor.check_invariants()
 
 
 @pytest.mark.parametrize(
@@ -277,13 +229,6 @@ def test_an_instance_that_restarts_or_caches_nothing_has_nothing(changes: dict[s
     predictor = with_prompt()
     predictor.register(record(**changes))
     predictor.send(snapshot(incarnation=changes.get("incarnation", 5), step=1, at_ns=START_NS + MS))
-    assert cached(predictor, PROMPT) == 0
-
-
-def test_it_can_be_switched_off() -> None:
-    predictor = served(prefixes=False)
-    predictor.send(decision("a", "w0", **named(PROMPT)))
-    predictor.send(finished("a"))
     assert cached(predictor, PROMPT) == 0
 
 

@@ -16,7 +16,7 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.lengths.training import TrainingResult, train_candidate
 from prometheus_client import CollectorRegistry
 
-from services.tagger.actor import HEARTBEAT_NS, MODELS_MAX, TaggerActor
+from services.tagger.actor import MODELS_MAX, TaggerActor
 from services.tagger.config import LearningConfig
 from services.tagger.effects import (
     KeepingFailed,
@@ -103,12 +103,6 @@ def _counting(rng: Random) -> tuple[str, int]:
     return f"Count from {first} to {first + span}.", max(1, round(span * rng.lognormvariate(0, 0.1)))
 
 
-def test_it_joins_the_queue_group_for_questions_and_hears_every_outcome() -> None:
-    subscriptions = [effect for effect in _actor().start(0) if isinstance(effect, Subscribe)]
-    found = [(s.subject, s.queue_group) for s in subscriptions]
-    assert found == [("mr.local.tag.*", "tagger"), ("mr.local.outcome.*", "")]
-
-
 def test_nothing_is_read_trained_or_kept_unless_asked_for() -> None:
     talk = Talk(_actor())
     effects = talk.tagger.start(0)
@@ -118,10 +112,6 @@ def test_nothing_is_read_trained_or_kept_unless_asked_for() -> None:
     talk.tell(TimerFired(name="heartbeat"))
     kinds = {type(effect) for effect in [*effects, *talk.others]}
     assert kinds == {Subscribe, Publish, StartTimer, Reply}
-
-
-def test_before_any_outcome_the_answer_is_unknown() -> None:
-    assert Talk(_actor()).ask("Hello") == LengthTag(request="r1")
 
 
 def test_a_request_that_wants_no_answer_gets_none() -> None:
@@ -169,31 +159,12 @@ def test_its_error_falls_as_outcomes_come_and_a_model_takes_over_from_history() 
     assert talk.tagger.metrics.recent_error["model"] < 0.5 * talk.tagger.metrics.recent_error["history"]
 
 
-def test_a_better_model_is_put_in_force_and_kept() -> None:
-    talk = Talk(_actor(LEARNING))
-    rng = Random(3)
-    for _ in range(220):
-        talk.asked_and_finished(*_counting(rng))
-    (kept,) = [effect for effect in talk.others if isinstance(effect, KeepModel)]
-    assert kept.model == "m"
-    assert talk.ask("Count from 1 to 90.").source == "model"
-
-
 def _waiting_for_training() -> Talk:
     """A tagger that has asked for a training which has not ended."""
     talk = Talk(_actor(LEARNING), trains=False)
     for _ in range(500):
         talk.asked_and_finished("Hello", 5)
     return talk
-
-
-def test_one_training_of_a_model_runs_at_a_time() -> None:
-    talk = _waiting_for_training()
-    assert len(talk.trainings) == 1
-    assert len(talk.trainings[0].samples) == 200
-    talk.tell(TrainingFailed(model="m", detail="killed"))
-    talk.asked_and_finished("Hello", 5)
-    assert len(talk.trainings) == 2
 
 
 def test_trainings_are_apart_by_their_pause() -> None:
@@ -216,14 +187,6 @@ def test_a_model_that_is_not_better_is_counted_logged_and_dropped() -> None:
     assert (log.fields["replaced"], log.fields["reason"]) == (False, "it is not better")
     assert talk.tagger.metrics.trainings.plain() == {"kept": 1}
     assert talk.ask("Hello").source == "history"
-
-
-def test_a_training_that_fails_is_counted_and_logged_once() -> None:
-    talk = _waiting_for_training()
-    logs = talk.tell(TrainingFailed(model="m", detail="killed"))
-    assert [type(effect) for effect in logs] == [Log]
-    assert talk.tell(TrainingFailed(model="m", detail="killed again")) == []
-    assert talk.tagger.metrics.trainings.plain() == {"failed": 2}
 
 
 def test_outcomes_are_kept_once_a_second_and_at_the_end() -> None:
@@ -271,14 +234,6 @@ def test_a_model_of_another_version_falls_back_to_history_with_one_log_line() ->
     assert talk.ask("Hello").source == "unknown"
     talk.finish(5)
     assert talk.ask("Hello").source == "history"
-
-
-def test_outcomes_of_requests_that_another_replica_answered_are_only_counted() -> None:
-    talk = Talk(_actor())
-    talk.ask("Hello")
-    talk.finish(5, request="not-mine")
-    assert talk.tagger.metrics.outcomes.plain() == {"unmatched": 1}
-    assert talk.ask("Hello").source == "unknown"
 
 
 def test_an_outcome_said_twice_is_learnt_once() -> None:
@@ -391,14 +346,6 @@ def test_every_figure_reaches_prometheus() -> None:
     assert (registry.get_sample_value("millrace_tagger_recent_error_tokens", {"source": "model"}) or 0) > 0
     assert registry.get_sample_value("millrace_tagger_trainings_total", {"result": "replaced"}) == 2
     assert registry.get_sample_value("millrace_tagger_file_problems_total") == 0
-
-
-def test_it_shows_presence_every_second() -> None:
-    presence, timer = _actor().handle(Message(TimerFired(name="heartbeat")), 1000)
-    assert isinstance(presence, Publish)
-    assert isinstance(presence.body, ServicePresence)
-    assert (presence.body.state, presence.body.incarnation) == (PresenceState.ALIVE, 7)
-    assert timer == StartTimer(name="heartbeat", at_ns=1000 + HEARTBEAT_NS)
 
 
 def test_asked_to_stop_it_says_that_it_leaves() -> None:

@@ -64,7 +64,3 @@ def test_calls_that_differ_in_nothing_that_matters_have_one_repeat_key(fields: d
 )
 def test_calls_whose_lengths_may_differ_have_repeat_keys_of_their_own(fields: dict) -> None:
     assert _repeat_key(**fields) != _repeat_key()
-
-
-def test_a_bias_written_in_another_order_is_the_same_call() -> None:
-    assert _repeat_key(logit_bias={5: 1.0, 6: 2.0}) == _repeat_key(logit_bias={6: 2.0, 5: 1.0})
