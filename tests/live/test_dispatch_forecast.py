@@ -1,9 +1,13 @@
-"""Dispatch by forecast with real processes: unequal engines, a predictor that dies and comes back, the explanation."""
+"""Dispatch by forecast with real processes: unequal engines, a predictor that stands still, conversations that stay
+where they are cached, the explanation.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import json
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -11,178 +15,185 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import msgspec
 import nats
 import pytest
-from millrace.cli.__main__ import main as millrace
 from millrace.contracts.codec import decode
 from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.subjects import Subjects
 
-from tests.testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
+from tests.live.ingress_rig import write_model_folder
+from tests.testbed.up_cluster import UpRig
 
-#: How much faster than modelled time each worker's engine runs: the first is four times the second.
-SPEEDS = (1.0, 0.25)
 #: What a condition is waited for at most, seconds.
 PATIENCE_S = 20.0
-DISPATCH = {"policy": "forecast", "parameters": {"deadline_ms": 200, "pause_s": 0.3}}
+DISPATCH = {"deadline_ms": 200, "pause_s": 0.3}
+#: Of conversations: some two thousand tokens, so that it matters whether they are cached.
+CONVERSATIONS, TURNS = 4, 3
+OPENING = "once there was a mill by the river, and nobody knew who had built it. " * 35
 
 
-class UnequalCluster(LocalCluster):
-    """Two workers whose engines differ in speed; the predictors are told nothing of it and must see it."""
-
-    def start_worker(self, index: int) -> None:
-        options = self.options
-        modelled = options.modelled | {"speed": SPEEDS[index]}
-        self.options = msgspec.structs.replace(options, modelled=modelled)
-        super().start_worker(index)
-        self.options = options
+def started(folder: Any, *words: str) -> UpRig:
+    """Two engines, and a predictor in a process of its own."""
+    options = ["--processes", "2", "--set", "services.hosted_instances_max=0", "--set", "telemetry.trace_sample=1"]
+    options += ["--set", "policies.dispatch.parameters=" + json.dumps(DISPATCH), *words]
+    model = write_model_folder(folder / "model", max_model_len=4096)
+    rig = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=options)
+    rig.start()
+    return rig
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnequalCluster]:
-    folder = tmp_path_factory.mktemp("forecast")
-    telemetry = {"log_format": "json", "trace_dir": str(folder / "traces"), "trace_sample": 1.0}
-    ingress = {"dispatch": DISPATCH, "telemetry": telemetry}
-    options = ClusterOptions(folder=folder, workers=len(SPEEDS), predictors=1, ingress=ingress)
-    with UnequalCluster(options) as cluster:
-        yield cluster
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    """The second engine is four times as slow; the predictor must see it."""
+    rig = started(tmp_path_factory.mktemp("forecast"), "--set", "worker-1.modelled.speed=0.25")
+    yield rig
+    rig.stop()
+
+
+class Listener:
+    """Decisions and outcomes from now on."""
+
+    def __init__(self) -> None:
+        self.decisions: list[DecisionMade] = []
+        self.outcomes: list[RequestFinished] = []
+
+    async def hear(self, message: Any) -> None:
+        body = decode(message.data)
+        if isinstance(body, DecisionMade):
+            self.decisions.append(body)
+        elif isinstance(body, RequestFinished):
+            self.outcomes.append(body)
+
+    async def of(self, requests: list[str]) -> tuple[list[DecisionMade], list[RequestFinished]]:
+        """Return the first decision and the outcome of each of these requests."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                decisions = {each.request: each for each in reversed(self.decisions)}
+                outcomes = {each.request: each for each in self.outcomes}
+                if all(request in decisions and request in outcomes for request in requests):
+                    return [decisions[request] for request in requests], [outcomes[request] for request in requests]
+                await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
-async def told(cluster: LocalCluster) -> AsyncIterator[list[Any]]:
-    """Every decision and outcome from now on."""
-    heard: list[Any] = []
-
-    async def hear(message: Any) -> None:
-        heard.append(decode(message.data))
-
-    client = await nats.connect(cluster.bus["servers"][0])
+async def listening(rig: UpRig) -> AsyncIterator[Listener]:
+    known = rig.connection()
+    listener, subjects = Listener(), Subjects(known.cluster)
+    client = await nats.connect(
+        known.url, user=known.user, password=known.password, inbox_prefix=f"_INBOX.{known.user}"
+    )
     try:
-        for subject in ("decision", "outcome"):
-            await client.subscribe(f"mr.bench.{subject}.>", cb=hear)
+        for kind in ("decision", "outcome"):
+            await client.subscribe(f"{subjects.prefix}.{kind}.>", cb=listener.hear)
         await client.flush()
-        yield heard
+        yield listener
     finally:
         await client.close()
 
 
-async def serve(client: httpx.AsyncClient, tokens: int = 40) -> str:
-    """One completion of so many tokens; the request's id."""
-    body = {"model": MODEL, "prompt": "a story", "max_tokens": tokens, "ignore_eos": True}
-    answer = await client.post("/v1/completions", json=body)
+async def serve(http: httpx.AsyncClient, prompt: str = "a story", tokens: int = 40) -> tuple[str, str, int]:
+    """The request's id, the prompt with the answer behind it, and how many tokens the API says were cached."""
+    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    answer = await http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    assert answer.json()["usage"]["completion_tokens"] == tokens
-    return str(answer.json()["id"])
+    said = answer.json()
+    assert said["usage"]["completion_tokens"] == tokens
+    cached = int(said["usage"]["prompt_tokens_details"]["cached_tokens"])
+    return str(said["id"]).removeprefix("cmpl-"), prompt + said["choices"][0]["text"], cached
 
 
-async def serve_many(cluster: LocalCluster, count: int, *, gap_s: float) -> list[str]:
-    """As many, one every ``gap_s``."""
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+async def serve_many(rig: UpRig, count: int) -> list[str]:
+    """As many, one every 20 ms; returns their ids."""
+    async with httpx.AsyncClient(base_url=rig.url, timeout=60) as http:
         tasks = []
         for _ in range(count):
-            tasks.append(asyncio.ensure_future(serve(client)))
-            await asyncio.sleep(gap_s)
-        return await asyncio.gather(*tasks)
+            tasks.append(asyncio.create_task(serve(http)))
+            await asyncio.sleep(0.02)
+        return [(await task)[0] for task in tasks]
 
 
-def of_kind(heard: list[Any], kind: type[Any]) -> list[Any]:
-    return [body for body in heard if isinstance(body, kind)]
-
-
-async def heard_all(heard: list[Any], kind: type[Any], count: int) -> list[Any]:
-    """Waits for so many."""
-    until_s = time.monotonic() + PATIENCE_S
-    while len(of_kind(heard, kind)) < count:
-        assert time.monotonic() < until_s, f"{len(of_kind(heard, kind))} of {count} {kind.__name__}"
-        await asyncio.sleep(0.02)
-    return of_kind(heard, kind)
-
-
-async def predicting(cluster: LocalCluster) -> str:
+async def predicting(rig: UpRig, listener: Listener) -> str:
     """Waits until a placement was decided by the predictions of both instances; the request that was placed so."""
     until_s = time.monotonic() + PATIENCE_S
-    async with told(cluster) as heard:
-        while True:
-            for decision in of_kind(heard, DecisionMade):
-                if decision.forecasts and not any(forecast.note for forecast in decision.forecasts):
-                    return str(decision.request)
-            assert time.monotonic() < until_s, heard[-1:]
-            await serve_many(cluster, 1, gap_s=0.0)
+    while True:
+        requests = await serve_many(rig, 1)
+        ((decision,), _) = await listener.of(requests)
+        if len(decision.forecasts) == 2 and not any(forecast.note for forecast in decision.forecasts):
+            return requests[0]
+        assert time.monotonic() < until_s, decision
 
 
-async def test_the_faster_engine_gets_more_and_predictions_are_joined_with_what_happened(cluster: UnequalCluster):
-    await predicting(cluster)
-    await serve_many(cluster, 30, gap_s=0.02)  # the predictor sees how fast they are
-    async with told(cluster) as heard:
-        await serve_many(cluster, 60, gap_s=0.02)
-        decisions = await heard_all(heard, DecisionMade, 60)
-        outcomes = await heard_all(heard, RequestFinished, 60)
-    shares = Counter(d.chosen for d in decisions)
+async def test_the_faster_engine_gets_more_and_predictions_are_joined_with_what_happened(rig: UpRig) -> None:
+    async with listening(rig) as listener:
+        await predicting(rig, listener)
+        await serve_many(rig, 30)  # the predictor sees how fast they are
+        decisions, outcomes = await listener.of(await serve_many(rig, 60))
+    shares = Counter(decision.chosen for decision in decisions)
     assert shares["worker-0"] > 2 * shares["worker-1"], shares
-    by_forecast = [d for d in decisions if not d.fallback]
+    by_forecast = [decision for decision in decisions if not decision.fallback]
     assert len(by_forecast) > 20, "a loaded machine may miss a deadline"
     assert all(d.wall_us > 0 and d.prompt_tokens > 0 and d.max_tokens == 40 for d in by_forecast)
-    joined = [o for o in outcomes if o.predicted_e2e_ns is not None]
-    assert len(joined) >= len(by_forecast)
-    assert all(o.placed_ns >= o.arrival_ns for o in joined)
+    assert sum(outcome.predicted_e2e_ns is not None for outcome in outcomes) >= len(by_forecast)
+    assert all(outcome.placed_ns >= outcome.arrival_ns for outcome in outcomes)
 
 
-async def test_the_explanation_says_what_was_predicted_and_what_happened(
-    cluster: UnequalCluster, capsys: pytest.CaptureFixture[str]
-):
-    request = await predicting(cluster)
-    folder = str(cluster.folder / "traces")
-    until_s = time.monotonic() + PATIENCE_S
+async def test_the_explanation_says_what_was_predicted_and_what_happened(rig: UpRig) -> None:
+    async with listening(rig) as listener:
+        request = await predicting(rig, listener)
     text = ""
-    while "what happened: completed" not in text:
-        assert time.monotonic() < until_s, text
-        await asyncio.sleep(0.1)  # spans are written by the half second
-        await asyncio.to_thread(millrace, ["explain", request, "--dir", folder])
-        text = capsys.readouterr().out
+    async with asyncio.timeout(PATIENCE_S):
+        while "what happened: completed" not in text:
+            text = await asyncio.to_thread(rig.cli, "explain", request)
     assert "by forecast: lowest of 2" in text
     assert "→ worker-" in text
     assert "end to end" in text
 
 
-async def test_a_predictor_that_is_killed_fails_no_request_and_is_asked_again_when_it_is_back(
-    cluster: UnequalCluster,
-):
-    await predicting(cluster)
-    cluster.processes["predictor-0"].kill()
-    cluster.processes["predictor-0"].wait(10)
-    async with told(cluster) as heard:
-        await serve_many(cluster, 30, gap_s=0.02)
-        decisions = await heard_all(heard, DecisionMade, 30)
-    assert {d.fallback for d in decisions} == {"join_shortest_queue"}
-    assert any("no answer in time" in d.reason for d in decisions)
-    assert any("predictors were silent" in d.reason for d in decisions), "they are left alone for a while"
-    cluster.start_predictor(0)
-    await predicting(cluster)
-    events = [line for line in cluster.log("ingress-0").splitlines() if "forecasts_" in line]
+async def test_a_predictor_that_stands_still_costs_deadlines_and_no_request_and_is_asked_again(rig: UpRig) -> None:
+    (pid,) = rig.pids("predictor-0.json")
+    async with listening(rig) as listener:
+        await predicting(rig, listener)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            decisions, _ = await listener.of(await serve_many(rig, 30))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert {decision.fallback for decision in decisions} == {"join_shortest_queue"}
+        assert any("no answer in time" in decision.reason for decision in decisions)
+        assert any("predictors were silent" in decision.reason for decision in decisions), "they are left alone a while"
+        await predicting(rig, listener)
+    events = [line for line in (rig.folder / "logs" / "ingress-0.log").read_text().splitlines() if "forecasts_" in line]
     assert [("missing" in line, "back" in line) for line in events[-2:]] == [(True, False), (False, True)], events
+    assert await rig.metric('millrace_ingress_forecast_error_ratio_count{of="e2e"}') > 0
+    assert await rig.metric('millrace_ingress_fallbacks_total{reason="paused"}') > 0
 
 
-async def test_a_predictor_that_is_stopped_mid_stream_costs_deadlines_and_no_request(cluster: UnequalCluster):
-    await predicting(cluster)
-    process = cluster.processes["predictor-0"]
-    async with told(cluster) as heard:
-        serving = asyncio.ensure_future(serve_many(cluster, 40, gap_s=0.02))
-        await asyncio.sleep(0.2)
-        _signal(process, "STOP")
-        await asyncio.sleep(0.5)
-        _signal(process, "CONT")
-        await serving
-        decisions = await heard_all(heard, DecisionMade, 40)
-    assert any(d.fallback for d in decisions)
-    assert any(not d.fallback for d in decisions)
+async def test_further_turns_go_where_the_conversation_is_cached(tmp_path_factory: pytest.TempPathFactory) -> None:
+    rig = started(tmp_path_factory.mktemp("prefixes"))
+    try:
+        async with listening(rig) as listener, httpx.AsyncClient(base_url=rig.url, timeout=60) as http:
+            await predicting(rig, listener)
+            await _converse(listener, http)
+    finally:
+        rig.stop()
 
 
-def _signal(process: subprocess.Popen[bytes], name: str) -> None:
-    subprocess.run(["kill", f"-{name}", str(process.pid)], check=True)
-
-
-def test_the_metrics_have_errors(cluster: UnequalCluster):
-    text = httpx.get(f"{cluster.url}/metrics").text
-    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
-    assert float(samples['millrace_ingress_forecast_error_ratio_count{of="e2e"}']) > 0
-    assert float(samples['millrace_ingress_fallbacks_total{reason="paused"}']) > 0
+async def _converse(listener: Listener, http: httpx.AsyncClient) -> None:
+    openings = [f"{number}: {OPENING}" for number in range(CONVERSATIONS)]
+    said = await asyncio.gather(*(serve(http, opening, 4) for opening in openings))
+    decisions, _ = await listener.of([request for request, _, _ in said])
+    places = [decision.chosen for decision in decisions]
+    assert set(places) == {"worker-0", "worker-1"}, "at the same time, they are too much for one"
+    texts = [text for _, text, _ in said]
+    judged = 0
+    for number in list(range(CONVERSATIONS)) * (TURNS - 1):
+        request, texts[number], cached = await serve(http, texts[number] + " and then? ", 4)
+        ((decision,), (outcome,)) = await listener.of([request])
+        if decision.fallback:  # on a loaded machine a deadline may pass
+            places[number] = decision.chosen
+            continue
+        judged += 1
+        assert decision.chosen == places[number], decision.forecasts
+        assert cached == outcome.cached_tokens > 0.9 * outcome.prompt_tokens
+        assert outcome.predicted_cached_tokens == outcome.cached_tokens
+    assert judged >= CONVERSATIONS

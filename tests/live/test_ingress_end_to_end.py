@@ -1,37 +1,60 @@
-"""The whole way: client, ingress, NATS, worker with a modelled engine, and back, each in its own process."""
+"""The whole way: client, two ingresses that share a port and host a predictor and a tagger each, NATS, a worker with
+modelled engines, and back.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
+import os
+import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
+import nats
 import openai
 import pytest
 from langchain_openai import ChatOpenAI
-from millrace.cli.__main__ import main as millrace
+from millrace.contracts.codec import decode, encode
+from millrace.contracts.observers import DecisionMade
+from millrace.contracts.predictor import LatencyPrediction, PredictLatency
+from millrace.contracts.tagger import LengthTag, TagRequest
+from nats.aio.client import Client
 
-from tests.testbed.local_cluster import MODEL, ClusterOptions, LocalCluster
+from tests.live.faults import kill
+from tests.live.ingress_rig import write_model_folder
+from tests.testbed.up_cluster import UpRig
 
+MODEL = "m"
 MESSAGES: Any = [{"role": "user", "content": "name five birds"}]
+#: What a condition is waited for at most, seconds.
+PATIENCE_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    options = ClusterOptions(folder=tmp_path_factory.mktemp("cluster"), instances=2, speed=2.0)
-    with LocalCluster(options) as cluster:
-        yield cluster
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    options = ["--ingresses", "2", "--set", "worker.modelled.speed=2", "--set", "telemetry.log_format=json"]
+    model = write_model_folder(folder / "model", max_model_len=4096)
+    rig = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=options)
+    rig.start()
+    yield rig
+    rig.stop()
 
 
 @pytest.fixture
-def client(cluster: LocalCluster) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
+def client(rig: UpRig) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+async def bus(rig: UpRig) -> AsyncIterator[Client]:
+    client = await rig.operator_bus()
+    yield client
+    await client.close()
 
 
 def test_a_stream_and_a_whole_response_say_the_same(client: openai.OpenAI):
@@ -41,7 +64,8 @@ def test_a_stream_and_a_whole_response_say_the_same(client: openai.OpenAI):
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
     assert text
-    assert chunks[-1].usage == whole.usage
+    used = [(usage.prompt_tokens, usage.completion_tokens) for usage in (chunks[-1].usage, whole.usage)]
+    assert used[0] == used[1]
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
@@ -56,9 +80,9 @@ def test_choices_prompts_and_echo_come_in_their_order(client: openai.OpenAI):
 
 def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI):
     fields: Any = {"model": MODEL, "prompt": "tell me", "max_tokens": 64, "extra_body": {"ignore_eos": True}}
-    free = client.completions.create(**fields).choices[0].text
+    free = client.completions.create(**fields, temperature=0).choices[0].text
     stop = free[10:13]
-    stopped = client.completions.create(**fields, stop=[stop]).choices[0]
+    stopped = client.completions.create(**fields, temperature=0, stop=[stop]).choices[0]
     assert stopped.text == free[: free.index(stop)]
     assert (stopped.finish_reason, stopped.model_extra["stop_reason"]) == ("stop", stop)
 
@@ -70,8 +94,8 @@ def test_max_tokens_ends_with_length_and_an_end_token_with_stop(client: openai.O
     assert whole.choices[0].finish_reason == "stop"
 
 
-async def test_many_streams_at_once_are_each_whole(cluster: LocalCluster):
-    async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="none", max_retries=0) as client:
+async def test_many_streams_at_once_are_each_whole(rig: UpRig):
+    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
 
         async def one(i: int) -> tuple[int, int]:
             stream = await client.completions.create(
@@ -87,37 +111,25 @@ async def test_many_streams_at_once_are_each_whole(cluster: LocalCluster):
             assert used == 30 + i
 
 
-async def test_langchain_streams(cluster: LocalCluster):
-    chat = ChatOpenAI(model=MODEL, base_url=f"{cluster.url}/v1", api_key="none", max_tokens=20, temperature=0)
+async def test_langchain_streams(rig: UpRig):
+    chat = ChatOpenAI(model=MODEL, base_url=f"{rig.url}/v1", api_key="none", max_tokens=20, temperature=0)
     streamed = "".join([str(c.content) async for c in chat.astream("hello")])
     assert streamed == (await chat.ainvoke("hello")).content
 
 
-def metric(cluster: LocalCluster, name: str) -> float:
-    """Sum of a metric's samples on the ingress."""
-    text = httpx.get(f"{cluster.url}/metrics").text
-    values = [float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)]
-    assert values, f"no metric {name}"
-    return sum(values)
-
-
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_hangs_up_leaves_nothing_open(cluster: LocalCluster, stream: bool):
-    before = metric(cluster, "millrace_http_gone_total") if stream is False else 0.0
+async def test_a_client_that_hangs_up_leaves_nothing_open(rig: UpRig, stream: bool):
     body = {"model": MODEL, "prompt": "x", "max_tokens": 4000, "stream": stream, "ignore_eos": True}
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=5) as client:
+    async with httpx.AsyncClient(base_url=rig.url, timeout=5) as http:
         if stream:
-            async with client.stream("POST", "/v1/completions", json=body) as answer:
+            async with http.stream("POST", "/v1/completions", json=body) as answer:
                 async for line in answer.aiter_lines():
                     if line:
                         break
         else:
             with pytest.raises(httpx.ReadTimeout):
-                await client.post("/v1/completions", json=body, timeout=httpx.Timeout(30, read=0.3))
-    until = time.monotonic() + 30
-    while metric(cluster, "millrace_http_gone_total") <= before or metric(cluster, "millrace_ingress_sequences_open"):
-        assert time.monotonic() < until, "still open"
-        await asyncio.sleep(0.05)
+                await http.post("/v1/completions", json=body, timeout=httpx.Timeout(30, read=0.3))
+    await rig.until(lambda totals: totals.running == totals.waiting == 0, PATIENCE_S)
 
 
 def test_a_prompt_past_the_instances_limit_is_refused_by_name(client: openai.OpenAI):
@@ -126,72 +138,99 @@ def test_a_prompt_past_the_instances_limit_is_refused_by_name(client: openai.Ope
     assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
 
 
-def test_curl_like_bodies_without_optional_fields_work(cluster: LocalCluster):
-    answer = httpx.post(
-        f"{cluster.url}/v1/chat/completions", content=json.dumps({"model": MODEL, "messages": MESSAGES})
+async def serve(rig: UpRig) -> None:
+    """One completion over a connection of its own, so that either ingress gets it."""
+    async with httpx.AsyncClient(base_url=rig.url, timeout=60) as http:
+        body = {"model": MODEL, "prompt": "a story", "max_tokens": 4, "ignore_eos": True}
+        answer = await http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+
+
+async def decided(rig: UpRig, bus: Client, count: int) -> list[tuple[str, DecisionMade]]:
+    """Decisions about so many requests, as the bus shows them, each with the name of its ingress."""
+    heard: list[tuple[str, Any]] = []
+
+    async def hear(message: Any) -> None:
+        heard.append((message.headers["Mr-Sender"], decode(message.data)))
+
+    subscription = await bus.subscribe("mr.local.decision.>", cb=hear)
+    await bus.flush()
+    for _ in range(count):
+        await serve(rig)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(heard) < count:  # noqa: ASYNC110 - the bus fills it
+            await asyncio.sleep(0.02)
+    await subscription.unsubscribe()
+    return heard
+
+
+async def test_every_placement_is_decided_by_forecasts_of_a_hosted_predictor(rig: UpRig, bus: Client):
+    forecasting: set[str] = set()
+    async with asyncio.timeout(PATIENCE_S):
+        while len(forecasting) < 2:  # each ingress hears snapshots by itself
+            found = await decided(rig, bus, 2)
+            forecasting |= {s for s, d in found if len(d.forecasts) == 2 and not any(f.note for f in d.forecasts)}
+    decisions = [decision for _, decision in await decided(rig, bus, 40)]
+    assert not [d for d in decisions if d.fallback]
+    assert not [f for d in decisions for f in d.forecasts if f.note]
+    assert all(len({f.name for f in d.forecasts}) == 2 for d in decisions)
+    assert all(d.expected_output_tokens is not None for d in decisions), "the hosted taggers answered"
+
+
+async def test_hosted_actors_answer_others_over_the_bus_and_tell_their_figures(rig: UpRig):
+    known = rig.cluster_file()
+    instance = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))["instances"][0]["instance"]
+    question = PredictLatency(
+        request="r", instance=instance, model=MODEL, prompt_tokens=8, max_tokens=8, output_tokens=0
     )
-    assert answer.status_code == 200
-    assert answer.json()["choices"][0]["message"]["content"]
+    asked = TagRequest(request="r", model=MODEL, prompt_tokens=8, max_tokens=8)
+    ingress = json.loads((rig.folder / "run" / "ingress-0.json").read_text())["bus"]
+    client = await nats.connect(
+        known["nats_url"], user=ingress["user"], password=ingress["password"], inbox_prefix=f"_INBOX.{ingress['user']}"
+    )
+    headers = {"Mr-Sender": "test"}
+    try:
+        answer = await client.request(f"mr.local.predict.{MODEL}.{instance}", encode(question), 5, headers=headers)
+        tag = await client.request(f"mr.local.tag.{MODEL}", encode(asked), 5, headers=headers)
+    finally:
+        await client.close()
+    assert isinstance(decode(answer.data), LatencyPrediction)
+    assert isinstance(decode(tag.data), LengthTag)
+    assert await rig.metric("millrace_predictor_predictions_total") > 0
+    assert await rig.metric("millrace_ingress_dispatches_total") > 0
 
 
-def test_the_logs_say_nothing_but_json(cluster: LocalCluster, tmp_path: Path):
-    for line in cluster.log("ingress-0").splitlines()[-20:]:
+def test_the_logs_say_nothing_but_json(rig: UpRig):
+    for line in (rig.folder / "logs" / "ingress-0.log").read_text().splitlines()[-20:]:
         assert json.loads(line)["level"] in ("info", "warning", "debug"), line
 
 
-def answered_by(cluster: LocalCluster) -> set[str]:
+def answered_by(rig: UpRig) -> set[str]:
     """Return the ingresses that answer new connections, by the beginning that each gives its request ids."""
-    answers = [httpx.get(f"{cluster.url}/health").headers["x-request-id"] for _ in range(40)]
+    answers = [httpx.get(f"{rig.url}/health").headers["x-request-id"] for _ in range(40)]
     return {answer.partition("-")[0] for answer in answers}
 
 
-def test_ingresses_share_a_port_and_the_others_go_on_when_one_is_killed(tmp_path: Path):
-    with LocalCluster(ClusterOptions(folder=tmp_path, ingresses=2, speed=2.0)) as cluster:
-        assert len(answered_by(cluster)) == 2
-        cluster.processes["ingress-0"].kill()
-        cluster.processes["ingress-0"].wait(5)
-        assert len(answered_by(cluster)) == 1
-        body = {"model": MODEL, "prompt": "x", "max_tokens": 5, "ignore_eos": True}
-        for _ in range(5):
-            answer = httpx.post(f"{cluster.url}/v1/completions", json=body)
-            assert answer.json()["usage"]["completion_tokens"] == 5
-        cluster.start_ingress(0)
-        cluster.wait_ready()
-        until = time.monotonic() + 30
-        while len(answered_by(cluster)) < 2:
-            assert time.monotonic() < until, "the new process never answered"
+def test_ingresses_share_a_port_and_the_other_goes_on_when_one_is_killed(rig: UpRig):
+    before = answered_by(rig)
+    assert len(before) == 2
+    kill(rig.pids("ingress-0.json")[0])
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 5, "ignore_eos": True}
+    for _ in range(5):
+        answer = httpx.post(f"{rig.url}/v1/completions", json=body, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] == 5
+    until = time.monotonic() + PATIENCE_S
+    while len(after := answered_by(rig)) < 2:
+        assert time.monotonic() < until, "the new process never answered"
+    assert len(after & before) == 1
 
 
-def test_a_stopped_ingress_finishes_what_runs_and_ends_by_itself(tmp_path: Path):
-    with LocalCluster(ClusterOptions(folder=tmp_path, speed=1.0)) as cluster:
-        body = {"model": MODEL, "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{cluster.url}/v1/completions", json=body, timeout=30) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            cluster.processes["ingress-0"].terminate()
-            rest = list(lines)
-        assert rest[-2:] == ["data: [DONE]", ""]
-        assert cluster.processes["ingress-0"].wait(10) == 0
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{cluster.url}/health")
-
-
-def test_a_key_has_its_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    file = tmp_path / "keys.toml"
-    millrace(["keys", "--file", str(file), "add", "alice", "--requests-per-minute", "2"])
-    millrace(["keys", "--file", str(file), "add", "bob"])
-    alice, bob = capsys.readouterr().out.split()
-    options = ClusterOptions(folder=tmp_path, speed=0.0, ingress={"http": {"keys_file": str(file)}})
-    with LocalCluster(options) as cluster:
-        body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
-
-        def ask(key: str) -> httpx.Response:
-            headers = {"authorization": f"Bearer {key}"}
-            return httpx.post(f"{cluster.url}/v1/completions", json=body, headers=headers, timeout=30)
-
-        assert [ask(alice).status_code for _ in range(3)] == [200, 200, 429]
-        refused = ask(alice)
-        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-        assert int(refused.headers["retry-after"]) >= 1
-        assert ask(bob).status_code == 200
-        assert ask("mr-nobody").status_code == 401
+def test_a_stopped_ingress_finishes_what_runs(rig: UpRig):
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{rig.url}/v1/completions", json=body, timeout=30) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        for name in ("ingress-0.json", "ingress-1.json"):
+            os.kill(rig.pids(name)[0], signal.SIGTERM)
+        rest = list(lines)
+    assert rest[-2:] == ["data: [DONE]", ""]

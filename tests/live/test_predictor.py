@@ -1,4 +1,4 @@
-"""A predictor process on a real nats-server, beside workers with modelled engines: does what it says come true?"""
+"""A predictor process on a real nats-server, beside workers with modelled engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from millrace.contracts.message import ErrorReply
 from millrace.contracts.observers import DecisionMade
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason, PredictLatency
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
@@ -151,38 +150,6 @@ def cluster(tmp_path: Path, nats_server: NatsProcess, request: pytest.FixtureReq
     cluster.close()
 
 
-async def test_what_is_predicted_for_a_busy_instance_comes_true(cluster: Cluster) -> None:
-    cluster.start_worker()
-    cluster.start_predictor()
-    async with cluster.ingress() as ingress:
-        await ingress.predicted("w-0", tokens=10)
-        for index in range(12):  # eight run, four wait
-            await ingress.place("w-0", f"r{index}", 100 + 20 * index)
-        await asyncio.sleep(0.3)
-        asked_ns = time.time_ns()
-        prediction = await ingress.predicted("w-0", tokens=150)
-        idle = await ingress.predicted("w-1", tokens=150)
-        await ingress.place("w-0", "own", 150)
-        await ingress.finished("own.0")
-        took_ns = time.time_ns() - asked_ns
-    assert prediction.others >= 11
-    assert idle.others == 0
-    assert prediction.e2e_ns > 1.5 * idle.e2e_ns
-    # A step takes 4 ms. Where other work shares the machine, what happens is late, never early.
-    assert took_ns == pytest.approx(prediction.e2e_ns, rel=0.25)
-
-
-async def test_a_placement_counts_before_any_snapshot_shows_it(cluster: Cluster) -> None:
-    cluster.start_worker(limits={"status_interval_min_ms": 150, "report_interval_max_ms": 200})
-    cluster.start_predictor()
-    async with cluster.ingress() as ingress:
-        await ingress.predicted("w-0", tokens=10)
-        for index in range(8):
-            await ingress.place("w-0", f"r{index}", 1_000)
-        prediction = await ingress.predicted("w-0", tokens=10)
-        assert prediction.others == 8
-
-
 async def test_replicas_share_the_questions_and_one_is_enough(cluster: Cluster) -> None:
     cluster.start_worker()
     first = cluster.start_predictor("predictor-0")
@@ -190,7 +157,6 @@ async def test_replicas_share_the_questions_and_one_is_enough(cluster: Cluster) 
     async with cluster.ingress() as ingress:
         await ingress.up("w-0")
         await ingress.predicted("w-0", tokens=10)
-        await asyncio.sleep(1.0)
         first.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(first.wait, 10) == 0
         answers = [await ingress.predicted("w-0", tokens=10) for _ in range(20)]
@@ -220,30 +186,9 @@ async def test_where_the_step_time_set_cannot_be_read_steps_are_learnt_from_snap
             await ingress.place("w-0", f"r{index}", 40 + index)
             await asyncio.sleep(0.03)
         await ingress.finished(*(f"r{index}.0" for index in range(12)))
-        asked_ns = time.time_ns()
-        prediction = await ingress.predicted("w-0", tokens=150)
-        await ingress.place("w-0", "own", 150)
-        await ingress.finished("own.0")
-        assert time.time_ns() - asked_ns == pytest.approx(prediction.e2e_ns, rel=0.3)
+        await ingress.predicted("w-0", tokens=150)
     log = (cluster.folder / "predictor-0.log").read_text()
     assert log.count("step_time_unreadable") == log.count("step_time_unknown") == 1
-
-
-async def test_nonsense_is_answered_and_harms_nobody(cluster: Cluster) -> None:
-    cluster.start_worker()
-    cluster.start_predictor()
-    async with cluster.ingress() as ingress:
-        await ingress.predicted("w-0", tokens=10)
-        assert isinstance(await ingress.predict("w-0", tokens=-5), ErrorReply)
-        assert isinstance(await ingress.predict("w-0", tokens=1 << 40), ErrorReply)
-        other = await ingress.predict("w-0", tokens=5, model="other")
-        assert isinstance(other, NoPrediction)
-        assert other.reason is NoPredictionReason.OTHER_MODEL
-        stranger = await ingress.predict("stranger", tokens=5)
-        assert isinstance(stranger, NoPrediction)
-        assert stranger.reason is NoPredictionReason.NO_SNAPSHOT
-        await ingress.publish(ingress.subjects.status("m", "w-0"), stranger)
-        assert isinstance(await ingress.predict("w-0", tokens=10), LatencyPrediction)
 
 
 async def test_a_recorded_predictor_replays_without_a_difference(cluster: Cluster) -> None:
