@@ -15,6 +15,8 @@ from services.worker.context import WorkerContext
 _MS = 1_000_000
 #: Reason of the Stop effect after an orderly end.
 DRAINED = "drained"
+#: The broker says what it leaves so long before this worker hands that back, or after half of a short limit.
+LEFT_MS = 250
 #: The evacuation's answer may take so much longer than its limit.
 EVACUATE_MARGIN_NS = 1_000 * _MS
 DRAIN, LINGER, EVACUATE = "drain", "linger", "evacuate"
@@ -80,7 +82,7 @@ class Draining:
         return [
             Request(
                 subject=self._subjects.migrate(self._ctx.identity.instance, "evacuate"),
-                body=EvacuateInstance(limit_ms=limit_ms),
+                body=EvacuateInstance(limit_ms=max(limit_ms - LEFT_MS, limit_ms // 2)),
                 correlation=EVACUATE,
                 timeout_ns=limit_ms * _MS + EVACUATE_MARGIN_NS,
             )

@@ -172,6 +172,7 @@ async def test_a_drained_instance_moves_its_work_stays_away_and_comes_back_when_
         await onlooker.seen(9)
         said = await asyncio.to_thread(rig.cli, "drain", "worker-2", "--within", "8")
         assert "worker-2 is gone" in said, said
+        assert re.search(r"worker-2: [3-9] moved, .*none left", said), said
         assert not rig.pids("worker-2.json")
         expect_identical(await load, expected)
     moved = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]

@@ -46,6 +46,7 @@ from millrace.contracts.worker import (
 )
 
 from services.worker.config import MigrationConfig
+from services.worker.draining import LEFT_MS
 from tests.unit.worker_rig import INFO, MS, Bench, bodies, chunks, only, out
 
 KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=1024, blocks=33, copiers=[CopierKind.MODELLED])
@@ -542,7 +543,7 @@ def test_a_draining_worker_asks_its_migrator_to_move_everything_away() -> None:
     _, effects = draining()
     (request,) = only(effects, Request)
     assert request.subject == "mr.t.migrate.w0.evacuate"
-    assert request.body == EvacuateInstance(limit_ms=4000)
+    assert request.body == EvacuateInstance(limit_ms=4000 - LEFT_MS)
     assert request.timeout_ns >= 4000 * MS
 
 
@@ -550,7 +551,7 @@ def test_a_stop_request_asks_too_and_nobody_is_asked_twice() -> None:
     made = bench(drain_limit_ms=7000)
     made.running()
     (request,) = only(made.say(StopRequested()), Request)
-    assert request.body == EvacuateInstance(limit_ms=7000)
+    assert request.body == EvacuateInstance(limit_ms=7000 - LEFT_MS)
     assert not only(made.say(DrainWorker(limit_ms=10)), Request)
 
 
@@ -567,7 +568,7 @@ def test_an_empty_worker_or_one_without_a_bus_asks_nobody() -> None:
     cut.say(BusDisconnected())
     assert not only(cut.say(DrainWorker(limit_ms=5000)), Request)
     (request,) = only(cut.say(BusReconnected(), after_ms=2000), Request)
-    assert request.body == EvacuateInstance(limit_ms=3000)
+    assert request.body == EvacuateInstance(limit_ms=3000 - LEFT_MS)
     assert not only(cut.say(BusReconnected()), Request)
 
 

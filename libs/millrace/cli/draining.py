@@ -36,8 +36,14 @@ ANSWER_S = 2.0
 #: After the limit a worker lingers for finished sequences, ends, and its process is seen to be gone.
 GRACE_S = 8.0
 
-#: A drained instance takes so long to be back, at most: a large model is read from disk.
-START_S = 180.0
+#: What is left is said so long before it is handed back, or after half of a short limit: the worker asks likewise.
+LEFT_S = 0.25
+
+#: The answer on what is left is waited for so long after the instance is gone.
+SAID_S = 1.0
+
+#: A drained instance takes so long to be back, at most: a large model is read from disk, and compiled.
+START_S = 600.0
 
 LOOK_S = 0.1
 
@@ -59,8 +65,13 @@ async def drain(arguments: argparse.Namespace) -> int:
             if arguments.keep:
                 return await _evacuate(bus, subjects, arguments)
             print(f"{arguments.instance}: {row.running} running, {row.waiting} waiting")
+            until = time.monotonic() + arguments.within
             await _let_go(bus, subjects, arguments)
-        return await _until_gone(view, arguments)
+            saying = asyncio.create_task(_say_left(bus, subjects, arguments.instance, until - time.monotonic()))
+            gone = await _until_gone(view, arguments)
+            await asyncio.wait([saying], timeout=SAID_S)
+            saying.cancel()
+            return gone
 
 
 def _row(view: ClusterView, instance: str) -> InstanceRow | None:
@@ -90,6 +101,17 @@ async def _evacuate(bus: Client, subjects: Subjects, arguments: argparse.Namespa
         raise CliError(f"its broker does not empty {arguments.instance}: {_why(answer)}")
     print(evacuated_text(arguments.instance, answer))
     return 0 if not answer.left else 1
+
+
+async def _say_left(bus: Client, subjects: Subjects, instance: str, limit_s: float) -> None:
+    """Prints what its broker moved and what it leaves; the worker has asked it for the same."""
+    limit_s = max(limit_s - LEFT_S, limit_s / 2, 0.0)
+    body = EvacuateInstance(limit_ms=int(limit_s * 1000))
+    answer = await asked(bus, subjects.migrate(instance, "evacuate"), body, timeout_s=limit_s + GRACE_S)
+    if isinstance(answer, InstanceEvacuated):
+        print(evacuated_text(instance, answer) + ("; handed back to ingress at the limit" if answer.left else ""))
+    else:
+        print(f"{instance}: nothing moves ({_why(answer)}); what runs at the limit is handed back to ingress")
 
 
 def evacuated_text(instance: str, answer: InstanceEvacuated) -> str:
@@ -150,10 +172,11 @@ async def _bring_back(
     if not isinstance(answer, InstanceStarting):
         raise CliError(f"{arguments.instance} is not started: {_why(answer)}")
     print(f"{answer.instance} starts")
-    until = time.monotonic() + START_S
-    while time.monotonic() < until:
+    began = time.monotonic()
+    while (waited_s := time.monotonic() - began) < START_S:
         row = _row(view, answer.instance)
-        if row is not None and row.state == "ready" and row.uptime_s < START_S:
+        # An older process is the one that was drained.
+        if row is not None and row.state == "ready" and row.uptime_s < waited_s + ANSWER_S:
             print(f"{answer.instance} is ready")
             return 0
         await asyncio.sleep(LOOK_S)
