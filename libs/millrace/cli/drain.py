@@ -1,9 +1,9 @@
 """Takes an instance out of service: no new requests; running ones move to other instances with their KV.
 
 The supervisor of the instance's process (`millrace up`, or the provisioner beside docker compose) drains it: running
-requests move, those left at the limit are handed back to ingress (how many, and why they did not move, is printed), the
-process ends, and it is not restarted. --back starts it again. If no supervisor manages the instance, the worker itself is asked to drain and end; whatever started
-it may restart it.
+requests move, those left at the limit are handed back to ingress (how many, and why they did not move, is printed),
+the process ends, and it is not restarted. --back starts it again. If no supervisor manages the instance, the worker
+itself is asked to drain and end; whatever started it may restart it.
 
 The last ready instance of a model is drained only with --force: its requests cannot continue anywhere and fail. A
 drained instance stays in `millrace status`, and provisioning does not start it again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +15,26 @@ ITEMS_MAX = 4
 TEXT_MAX = 60
 
 
+#: Fields that hold an id of many digits; the first tell apart those of one screen.
+_IDS = ("migration", "replica", "ask", "award")
+ID_DIGITS = 6
+
+_UNIT = re.compile("_(ns|ms)$")
+
+
 def shown_fields(fields: Mapping[str, Any], *, text_max: int = TEXT_MAX) -> str:
     """``key=value`` pairs; what is None, empty or False is left out, texts are cut at ``text_max`` characters."""
     shown = [(key, value) for key, value in fields.items() if value not in (None, "", [], {}) and value is not False]
-    return " ".join(f"{key.removesuffix('_ns')}={_shown(key, value, text_max)}" for key, value in shown)
+    return " ".join(f"{_UNIT.sub('', key)}={_shown(key, value, text_max)}" for key, value in shown)
 
 
 def _shown(key: str, value: Any, text_max: int = TEXT_MAX) -> str:
+    if key in _IDS and isinstance(value, str):
+        return value[:ID_DIGITS]
+    if key.endswith("_ms") and isinstance(value, int):
+        return f"{value}ms"
+    if key.endswith("bytes") and isinstance(value, int) and value >= 2**20:
+        return f"{value / 2**20:.2f}MiB"
     if key.endswith("_ns") and isinstance(value, int):
         return duration(value) if value < _YEAR_NS else f"…{value % 10**12 / 1e9:.3f}s"
     if isinstance(value, float):

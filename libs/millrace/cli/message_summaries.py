@@ -10,19 +10,22 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from millrace.cli.broker_summaries import BROKER_SUMMARIES
 from millrace.cli.field_text import ITEMS_MAX, bounded_list, duration, shown_fields
-from millrace.cli.migration_summaries import MIGRATION_SUMMARIES
-from millrace.contracts.ingress import SequencesReturned, TokenChunk, TokensGenerated, TokensResent
+from millrace.contracts.broker import LoadReported
+from millrace.contracts.ingress import TokenChunk, TokensGenerated
 from millrace.contracts.message import Body
+from millrace.contracts.migration import MigrationFinished
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Plan, Stage
-from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
+from millrace.contracts.status import InstanceRecord, InstanceSummary, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
 
 __all__ = ["bounded_list", "duration", "shown_fields", "summary"]
 
 B = TypeVar("B", bound=Body)
+
+#: Fields that a line shows before the text, or that say nothing to a person.
+_BESIDE = ("request", "sequence", "incarnation", "endpoint", "token_ids", "checksums", "submission")
 
 
 def summary(body: Body) -> str:
@@ -30,7 +33,7 @@ def summary(body: Body) -> str:
     if special := _SUMMARIES.get(type(body)):
         return special(body)
     fields = msgspec.structs.asdict(body)
-    return shown_fields({key: value for key, value in fields.items() if key not in ("request", "sequence")})
+    return shown_fields({key: value for key, value in fields.items() if key not in _BESIDE})
 
 
 def _submit(body: SubmitSequence) -> str:
@@ -60,15 +63,6 @@ def _chunk(chunk: TokenChunk) -> str:
 def _tokens(body: TokensGenerated) -> str:
     tokens = sum(len(chunk.token_ids) for chunk in body.chunks)
     return f"step={body.step} tokens={tokens} {bounded_list([_chunk(chunk) for chunk in body.chunks])}"
-
-
-def _resent(body: TokensResent) -> str:
-    return _chunk(body.chunk)
-
-
-def _returned(body: SequencesReturned) -> str:
-    sequences = bounded_list([f"{sequence}e{epoch}" for sequence, epoch in body.sequences])
-    return f"{body.instance} reason={body.reason.value} {sequences}"
 
 
 def _blocks(free: int, total: int) -> str:
@@ -128,12 +122,6 @@ def _provisioning(body: ProvisioningDecided) -> str:
     )
 
 
-def _presence(body: ServicePresence) -> str:
-    leaving = sum(row.leaving for row in body.moving)
-    moving = f"{leaving} leave" if leaving else ""
-    return " ".join(word for word in (body.role, body.name, body.state.value, body.url, moving) if word)
-
-
 def _record(body: InstanceRecord) -> str:
     return (
         f"{body.engine} {body.engine_version} {body.model} max_len={body.max_model_len} "
@@ -157,6 +145,23 @@ def _plan(body: Plan) -> str:
     return f"epoch={body.epoch} by={body.coordinator} {bounded_list(stages)}"
 
 
+def _load(body: LoadReported) -> str:
+    used = body.blocks_total - body.blocks_free
+    coming = f" queued={body.queued_tokens}" if body.queued_tokens else ""
+    peak = f" peak={max(body.curve.blocks)}" if body.curve is not None and body.curve.blocks else ""
+    return (
+        f"{body.instance} stage={body.stage or '-'} tokens={body.tokens} waiting={body.waiting_tokens} "
+        f"running={body.running} blocks={used}/{body.blocks_total}{peak}{coming} | {body.why}".removesuffix(" | ")
+    )
+
+
+def _migrated(body: MigrationFinished) -> str:
+    way = f"{body.source} → {body.target or '?'} {body.outcome} {body.reason}"
+    cost = {name: value for name, value in msgspec.structs.asdict(body.cost).items() if value}
+    fields = {"refusal": body.refusal, "detail": body.detail, "migration": body.migration, "epoch": body.epoch} | cost
+    return f"{way} {shown_fields(fields)}"
+
+
 def _entry(kind: type[B], function: Callable[[B], str]) -> tuple[type[Body], Callable[[Body], str]]:
     return kind, cast("Callable[[Body], str]", function)
 
@@ -165,15 +170,14 @@ _SUMMARIES: dict[type[Body], Callable[[Body], str]] = dict(
     [
         _entry(SubmitSequence, _submit),
         _entry(TokensGenerated, _tokens),
-        _entry(TokensResent, _resent),
-        _entry(SequencesReturned, _returned),
         _entry(StatusSnapshot, _status),
         _entry(InstanceSummary, _summary),
         _entry(DecisionMade, _decision),
         _entry(RequestFinished, _finished),
         _entry(ProvisioningDecided, _provisioning),
-        _entry(ServicePresence, _presence),
         _entry(InstanceRecord, _record),
         _entry(Plan, _plan),
+        _entry(LoadReported, _load),
+        _entry(MigrationFinished, _migrated),
     ]
-) | {**MIGRATION_SUMMARIES, **BROKER_SUMMARIES}
+)
