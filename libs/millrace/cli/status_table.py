@@ -36,9 +36,6 @@ PIPE_COLUMNS = 120
 #: Width of the bar of used blocks.
 BAR_CELLS = 8
 
-#: What is shown of why an instance moves nothing; --json has all of it.
-REFUSAL_CELLS = 24
-
 #: Spaces between two columns.
 GAP_CELLS = 2
 
@@ -75,7 +72,7 @@ def cluster_tables(
     if stages:
         parts += [_stages(stages), Text("")]
     if shown:
-        parts.append(_instances(shown, width))
+        parts += [_instances(shown, width), *_refusals(shown)]
     if len(shown) < len(instances):
         parts.append(Text(f"{len(instances) - len(shown)} more instances", style="dim"))
     parts += [Text(f"{name} does {role}, ordered to {wanted}") for name, role, wanted in view.orders()]
@@ -207,12 +204,20 @@ def binary_size(count: int) -> str:
 
 
 def _moves(row: InstanceRow) -> str:
-    """The best way its KV can be read, and how many others there are; else why there is none."""
+    """The best way its KV can be read, and how many others there are."""
     if row.kv:
         others = len(row.kv) - 1
         return row.kv[0] + (f", {others} other{'s' if others > 1 else ''}" if others else "")
-    refusal = row.kv_refusal if len(row.kv_refusal) <= REFUSAL_CELLS else row.kv_refusal[: REFUSAL_CELLS - 1] + "…"
-    return f"- {refusal}".rstrip()
+    return "-"
+
+
+def _refusals(rows: list[InstanceRow]) -> list[Text]:
+    """Reasons why instances move no KV, a line each."""
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        if row.kv_refusal and not row.kv:
+            named.setdefault(row.kv_refusal, []).append(row.instance)
+    return [Text(f"no KV moves from or to {', '.join(names)}: {why}", style="dim") for why, names in named.items()]
 
 
 def _services(rows: list[ServiceRow]) -> Table:
