@@ -26,6 +26,7 @@ from millrace.telemetry import open_telemetry
 
 from services.supervisor.actor import ACCEPTS
 from services.supervisor.build import SupervisedMachine, build
+from services.supervisor.causes import failure_cause
 from services.supervisor.config import LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner, open_api_warning
 from services.supervisor.effects import SignalChild, StartChild
@@ -52,8 +53,8 @@ NATS_START_LIMIT_S = 15.0
 #: A child that ended so often before it was ever ready will not come up: its configuration or its model is wrong.
 START_FAILURES_MAX = 3
 
-#: Lines of its log that are shown then.
-LOG_LINES = 12
+#: Lines of its log that are shown then where no exception says why, and those in which one is looked for.
+LOG_LINES, LOG_LINES_READ = 12, 400
 
 #: Time between two looks at the children once all is ready, seconds; shorter than the shortest pause before a restart.
 WATCH_S = 0.1
@@ -166,7 +167,7 @@ class Cluster:
         return [name for name, child in children if child["start_failures"] >= START_FAILURES_MAX]
 
     def _failure_text(self, broken: list[str]) -> str:
-        """Text that names each process that is not ready, why, and the end of its log."""
+        """Text that names each process that is not ready, and why; the end of its log where no exception says it."""
         children = self._actor.snapshot()
         late = broken or [name for name, child in children.items() if child["state"] != "ready"]
         if not late:
@@ -175,8 +176,12 @@ class Cluster:
         lines = [f"{head}:"]
         for name in late:
             child, log = children[name], self._launcher.log_path(name)
-            lines.append(f"  {name}: {child['last_exit'] or child['state']}; {log} ends with")
-            lines += [f"    {line}" for line in last_lines(log, LOG_LINES)]
+            ended, said = child["last_exit"] or child["state"], last_lines(log, LOG_LINES_READ)
+            if cause := failure_cause(said):
+                lines.append(f"  {name}: {cause} ({ended}; its log is {log})")
+                continue
+            lines.append(f"  {name}: {ended}; {log} ends with")
+            lines += [f"    {line}" for line in said[-LOG_LINES:]]
         return "\n".join(lines)
 
     async def _start_nats(self) -> None:

@@ -24,8 +24,8 @@ from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, 
 #: A log that has grown beyond this is begun anew at the next start of its child; one older file is kept.
 LOG_BYTES_MAX = 64 * 1024 * 1024
 
-#: Of a log's end, for a person.
-TAIL_BYTES = 16 * 1024
+#: Of a log's end, for a person: the tracebacks of an engine's process and of its worker.
+TAIL_BYTES = 64 * 1024
 
 _PR_SET_PDEATHSIG = 1
 

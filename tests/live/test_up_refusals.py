@@ -38,12 +38,14 @@ def test_what_a_service_would_refuse_is_refused_before_anything_starts(
     assert not list((tmp_path / "cluster").glob("logs/*"))
 
 
-def test_the_log_of_a_child_that_does_not_start_is_shown_and_the_rest_is_stopped(tmp_path: Path) -> None:
+def test_why_a_child_does_not_start_is_said_in_a_line_and_the_rest_is_stopped(tmp_path: Path) -> None:
     nowhere = str(tmp_path / "no-such-folder" / "record")
     done = up(tmp_path, "--instances", "1", "--set", "worker=" + json.dumps({"record": nowhere}))
     assert done.returncode == 1
-    assert "worker-0 did not start:\n  worker-0: exit status 1; " in done.stdout
-    assert "no-such-folder" in done.stdout.partition("did not start")[2]
+    why = done.stdout.partition("worker-0 did not start:\n")[2].splitlines()
+    assert why[0].startswith("  worker-0: FileNotFoundError: ")
+    assert nowhere in why[0]
+    assert "the cluster is down" in why[1]
     assert "the cluster is down" in done.stdout
 
 

@@ -42,7 +42,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
-from services.worker.vllm_engine.crash import crash_text
+from services.worker.vllm_engine.crash import crash_text, refusal_text
 from services.worker.vllm_engine.device_memory import memory_busy
 from services.worker.vllm_engine.grammar_check import TrialVerdict
 from services.worker.vllm_engine.hangs import LivenessJudge
@@ -100,7 +100,7 @@ class VllmEngine:
             self._llm, self._grammars = startup.launch(self._config, path)
             self._snapshots = snapshot_buffer.SnapshotReader(path)
         except Exception as error:
-            raise EngineStartFailed(f"{type(error).__name__}: {error}") from error
+            raise EngineStartFailed(refusal_text(error)) from error
         finally:
             path.unlink()
         self._supported = await self._llm.engine_core.get_supported_tasks_async()
