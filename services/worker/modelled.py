@@ -59,14 +59,15 @@ def modelled_parameters(config: WorkerConfig) -> EngineParameters:
     Raises:
         ValueError: no engine could run with them.
     """
-    length = config.max_model_len or EngineParameters().max_model_len
+    plain = EngineParameters()
+    length, block_size = config.max_model_len or plain.max_model_len, config.block_size or plain.block_size
     return EngineParameters(
         max_model_len=length,
-        max_sequences=config.max_num_seqs,
-        token_budget=config.max_num_batched_tokens,
-        block_size=config.block_size,
-        blocks_total=config.kv_blocks or max(EngineParameters().blocks_total, -(-length // config.block_size)),
-        prefix_caching=config.enable_prefix_caching,
+        max_sequences=config.max_num_seqs or plain.max_sequences,
+        token_budget=config.max_num_batched_tokens or plain.token_budget,
+        block_size=block_size,
+        blocks_total=config.kv_blocks or max(plain.blocks_total, -(-length // block_size)),
+        prefix_caching=config.enable_prefix_caching is not False,
         async_scheduling=bool(config.async_scheduling),
     )
 

@@ -42,11 +42,12 @@ def build(folder: Path, *, seed: int = 0, max_model_len: int = 1024, layers: int
     model = LlamaForCausalLM(config).to(torch.float32)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, safe_serialization=True)
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     return folder
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
+    """Writes one letter a byte, and specials up to VOCABULARY."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -118,10 +118,6 @@ def broker_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
     return fields | ({"trading": trading} if trading else {})
 
 
-#: Limits of a modelled engine that no settings name: those of vLLM on a GPU.
-MODELLED_LIMITS = {"block_size": 16, "max_num_seqs": 256}
-
-
 def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
     """The engine of a worker.
 
@@ -133,7 +129,7 @@ def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
     fields["shape"] = shape_of(group)
     if group.engine is EngineName.MODELLED:
         modelled = {"modelled": {"coefficients": group.step_time}} if group.step_time else {}
-        return {**fields, "instances": len(slot.instances), **MODELLED_LIMITS, **modelled}
+        return {**fields, "instances": len(slot.instances), **modelled}
     if group.device == "cpu":
         known = STEP_TIMES.get(Path(slot.model.path).name, "")
         return {**fields, "kv_bytes": CPU_KV_BYTES, "step_time": group.step_time or known}

@@ -13,12 +13,14 @@ import msgspec
 import torch
 from millrace.lengths.head import HEAD_FILE
 from vllm import envs
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
-from services.worker.config import MigrationConfig, WorkerConfig
+from services.worker.config import CPU_BATCH, CPU_BLOCK_SIZE, MigrationConfig, WorkerConfig
 from services.worker.vllm_engine import compiling, kv_endpoint, kv_words
 from services.worker.vllm_engine.grammar_check import GrammarCheck
 from services.worker.vllm_engine.length_head_reader import STATES, StateSettings
@@ -50,7 +52,8 @@ class TokensOnlyAsyncLLM(AsyncLLM):
 
 
 def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
-    """VLLM's arguments for a worker; ``config.engine_args`` wins over what is derived.
+    """VLLM's arguments for a worker; ``config.engine_args`` wins over what is derived. What nobody named is None, for
+    vLLM to choose by model and device, but for what comments give a reason for.
 
     Raises:
         TypeError: ``engine_args`` names something AsyncEngineArgs does not know.
@@ -60,10 +63,10 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
         "served_model_name": [config.model],
         "dtype": config.dtype,
         "load_format": config.load_format,
-        "block_size": config.block_size,
+        "block_size": config.block_size or None,
         "max_model_len": config.max_model_len or None,
-        "max_num_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_num_seqs": config.max_num_seqs or None,
+        "max_num_batched_tokens": config.max_num_batched_tokens or None,
         "enable_prefix_caching": config.enable_prefix_caching,
         "seed": config.seed,
         "tensor_parallel_size": config.tensor_parallel_size,
@@ -81,6 +84,8 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
         arguments["enforce_eager"] = config.enforce_eager
     if current_platform.is_cpu():
         arguments |= {
+            "block_size": config.block_size or CPU_BLOCK_SIZE,
+            "max_num_seqs": config.max_num_seqs or CPU_BATCH,
             "enforce_eager": _runs_eagerly(config),
             "distributed_executor_backend": "uni",
             "scheduler_cls": f"{_PACKAGE}.snapshot_scheduler.SnapshotScheduler",
@@ -92,6 +97,19 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
         if config.async_scheduling is False:
             arguments["scheduler_cls"] = f"{_PACKAGE}.snapshot_scheduler.SnapshotScheduler"
     return AsyncEngineArgs(**{**arguments, **config.engine_args})
+
+
+def checked_config(arguments: AsyncEngineArgs) -> VllmConfig:
+    """The configuration as ``vllm serve`` would complete it.
+
+    Raises:
+        ValueError: the model does not generate text.
+    """
+    config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    model = config.model_config
+    if model.runner_type != "generate":
+        raise ValueError(f"{model.architecture} pools (embeddings, scores or classes); only text generation is served")
+    return config
 
 
 def _runs_eagerly(config: WorkerConfig) -> bool:
@@ -179,8 +197,7 @@ def launch(config: WorkerConfig, snapshot_path: Path) -> tuple[AsyncLLM, Grammar
     Raises:
         Exception: whatever vLLM raises for a bad argument, a missing model or a failed start.
     """
-    arguments = engine_args(config)
-    vllm_config = arguments.create_engine_config()
+    vllm_config = checked_config(engine_args(config))
     given, own = vllm_config.additional_config, engine_settings(config, snapshot_path)
     # vLLM reads keys of its own from a dict alone, and hashes all of it.
     vllm_config.additional_config = {**given, **own} if given else compiling.EngineSettings(own)
