@@ -86,7 +86,7 @@ def pick(view: PickView, parameters: Parameters) -> PickDecision:
     """
     if not view.bids:
         return PickDecision(None, "nobody bids", [])
-    order = sorted(view.bids, key=lambda bid: (bid.load_tokens, bid.start_ms, bid.bidder))
+    order = sorted(view.bids, key=lambda bid: (bid.load_tokens, bid.bidder))
     scores = [CandidateScore(bid.bidder, float(bid.load_tokens)) for bid in order]
     if view.reason is MoveReason.BALANCE and not _falls(view, order[0]):
         return PickDecision(None, "the larger load would not fall", scores)

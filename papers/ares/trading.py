@@ -111,7 +111,7 @@ def pick(view: PickView, parameters: Parameters) -> PickDecision:
     """
     if not view.bids:
         return PickDecision(None, "nobody bids", [])
-    order = sorted(view.bids, key=lambda bid: (bid.burden_ns, bid.start_ms, bid.bidder))
+    order = sorted(view.bids, key=lambda bid: (bid.burden_ns, bid.bidder))
     scores = [CandidateScore(bid.bidder, float(bid.burden_ns), _note(bid)) for bid in order]
     if view.reason is not MoveReason.BALANCE:
         return PickDecision(order[0].bidder, f"lightest of {len(order)}: {order[0].burden_ns} tokens", scores)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from millrace.contracts.observers import CandidateScore
 from millrace.policies.trading.loads import fitting, mean_demand
-from millrace.policies.trading.view import BidView, BurdenView, PickDecision, PickView, Trigger, TriggerView
+from millrace.policies.trading.view import BurdenView, PickDecision, PickView, Trigger, TriggerView
 
 name = "cascade"
 
@@ -19,21 +19,18 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         excess: An instance is an outlier where its demand exceeds the mean of its set by this share; at least 0.
-        earliest: Bids that are left after the earliest starts were kept; at least 1.
         offers_max: Sequences offered at a time; at least 1.
     """
 
     excess: float = 0.25
-    earliest: int = 3
     offers_max: int = 8
 
     def __post_init__(self) -> None:
         """Refuses what cannot be. Raises ValueError naming the field."""
         if not 0 <= self.excess < float("inf"):
             raise ValueError(f"excess must be at least 0 and finite, is {self.excess}")
-        for field in ("earliest", "offers_max"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}")
+        if self.offers_max < 1:
+            raise ValueError(f"offers_max must be at least 1, is {self.offers_max}")
 
 
 class State(msgspec.Struct, frozen=True):
@@ -52,27 +49,24 @@ def trigger(view: TriggerView, parameters: Parameters, state: State, now_ns: int
 
 
 def burden(view: BurdenView, parameters: Parameters) -> int:
-    """Says nothing of delay: bids are compared by load and start."""
+    """Says nothing of delay: bids are compared by load."""
     return 0
 
 
 def pick(view: PickView, parameters: Parameters) -> PickDecision:
-    """Drops the more loaded half, keeps the three earliest starts, takes the first that answered.
+    """Drops the more loaded half, takes the first of the others that answered.
 
-    Half of one bid is that bid. Equal loads and starts stay in order of arrival. Nobody where nobody bids.
+    Half of one bid is that bid. Equal loads stay in order of arrival. Nobody where nobody bids. The paper keeps the
+    three earliest starts besides; a bid here is a reservation, so that every move starts at once.
     """
     if not view.bids:
         return PickDecision(None, "nobody bids", [])
-    arrival = {bid.bidder: index for index, bid in enumerate(view.bids)}
     by_load = sorted(view.bids, key=lambda bid: bid.load_tokens)
     lighter = by_load[: len(by_load) - len(by_load) // 2]
-    earliest = sorted(lighter, key=lambda bid: (bid.start_ms, arrival[bid.bidder]))[: parameters.earliest]
-    chosen = min(earliest, key=lambda bid: arrival[bid.bidder])
-    scores = [_score(bid, lighter, earliest) for bid in by_load]
-    reason = f"first to answer of {len(earliest)}: {chosen.load_tokens} tokens, starts in {chosen.start_ms} ms"
+    chosen = next(bid for bid in view.bids if bid in lighter)
+    notes = ["" if bid in lighter else "more loaded half" for bid in by_load]
+    scores = [
+        CandidateScore(bid.bidder, float(bid.load_tokens), note) for bid, note in zip(by_load, notes, strict=True)
+    ]
+    reason = f"first to answer of {len(lighter)}: {chosen.load_tokens} tokens"
     return PickDecision(chosen.bidder, reason, scores)
-
-
-def _score(bid: BidView, lighter: list[BidView], earliest: list[BidView]) -> CandidateScore:
-    note = "" if bid in earliest else "starts later" if bid in lighter else "more loaded half"
-    return CandidateScore(bid.bidder, float(bid.load_tokens), note)

@@ -3,8 +3,6 @@
 Every broker of the stage hears the same loads, so each knows by itself who the keeper is; when that one falls silent
 the next one goes on from the last boundary that it heard. For a moment two may speak: both refine the same boundary by
 a bounded step, and the later one counts.
-
-Source: CascadeInfer, section 4.3. Differs in that a cut has one boundary: the paper's instances each have their own.
 """
 
 from __future__ import annotations

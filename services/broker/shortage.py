@@ -1,8 +1,4 @@
-"""Probability that an instance's memory runs short before a move could help. Pure.
-
-Source: ARES, section 4.3 (memory-safe rescheduling); differs in that the length of a rest is a distribution, not a
-number, and in that the horizon follows the measured duration of moves.
-"""
+"""Probability that an instance's memory runs short before a move could help. Pure."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from millrace.contracts.cascade import CascadePlan
-from millrace.contracts.catalog_broker import BROKER_CHANNELS, BROKER_TYPES
-from millrace.contracts.catalog_migration import MIGRATION_CHANNELS, MIGRATION_TYPES
+from millrace.contracts.catalog_broker import BROKER_CHANNELS
+from millrace.contracts.catalog_migration import MIGRATION_CHANNELS
 from millrace.contracts.channels import Bucket, Channel, Pattern, Role
 from millrace.contracts.coordinator import OrderAccepted, OrderRefused, PlanProposed, SetInstances, SetRole
 from millrace.contracts.ingress import (
@@ -44,55 +44,6 @@ from millrace.contracts.worker import (
 )
 
 __all__ = ["BUCKETS", "CHANNELS", "WIRE_TYPES", "Bucket", "Channel", "Pattern", "Role"]
-
-WIRE_TYPES: tuple[type[Body], ...] = (
-    AcknowledgeSequences,
-    AnswerJudged,
-    CancelSequence,
-    CascadePlan,
-    DecisionMade,
-    DrainWorker,
-    ErrorReply,
-    FindRequests,
-    InstanceRecord,
-    InstanceStarting,
-    InstanceStopping,
-    InstanceSummary,
-    JudgeAnswer,
-    PlanProposed,
-    LatencyPrediction,
-    Lease,
-    LengthTag,
-    NoPrediction,
-    OrderAccepted,
-    OrderRefused,
-    Plan,
-    PredictLatency,
-    ProvisionRefused,
-    ProvisioningDecided,
-    RequestFinished,
-    RequestsFound,
-    ResendTokens,
-    ReturnSequences,
-    SequenceAccepted,
-    SequenceRefused,
-    SequencesReturned,
-    ServicePresence,
-    SetInstances,
-    SetRole,
-    SetStepBudget,
-    StartInstance,
-    StatusSnapshot,
-    StopInstance,
-    SubmitSequence,
-    TagRequest,
-    TokensForgotten,
-    TokensGenerated,
-    TokensResent,
-    *BROKER_TYPES,
-    *MIGRATION_TYPES,
-)
-
 
 CHANNELS: tuple[Channel, ...] = (
     Channel(
@@ -380,4 +331,15 @@ BUCKETS: tuple[Bucket, ...] = (
         watchers=(Role.COORDINATOR,),
         summary="The active coordinator of a model.",
     ),
+)
+
+#: Every type that a channel or a bucket carries, by name.
+WIRE_TYPES: tuple[type[Body], ...] = tuple(
+    sorted(
+        {
+            *(kind for channel in CHANNELS for kind in (*channel.messages, *channel.replies)),
+            *(bucket.value for bucket in BUCKETS),
+        },
+        key=lambda kind: kind.__name__,
+    )
 )

@@ -1,12 +1,9 @@
-"""Types and channels of brokers: part of the catalog (catalog.py)."""
+"""Channels of brokers: part of the catalog (catalog.py)."""
 
 from __future__ import annotations
 
 from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadReported, LoadsReported, MoveBid
 from millrace.contracts.channels import Channel, Pattern, Role
-from millrace.contracts.message import Body
-
-BROKER_TYPES: tuple[type[Body], ...] = (AskForMove, BoundaryMoved, LoadReported, LoadsReported, MoveBid)
 
 BROKER_CHANNELS: tuple[Channel, ...] = (
     Channel(

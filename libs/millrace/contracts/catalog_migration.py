@@ -1,4 +1,4 @@
-"""Types and channels of migrations: part of the catalog (catalog.py)."""
+"""Channels of migrations: part of the catalog (catalog.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.contracts.leases import (
     SequenceFrozen,
     UnreserveKv,
 )
-from millrace.contracts.message import Body, ErrorReply
+from millrace.contracts.message import ErrorReply
 from millrace.contracts.migration import (
     AllotEpoch,
     EpochAllotted,
@@ -30,41 +30,13 @@ from millrace.contracts.migration import (
     SequenceMoved,
 )
 
-MIGRATION_TYPES: tuple[type[Body], ...] = (
-    AllotEpoch,
-    EndLease,
-    EpochAllotted,
-    EpochRefused,
-    EvacuateInstance,
-    FreezeSequence,
-    InstanceEvacuated,
-    KvLeased,
-    KvPulled,
-    KvRefused,
-    KvReplicated,
-    LeaseKv,
-    MigrateSequence,
-    MigrationFinished,
-    MigrationPrepared,
-    MoveSequence,
-    PrepareMigration,
-    PullKv,
-    SequenceFrozen,
-    SequenceMoved,
-    UnreserveKv,
-)
-
 MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="lease",
         subject="engine.{instance}.lease",
         pattern=Pattern.REQUEST,
         messages=(LeaseKv,),
-        replies=(
-            KvLeased,
-            KvRefused,
-            ErrorReply,
-        ),
+        replies=(KvLeased, KvRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
         receivers=(Role.WORKER,),
         summary="Pin a running sequence's full blocks for a time.",
@@ -74,12 +46,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         subject="engine.{instance}.freeze",
         pattern=Pattern.REQUEST,
         messages=(FreezeSequence,),
-        replies=(
-            SequenceFrozen,
-            KvLeased,
-            KvRefused,
-            ErrorReply,
-        ),
+        replies=(SequenceFrozen, KvLeased, KvRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
         receivers=(Role.WORKER,),
         summary="Stop a leased sequence for its last blocks to be read.",
@@ -98,11 +65,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         subject="engine.{instance}.prepare",
         pattern=Pattern.REQUEST,
         messages=(PrepareMigration,),
-        replies=(
-            MigrationPrepared,
-            KvRefused,
-            ErrorReply,
-        ),
+        replies=(MigrationPrepared, KvRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
         receivers=(Role.WORKER,),
         summary="Take idle blocks for a sequence to come, and read its first ones.",
@@ -112,11 +75,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         subject="engine.{instance}.pull",
         pattern=Pattern.REQUEST,
         messages=(PullKv,),
-        replies=(
-            KvPulled,
-            KvRefused,
-            ErrorReply,
-        ),
+        replies=(KvPulled, KvRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
         receivers=(Role.WORKER,),
         summary="Read full blocks from another instance.",
@@ -135,11 +94,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         subject="epoch.{ingress}",
         pattern=Pattern.REQUEST,
         messages=(AllotEpoch,),
-        replies=(
-            EpochAllotted,
-            EpochRefused,
-            ErrorReply,
-        ),
+        replies=(EpochAllotted, EpochRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
         receivers=(Role.INGRESS,),
         summary="The epoch that a target shall decode in.",
@@ -167,10 +122,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         subject="migrate.{instance}.start",
         pattern=Pattern.REQUEST,
         messages=(MigrateSequence,),
-        replies=(
-            MigrationFinished,
-            ErrorReply,
-        ),
+        replies=(MigrationFinished, ErrorReply),
         senders=(Role.OPERATOR, Role.COORDINATOR),
         receivers=(Role.BROKER,),
         summary="Move a sequence away from this instance, to a named target or where its broker finds room.",
@@ -180,10 +132,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         subject="migrate.{instance}.evacuate",
         pattern=Pattern.REQUEST,
         messages=(EvacuateInstance,),
-        replies=(
-            InstanceEvacuated,
-            ErrorReply,
-        ),
+        replies=(InstanceEvacuated, ErrorReply),
         senders=(Role.WORKER, Role.OPERATOR, Role.COORDINATOR),
         receivers=(Role.BROKER,),
         summary="Move everything away from this instance.",
@@ -193,10 +142,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         subject="migrate.{instance}.move",
         pattern=Pattern.REQUEST,
         messages=(MoveSequence,),
-        replies=(
-            MigrationFinished,
-            ErrorReply,
-        ),
+        replies=(MigrationFinished, ErrorReply),
         senders=(Role.BROKER,),
         receivers=(Role.MIGRATOR,),
         summary="Its broker's order: move this sequence there.",
@@ -207,12 +153,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         pattern=Pattern.PUBLISH,
         messages=(MigrationFinished,),
         senders=(Role.MIGRATOR,),
-        receivers=(
-            Role.OBSERVER,
-            Role.COORDINATOR,
-            Role.BROKER,
-            Role.PREDICTOR,
-        ),
+        receivers=(Role.OBSERVER, Role.COORDINATOR, Role.BROKER, Role.PREDICTOR),
         summary="What became of a migration.",
     ),
 )

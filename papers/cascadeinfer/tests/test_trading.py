@@ -36,17 +36,16 @@ def test_cascade_counts_what_waits_and_what_is_to_come_as_demand():
     ("bids", "chosen"),
     [
         # Half of one is that one; of two the lighter one; of three the two lighter ones.
-        ([("b", 900, 0)], "b"),
-        ([("b", 900, 0), ("c", 100, 50)], "c"),
-        ([("b", 900, 0), ("c", 100, 50), ("d", 500, 0)], "c"),
-        # Of those, the first to answer; starts only matter beyond three.
-        ([("b", 1, 9), ("c", 2, 8), ("d", 3, 0), ("e", 9, 0), ("f", 9, 0), ("g", 9, 0)], "b"),
-        # Four are lighter: the latest start drops out though it answered first.
-        ([("b", 1, 9), ("c", 2, 8), ("d", 3, 0), ("e", 4, 1), *((name, 9, 0) for name in "fghi")], "c"),
+        ([("b", 900)], "b"),
+        ([("b", 900), ("c", 100)], "c"),
+        # Of those, the first to answer.
+        ([("b", 900), ("c", 100), ("d", 500)], "c"),
+        ([("b", 900), ("c", 500), ("d", 100)], "c"),
+        ([("b", 1), ("c", 2), ("d", 3), ("e", 9), ("f", 9), ("g", 9)], "b"),
     ],
 )
-def test_cascade_drops_the_loaded_half_keeps_three_earliest_and_takes_the_first(bids, chosen):
-    views = [bid(name, load_tokens=tokens, start_ms=start) for name, tokens, start in bids]
+def test_cascade_drops_the_loaded_half_and_takes_the_first_to_answer(bids, chosen):
+    views = [bid(name, load_tokens=tokens) for name, tokens in bids]
     assert pick(CASCADE, *views) == chosen
 
 
@@ -84,7 +83,7 @@ def test_llumnix_takes_the_bid_with_most_idle_memory_if_that_is_more_than_here()
     assert pick(LLUMNIX, bid("b", blocks_idle=900), own=poor, reason=MoveReason.DRAIN) == "b"
 
 
-@pytest.mark.parametrize("fields", [{"excess": -0.1}, {"excess": float("nan")}, {"earliest": 0}, {"offers_max": 0}])
+@pytest.mark.parametrize("fields", [{"excess": -0.1}, {"excess": float("nan")}, {"offers_max": 0}])
 def test_a_parameter_that_makes_no_sense_is_refused_by_name(fields):
     with pytest.raises(msgspec.ValidationError, match=next(iter(fields))):
         parameters(CASCADE, **fields)

@@ -126,7 +126,6 @@ class BidView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     blocks_idle: int
     rest_ns: int = 0
     preemptions: int = 0
-    start_ms: int = 0
     same_machine: bool = False
 
 

@@ -83,14 +83,14 @@ def burden(view: BurdenView, parameters: Parameters) -> int:
 
 
 def pick(view: PickView, parameters: Parameters) -> PickDecision:
-    """The bid with the smallest sum of delays, equal ones by start and name.
+    """The bid with the smallest sum of delays, equal ones by name.
 
     For balance it must save more than the margin, and the larger of the two loads must fall. For every other reason
     the sequence has to leave: the best bid wins whatever it costs. Nobody where nobody bids.
     """
     if not view.bids:
         return PickDecision(None, "nobody bids", [])
-    order = sorted(view.bids, key=lambda bid: (_caused_ns(bid, view), bid.start_ms, bid.bidder))
+    order = sorted(view.bids, key=lambda bid: (_caused_ns(bid, view), bid.bidder))
     scores = [CandidateScore(bid.bidder, _caused_ns(bid, view) / 1e9, _note(bid, view)) for bid in order]
     if view.reason is not MoveReason.BALANCE:
         chosen = order[0]
