@@ -11,6 +11,7 @@ from enum import Enum, StrEnum, auto
 from millrace.actor.transitions import Transition, TransitionTable
 from millrace.contracts.broker import AskForMove, BidRefusal, MoveBid, MoveReason
 from millrace.contracts.migration import MigrationFinished, MigrationMode
+from millrace.policies.trading import MovableSequence
 
 #: Numbers beyond this are no lengths; nor are times beyond that.
 LENGTH_MAX, TIME_MAX = 1 << 31, 1 << 62
@@ -126,3 +127,15 @@ class OutgoingAsk:
     def open_bids(self, now_ns: int) -> list[MoveBid]:
         """Bids that hold, in order of arrival."""
         return [bid for bid, until_ns in self.bids.values() if now_ns < until_ns]
+
+
+def asked_sequence(body: AskForMove) -> MovableSequence:
+    """The sequence of an ask as policies see it."""
+    return MovableSequence(
+        sequence=body.sequence,
+        tokens=body.prompt_tokens + body.output_tokens,
+        output_tokens=body.output_tokens,
+        blocks=body.blocks,
+        rest_p50=body.rest_p50,
+        rest_p90=body.rest_p90,
+    )

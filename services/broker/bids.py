@@ -12,9 +12,9 @@ from millrace.contracts.kv import compatible
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import InstanceRecord
-from millrace.policies.trading import BurdenView, MovableSequence
+from millrace.policies.trading import BurdenView
 
-from services.broker.ask_states import LENGTH_MAX, TIME_MAX
+from services.broker.ask_states import LENGTH_MAX, TIME_MAX, asked_sequence
 from services.broker.asks import GROWTH_BLOCKS
 from services.broker.fences import MoveHistory
 from services.broker.loads import present_load
@@ -93,7 +93,7 @@ class Bids:
         load = present_load(own)
         view = BurdenView(
             own=load,
-            sequence=_movable(body),
+            sequence=asked_sequence(body),
             reason=body.reason,
             asker=self._ctx.view.load(body.source, now_ns),
             peers=self._ctx.view.peers(own.instance, now_ns),
@@ -181,14 +181,3 @@ def _plausible(body: AskForMove) -> bool:
     lengths = (body.prompt_tokens, body.output_tokens, body.blocks, body.max_tokens, body.moves)
     rest = body.rest_p50
     return max(lengths) < LENGTH_MAX and (rest is None or 0 < rest < LENGTH_MAX)
-
-
-def _movable(body: AskForMove) -> MovableSequence:
-    return MovableSequence(
-        sequence=body.sequence,
-        tokens=body.prompt_tokens + body.output_tokens,
-        output_tokens=body.output_tokens,
-        blocks=body.blocks,
-        rest_p50=body.rest_p50,
-        rest_p90=body.rest_p90,
-    )

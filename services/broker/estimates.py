@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.forecast import LeaveForecast
-from millrace.policies.trading import BidView, BurdenView, JoinView, LoadView, MovableSequence
+from millrace.policies.trading import BidView, BurdenView, JoinView, LoadView
 
-from services.broker.ask_states import OutgoingAsk
+from services.broker.ask_states import OutgoingAsk, asked_sequence
 from services.broker.state import BrokerContext, OwnInstance
 
 #: An estimate may be wrong by so much to the sequence's advantage: who asks in vain loses a few messages, who does not
@@ -20,15 +20,7 @@ def estimated_bids(
     ctx: BrokerContext, own: OwnInstance, ask: OutgoingAsk, leave: LeaveForecast | None, targets: Iterable[LoadView]
 ) -> list[BidView]:
     """Bids that those instances would make, if they are of the same kind as this one and run on as heard."""
-    body = ask.body
-    sequence = MovableSequence(
-        sequence=body.sequence,
-        tokens=ask.tokens,
-        output_tokens=body.output_tokens,
-        blocks=body.blocks,
-        rest_p50=body.rest_p50,
-        rest_p90=body.rest_p90,
-    )
+    body, sequence = ask.body, asked_sequence(ask.body)
     bids = []
     for load in targets:
         forecast = _joined(own, load, ask.tokens, leave)

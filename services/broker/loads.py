@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 from millrace.contracts.broker import LoadReported
 from millrace.contracts.status import InstanceRecord, InstanceSummary, SequenceStatus, StatusSnapshot
 from millrace.policies.stages.digest import LengthDigest, digest
@@ -66,13 +65,21 @@ def present_load(own: OwnInstance) -> LoadView:
     )
 
 
-def measured_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, now_ns: int) -> LoadReported:
-    """The load now, with the curve that was forecast last."""
-    snapshot = own.snapshot
+def renew_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, now_ns: int) -> LoadReported:
+    """The load now, with a curve forecast anew where the policy looks at it; notes whether memory will run short."""
+    snapshot, forecast = own.snapshot, None
     assert snapshot is not None, "there is no load without a snapshot"
+    if own.forecasts is not None and ctx.policy.needs_forecast:
+        horizon_ns, boundary = ctx.limits.horizon_ms * MS, ctx.view.boundary(own.instance)
+        forecast = own.forecasts.curve(snapshot, boundary, now_ns, horizon_ns=horizon_ns, points=CURVE_POINTS)
+    if not runs_short(forecast):
+        own.load.short_since_ns = None
+    elif own.load.short_since_ns is None:
+        own.load.short_since_ns = now_ns
     stage = ctx.view.stage(own.instance)
     lengths = digest(length_of(status) for status in (*snapshot.running, *snapshot.waiting))
-    return LoadReported(
+    own.load.at_ns = now_ns
+    own.load.reported = LoadReported(
         instance=own.instance,
         incarnation=snapshot.incarnation,
         model=record.model,
@@ -93,25 +100,9 @@ def measured_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, 
         length_tokens=list(lengths.tokens),
         draining=own.draining,
         memory_risk=own.load.memory_risk,
-        curve=own.load.reported.curve if own.load.reported is not None else None,
+        curve=told_curve(forecast),
         why=own.load.why[:WHY_MAX],
     )
-
-
-def renew_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, now_ns: int) -> LoadReported:
-    """The load with a curve forecast anew, where the policy looks at it; notes whether memory will run short."""
-    assert own.snapshot is not None
-    forecast = None
-    if own.forecasts is not None and ctx.policy.needs_forecast:
-        horizon_ns, boundary = ctx.limits.horizon_ms * MS, ctx.view.boundary(own.instance)
-        forecast = own.forecasts.curve(own.snapshot, boundary, now_ns, horizon_ns=horizon_ns, points=CURVE_POINTS)
-    if not runs_short(forecast):
-        own.load.short_since_ns = None
-    elif own.load.short_since_ns is None:
-        own.load.short_since_ns = now_ns
-    told = measured_load(ctx, own, record, now_ns)
-    own.load.reported = msgspec.structs.replace(told, curve=told_curve(forecast))
-    own.load.at_ns = now_ns
     return own.load.reported
 
 

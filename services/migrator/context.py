@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-import msgspec
-from millrace.actor.effects import Effect, Publish, Reply, Request
+from millrace.actor.effects import Effect, Publish, Reply
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import KvRefused
 from millrace.contracts.local import RequestFailure
@@ -44,28 +43,6 @@ class MigratorContext:
     def limits(self) -> MigratorLimits:
         """Bounds and deadlines."""
         return self.config.limits
-
-
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """A request of a migration. ``about``: its sequence and trace context."""
-
-    subject: str
-    body: Body
-    timeout_ns: int
-    about: tuple[str, str]
-
-
-def ask(half: str, migration: str, number: int, question: Ask) -> Effect:
-    """The request as an effect; its answer comes back under ``<half>/<migration>/<number>``."""
-    sequence, traceparent = question.about
-    return Request(
-        subject=question.subject,
-        body=question.body,
-        correlation=f"{half}/{migration}/{number}",
-        timeout_ns=max(MS, question.timeout_ns),
-        request=request_id_of(sequence),
-        traceparent=traceparent,
-    )
 
 
 def say(subject: str, body: Body, sequence: str, traceparent: str) -> Effect:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from millrace.actor.effects import Effect
+from millrace.actor.effects import Effect, Request
 from millrace.contracts.kv import KvRefusal, compatible
 from millrace.contracts.leases import KvLeased, KvPulled, KvRefused, MigrationPrepared, SequenceFrozen, UnreserveKv
 from millrace.contracts.local import RequestFailure
@@ -25,10 +25,11 @@ from millrace.contracts.migration import (
     MigrationOutcome,
     MoveSequence,
 )
+from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import InstanceRecord
 
 from services.migrator import messages, spans
-from services.migrator.context import MS, OUT, Ask, MigratorContext, Refusal, answer_to, ask, refusal_of, say
+from services.migrator.context import MS, OUT, MigratorContext, Refusal, answer_to, refusal_of, say
 from services.migrator.state import MIGRATIONS, MigrationGuard, MigrationQuestion, MigrationStep, OutgoingMigration
 
 #: Migrations away from an instance at a time: brokers keep far below it, worker leases too.
@@ -196,9 +197,16 @@ class OutgoingMigrations:
     def _ask(self, out: OutgoingMigration, subject: str, body: Body, timeout_ns: int) -> list[Effect]:
         out.number += 1
         submits = out.step is MigrationStep.COMMITTING
-        about = (out.sequence, (out.room.span if submits else "") or out.span)
-        question = Ask(subject=subject, body=body, timeout_ns=timeout_ns, about=about)
-        return [ask(OUT, out.migration, out.number, question)]
+        return [
+            Request(
+                subject=subject,
+                body=body,
+                correlation=f"{OUT}/{out.migration}/{out.number}",
+                timeout_ns=max(MS, timeout_ns),
+                request=request_id_of(out.sequence),
+                traceparent=(out.room.span if submits else "") or out.span,
+            )
+        ]
 
     def _lease(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         limits = self._context.limits

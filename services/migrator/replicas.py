@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millrace.actor.effects import Effect, StartTimer
+from millrace.actor.effects import Effect, Request, StartTimer
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import KvLeased, KvPulled, MigrationPrepared, UnreserveKv
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
+from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 
-from services.migrator.context import MS, REPLICA, Ask, MigratorContext, ask, refusal_of, say
+from services.migrator.context import MS, REPLICA, MigratorContext, refusal_of, say
 from services.migrator.outgoing import OutgoingMigrations
 from services.migrator.replica_state import KvReplica, ReplicaStep
 from services.migrator.state import ManagedInstance
@@ -145,8 +146,9 @@ class Replicas:
     def _ask(self, replica: KvReplica, step: ReplicaStep, subject: str, body: Body, timeout_ns: int) -> list[Effect]:
         replica.step = step
         replica.number += 1
-        question = Ask(subject=subject, body=body, timeout_ns=timeout_ns, about=(replica.sequence, ""))
-        return [ask(REPLICA, replica.name, replica.number, question)]
+        correlation, request = f"{REPLICA}/{replica.name}/{replica.number}", request_id_of(replica.sequence)
+        timeout_ns = max(MS, timeout_ns)
+        return [Request(subject=subject, body=body, correlation=correlation, timeout_ns=timeout_ns, request=request)]
 
     def on_answer(self, name: str, number: int, body: Body | RequestFailure, now_ns: int) -> list[Effect]:
         """The answer to a replica's last question, or that there is none."""
