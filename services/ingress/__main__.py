@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import random
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from millrace.actor.loop import run_to_end
 from millrace.actor.recording import Origin
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.cascade.entry_files import ENTRY_FILE, read_entry
+from millrace.cluster.model_parsers import HERMES, ModelParsers, model_parsers
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
 from millrace.hosting.service import Joining, masked
@@ -42,6 +44,8 @@ from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import LOOK_S, OpenCalls, Tracer
+from services.ingress.parsing.messages import ParsedModel
+from services.ingress.parsing.process import ParserProcess
 from services.ingress.tokens.detokenizer import TextModel
 
 #: How often the key file is looked at, seconds.
@@ -86,7 +90,9 @@ class IngressProcess:
             entries=self._entries(),
         )
         self._actor = build(config, deps)
-        served = {n: self._served(n, t) for n, t in tokenizers.items()}
+        parsers = {model.name: _parsers(model) for model in config.models}
+        self._parsers = self._parser_process(parsers)
+        served = {n: self._served(n, t, parsers[n]) for n, t in tokenizers.items()}
         self._models = ModelRegistry(served, self._serving, self._cascades)
         self._metrics = HttpMetrics(telemetry.registry)
         self._calls = OpenCalls(
@@ -101,6 +107,7 @@ class IngressProcess:
             now_s=time.time,
             on_bug=self._report_bug,
             keep_alive_s=config.http.keep_alive_s,
+            parsers=self._parsers,
         )
 
     async def run(self) -> None:
@@ -127,6 +134,8 @@ class IngressProcess:
         self._telemetry.logger.info("listening", host=config.http.host, port=port)
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(self._watch_keys()), loop.create_task(self._keep_alive())]
+        if self._parsers is not None:
+            tasks.append(loop.create_task(self._parsers.run()))
 
         parent = os.getppid()
 
@@ -203,9 +212,20 @@ class IngressProcess:
                 self._telemetry.logger.error("entry_refused", cascade=cascade.name, reason=str(error))
         return found
 
-    def _served(self, name: str, tokenizer: ModelTokenizer) -> ServedModel:
+    def _served(self, name: str, tokenizer: ModelTokenizer, parsers: ModelParsers) -> ServedModel:
         created = self._incarnation // 1_000_000_000
-        return ServedModel(name=name, tokenizer=tokenizer, max_model_len=tokenizer.max_model_len, created=created)
+        return ServedModel(
+            name=name, tokenizer=tokenizer, max_model_len=tokenizer.max_model_len, created=created, parsers=parsers
+        )
+
+    def _parser_process(self, parsers: Mapping[str, ModelParsers]) -> ParserProcess | None:
+        paths = {model.name: model.path for model in self._config.models}
+        models = [
+            ParsedModel(name, paths[name], each.reasoning, each.tool_calls)
+            for name, each in parsers.items()
+            if each.needs_vllm
+        ]
+        return ParserProcess(models, self._telemetry.logger.warning) if models else None
 
     def _origin(self) -> Origin:
         return Origin(config=msgspec.json.encode(masked(self._config)).decode(), seed=self._incarnation)
@@ -236,6 +256,16 @@ def read_learnt_entry(cascade: CascadeConfig, models: Sequence[ModelConfig]) -> 
         raise ValueError("the configuration names no tiers")
     file = Path(cascade.entry_file) if cascade.entry_file else paths[tiers[-1]] / ENTRY_FILE
     return LearntEntry(read_entry(file, folders=[paths[tier] for tier in tiers]), tiers)
+
+
+def _parsers(model: ModelConfig) -> ModelParsers:
+    """Parsers of a model's output. Without vLLM here only what ingress reads itself: the rest of its output is text."""
+    found = model_parsers(Path(model.path), reasoning=model.reasoning_parser, tool_calls=model.tool_call_parser)
+    if not found.needs_vllm or importlib.util.find_spec("vllm") is not None:
+        return found
+    missing = f"{found.tool_calls or found.reasoning} is a parser of vLLM, which is not installed beside ingress"
+    calls = found.tool_calls if found.tool_calls == HERMES else ""
+    return ModelParsers("", calls, missing, missing)
 
 
 def _text_model(tokenizer: ModelTokenizer, model: ModelConfig) -> TextModel:

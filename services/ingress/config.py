@@ -50,11 +50,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         judge: File of a confidence judge that was fitted to this model's answers; empty for ``judge/confidence.json``
             in its folder. Where that is missing, 100 times the mean token probability is the score, which is not
             calibrated.
+        reasoning_parser: Parser of its reasoning, a name of vLLM's ``--reasoning-parser``; ``auto`` for what its folder
+            calls for, ``none`` for none.
+        tool_call_parser: The same of ``--tool-call-parser``.
     """
 
     name: str
     path: str
     judge: str = ""
+    reasoning_parser: str = "auto"
+    tool_call_parser: str = "auto"
 
 
 class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from millrace.cluster.model_parsers import ModelParsers
 from millrace.contracts.worker import Sampling
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
@@ -39,6 +40,8 @@ from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, Tracer
+from services.ingress.parsing.messages import ParsedModel
+from services.ingress.parsing.process import ParserProcess
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -123,7 +126,8 @@ class FakeCore:
         if call.sampling.logprobs is not None:
             top = [(word, -0.5, word.encode())][: call.sampling.logprobs]
             logprobs = [DeltaLogprob(word, -0.5, word.encode(), top)]
-        return ChoiceDelta(choice, word, 1, self.finish if last else "", None, logprobs)
+        ids = list(word.encode()) if call.tell_tokens else None
+        return ChoiceDelta(choice, word, 1, self.finish if last else "", None, logprobs, ids)
 
     def _do(self, effect: Any) -> None:
         self.handlers[type(effect)](effect)
@@ -156,6 +160,7 @@ async def served(
     limits: ConnectionLimits = LIMITS,
     core: FakeCore | None = None,
     cascades: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    parsers: Mapping[str, ModelParsers] = MappingProxyType({}),
 ) -> AsyncIterator[Rig]:
     """Serves models ``tiny`` and ``tools``, and cascades of them, on a free port of the loopback."""
     core, registry, bugs = core or FakeCore(), CollectorRegistry(), []
@@ -165,6 +170,7 @@ async def served(
             name=name,
             tokenizer=ModelTokenizer.load(write_model_folder(folder / name, template)),
             max_model_len=MAX_MODEL_LEN,
+            parsers=parsers.get(name, ModelParsers()),
         )
         for name, template in (("tiny", TEMPLATE), ("tools", TOOL_TEMPLATE))
     }
@@ -172,6 +178,8 @@ async def served(
         served_models, lambda name: Serving(rig.instances.get(name, 0)), lambda: cascades
     )
     metrics = HttpMetrics(registry)
+    parsed = [ParsedModel(name, str(folder / name), each.reasoning, each.tool_calls) for name, each in parsers.items()]
+    process = ParserProcess(parsed, lambda event, **fields: None)
     calls = OpenCalls(
         deliver=core.deliver,
         models=registry_of_models,
@@ -180,6 +188,7 @@ async def served(
         now_s=time.time,
         on_bug=lambda error, path: bugs.append(error),
         keep_alive_s=5.0,
+        parsers=process if parsers else None,
     )
     core.handlers = dict(calls.handlers())
     rig.models, rig.calls = registry_of_models, calls
@@ -195,9 +204,13 @@ async def served(
     metrics.connections = lambda: server.connections
     rig.port = await server.start("127.0.0.1", 0, reuse_port=False)
     rig.url = f"http://127.0.0.1:{rig.port}"
+    running = asyncio.get_running_loop().create_task(process.run()) if parsers else None
     try:
         yield rig
     finally:
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running])
         await server.stop(0.2)
 
 

@@ -27,6 +27,9 @@ SHELLS = (
     "supervisor/store_guard.py",
     "supervisor/probes.py",
     "supervisor/worker_forker.py",
+    "ingress/parsing/host.py",
+    "ingress/parsing/light_vllm.py",
+    "ingress/parsing/process.py",
     "tagger/shell.py",
     "worker/modelled.py",
     "worker/profile.py",
@@ -44,9 +47,10 @@ IMPURE = frozenset(
 #: `random.Random` is the type of the generator that is passed in; the module's own functions share one hidden state.
 ALLOWED_OF_RANDOM = {"Random"}
 
-#: Everything that knows vLLM's inside lies in services/worker.
+#: Everything that knows vLLM's inside lies in services/worker; its parsers run in a process of ingress's.
 ENGINE_PACKAGES = frozenset({"vllm"})
 ENGINE_HOMES = (
+    "services/ingress/parsing/",
     "services/worker/",
     "tests/engine/",
     "tests/contract/",

@@ -263,6 +263,22 @@ def test_parts_of_an_output_have_fields_of_their_own_in_streams_and_whole_answer
     assert (said[3], events[3]["choices"][0]["finish_reason"]) == ({}, "tool_calls")
 
 
+def test_a_forced_call_takes_nested_models():
+    """Pydantic writes a model within a model as definitions, which references name from the schema's root."""
+    town = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    nested = {"type": "object", "properties": {"town": {"$ref": "#/$defs/Town"}}, "$defs": {"Town": town}}
+    tools = [{"type": "function", "function": {"name": name, "parameters": nested}} for name in "fg"]
+    template = "{# tools #}" + TEMPLATE
+    body = {"messages": USER, "tools": tools, "tool_choice": "required", "response_format": {"type": "json_object"}}
+    structured = call_of(body, registry(template)).sampling.structured
+    assert structured is not None
+    schema = json.loads(structured.json_schema or "")
+    calls = schema["items"]["anyOf"]
+    assert [call["properties"]["parameters"] for call in calls] == [{"$ref": "#/$defs/f0"}, {"$ref": "#/$defs/f1"}]
+    assert schema["$defs"]["f1"]["properties"]["town"] == {"$ref": "#/$defs/f1/$defs/Town"}
+    assert schema["$defs"]["f1"]["$defs"]["Town"] == town
+
+
 def test_a_developer_is_the_system_to_templates_that_do_not_know_one():
     assert prompt_of([{"role": "developer", "content": "a"}]) == "<bos><system>a<eos><assistant>"
 

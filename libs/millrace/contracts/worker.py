@@ -17,7 +17,7 @@ from millrace.contracts.message import Body
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A constraint on the output. Exactly one field is set.
+    """A constraint on the output. Exactly one of the first six fields is set.
 
     Attributes:
         json_schema: JSON text of a schema.
@@ -25,6 +25,9 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         regex: A regular expression.
         choice: One of these strings.
         grammar: An EBNF grammar.
+        structural_tag: JSON of xgrammar's structural tag: where which schema holds.
+        after_reasoning: JSON of the chat template's values. It holds from the end of the reasoning on, which the
+            engine's own parser finds by them; empty where it holds from the first token.
     """
 
     json_schema: str | None = None
@@ -32,6 +35,8 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    structural_tag: str | None = None
+    after_reasoning: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

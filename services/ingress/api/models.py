@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
+from millrace.cluster.model_parsers import ModelParsers
 
 from services.ingress.api.errors import ApiError, unknown_model
 from services.ingress.api.tokenizer import ModelTokenizer
@@ -37,12 +38,14 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_model_len: Prompt plus output bound, tokens; 0 where only engines know it.
         created: Unix seconds, shown in ``/v1/models``.
+        parsers: Of its output; those that are not usable here left out.
     """
 
     name: str
     tokenizer: ModelTokenizer
     max_model_len: int
     created: int = 0
+    parsers: ModelParsers = ModelParsers()
 
 
 class ModelRegistry:

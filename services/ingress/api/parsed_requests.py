@@ -14,15 +14,16 @@ from millrace.contracts.worker import StructuredOutput
 from services.ingress.api.answer_forms import AnswerForm
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.errors import ApiError, bad_value
-from services.ingress.api.messages import prompt_text
+from services.ingress.api.messages import prompt_text, template_values
 from services.ingress.api.model_schema_bounds import bounded_output
 from services.ingress.api.models import ModelRegistry, ServedModel
 from services.ingress.api.requests import CascadeWishes, ChatRequest, CompletionRequest, Shared
 from services.ingress.api.sampling import prompt_too_long, sampling_of
 from services.ingress.api.structured_outputs import structured_output
-from services.ingress.api.tools import NO_TOOLS, ToolPlan, plan_tools
+from services.ingress.api.tools import NO_PARSERS, NO_TOOLS, ToolPlan, plan_tools
 from services.ingress.api.unsupported import refuse_unsupported
 from services.ingress.calls.messages import Call, CallKind, KeyLimits
+from services.ingress.parsing.messages import ParserOpened
 
 #: Characters of the rendered prompt that the tagger sees.
 HEAD_CHARACTERS = 2_048
@@ -60,6 +61,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         include_usage: The stream ends with a usage chunk.
         continuous_usage: Every chunk carries usage.
         echo: The prompt stands before the output.
+        opened: What the parser of its output asks of the engine; None where the parser process does not read it.
         members: Of a request to a cascade: the request for each model that can take it, in the order of tiers; the
             request itself is then that of the first one.
         cascade: Name of the cascade; empty for none.
@@ -76,6 +78,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    opened: ParserOpened | None = None
     members: tuple[ParsedRequest, ...] = ()
     cascade: str = ""
     form: AnswerForm | None = None
@@ -110,7 +113,7 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
         ApiError: what the client has to change.
     """
     template = model.tokenizer.template
-    tools = plan_tools(request, template.traits) if template is not None else NO_TOOLS
+    tools = plan_tools(request, template.traits, model.parsers) if template is not None else NO_TOOLS
     text = prompt_text(request, template)
     usage, continuous = _stream_options(request)
     return ParsedRequest(
@@ -178,12 +181,12 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
     Raises:
         ApiError: 400 for what depends on the prompt's length.
     """
-    request = parsed.request
+    request, opened = parsed.request, parsed.opened
     shortest = min(map(len, prompts))
     if shortest == 0:
         param = "messages" if parsed.kind is CallKind.CHAT else "prompt"
         raise bad_value(param, f"`{param}` gives a prompt of no tokens.")
-    asked = parsed.tools.structured or structured_output(request)
+    asked = _constraint(parsed)
     structured = bounded_output(asked, parsed.model.tokenizer.schema_bounds)
     sampling = sampling_of(
         request,
@@ -205,7 +208,8 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         key=caller.key,
         limits=caller.limits,
         stream=bool(request.stream),
-        skip_special_tokens=request.skip_special_tokens is not False,
+        skip_special_tokens=request.skip_special_tokens is not False and not (opened and opened.special_tokens),
+        tell_tokens=opened is not None,
         traceparent=caller.traceparent,
         parent_span_id=caller.parent_span_id,
         client_id=caller.client_id,
@@ -213,10 +217,27 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
     )
 
 
+def _constraint(parsed: ParsedRequest) -> StructuredOutput | None:
+    opened = parsed.opened
+    if opened is None:
+        return parsed.tools.structured or structured_output(parsed.request)
+    if opened.structural_tag or opened.json_schema:
+        made = StructuredOutput(structural_tag=opened.structural_tag or None, json_schema=opened.json_schema or None)
+    elif (own := structured_output(parsed.request)) is not None:
+        made = own
+    else:
+        return None
+    if opened.reasoning_ended:
+        return made
+    assert isinstance(parsed.request, ChatRequest)
+    values = msgspec.json.encode(template_values(parsed.request)).decode()
+    return msgspec.structs.replace(made, after_reasoning=values)
+
+
 def _constraint_param(parsed: ParsedRequest, structured: StructuredOutput | None) -> str:
     if structured is None:
         return ""
-    if parsed.tools.structured is not None:
+    if parsed.tools.structured is not None or (parsed.opened and parsed.opened.structural_tag):
         return "tools"
     return "structured_outputs" if parsed.request.structured_outputs is not None else "response_format"
 
@@ -240,7 +261,9 @@ def for_each_member(
     parsed: dict[str, ParsedRequest] = {}
     found: list[ParsedRequest] = []
     refusals: list[ApiError] = []
-    for model in members:
+    for each in members:
+        # Answers of the models of a cascade are judged and told as text, but for calls that are read here.
+        model = msgspec.structs.replace(each, parsers=NO_PARSERS)
         key = model.tokenizer.fingerprint or model.name
         try:
             parsed[key] = msgspec.structs.replace(parsed[key], model=model) if key in parsed else parse(model)

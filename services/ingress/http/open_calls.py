@@ -27,10 +27,12 @@ from millrace.telemetry.tracecontext import (
 from services.ingress.api.cascade_reports import answering_headers
 from services.ingress.api.cascade_requests import able_variants, build_any_call
 from services.ingress.api.dialects import in_own_words
-from services.ingress.api.errors import SERVER, ApiError, refusal
+from services.ingress.api.errors import SERVER, ApiError, bad_value, refusal
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.output_readers import JsonCallReader, OutputReader
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
+from services.ingress.api.parser_requests import parser_request
+from services.ingress.api.requests import ChatRequest
 from services.ingress.api.responses import ChatResponse, CollectedResponse, CompletionResponse
 from services.ingress.api.streams import COMMENT, ChatStream, CompletionStream, EventStream, ResponseHead, error_event
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
@@ -49,6 +51,8 @@ from services.ingress.calls.messages import (
 )
 from services.ingress.http.keys import KeyHolder
 from services.ingress.http.metrics import HttpMetrics
+from services.ingress.parsing.messages import OpenParser, ParserOpened
+from services.ingress.parsing.process import ParserProcess, ProcessReader
 
 #: Interval of ``OpenCalls.keep_alive``, seconds.
 LOOK_S = 0.5
@@ -143,13 +147,16 @@ class OpenCalls:
         now_s: Callable[[], float],
         on_bug: Callable[[BaseException, str], None],
         keep_alive_s: float,
+        parsers: ParserProcess | None = None,
     ) -> None:
         """Args:
         deliver: Gives the core a body with a trace context.
         now_s: Unix time, for ``created``.
         on_bug: Told of an exception that should not have been, with the path.
         keep_alive_s: Longest time without a byte in a stream.
+        parsers: None where no model's output needs one.
         """
+        self._parsers = parsers
         self._deliver = deliver
         self._models = models
         self._metrics = metrics
@@ -225,6 +232,60 @@ class OpenCalls:
         self, exchange: Exchange, path: str, parsed: ParsedRequest, prompts: list[list[list[int]]], holder: KeyHolder
     ) -> None:
         request = self.next_id()
+        if parsed.tools.mode is ToolMode.PARSED and parsed.opened is None:
+            self._open_parser(exchange, path, parsed, prompts, holder, request)
+            return
+        self._begin(exchange, path, parsed, prompts, holder, request, None)
+
+    def _open_parser(
+        self,
+        exchange: Exchange,
+        path: str,
+        parsed: ParsedRequest,
+        prompts: list[list[list[int]]],
+        holder: KeyHolder,
+        request: str,
+    ) -> None:
+        """Ask the parser of the call's output what it needs of the engine, and begin then."""
+        assert isinstance(parsed.request, ChatRequest)
+        assert self._parsers is not None, "no model has parsers without it"
+
+        def opened(answer: ParserOpened) -> None:
+            if exchange.closed:
+                reader.close()
+                return
+            try:
+                if answer.refusal:
+                    raise bad_value("tools", answer.refusal)
+                self._begin(
+                    exchange, path, msgspec.structs.replace(parsed, opened=answer), prompts, holder, request, reader
+                )
+            except ApiError as error:
+                reader.close()
+                self.answer_error(exchange, path, error)
+
+        question = OpenParser(
+            request,
+            parsed.model.name,
+            parser_request(parsed.request),
+            prompts[0],
+            parsed.request.n or 1,
+            not parsed.request.stream,
+        )
+        reader = ProcessReader(self._parsers, question, opened)
+        reader.named = bool(parsed.tools.function)
+        reader.hidden = parsed.request.include_reasoning is False
+
+    def _begin(
+        self,
+        exchange: Exchange,
+        path: str,
+        parsed: ParsedRequest,
+        prompts: list[list[list[int]]],
+        holder: KeyHolder,
+        request: str,
+        reader: OutputReader | None,
+    ) -> None:
         trace, parent = self._trace(exchange)
         caller = Caller(
             request=request,
@@ -237,6 +298,7 @@ class OpenCalls:
         call = build_any_call(parsed, prompts, caller, self._models.limit)
         headers = [(b"x-request-id", client_id(exchange) or request.encode())]
         view = ResponseView(exchange, path, headers, opens_early=bool(parsed.members) and call.stream)
+        view.reader = reader
         if parsed.members:
             view.shape = lambda model: self._shape_member(view, parsed, call, model)
         else:
@@ -260,7 +322,7 @@ class OpenCalls:
         prompt_tokens = sum(map(len, call.prompts))
         head = ResponseHead(f"{prefix}{call.request}", int(self._now_s()), call.model, choices, prompt_tokens)
         echo = self._echo(parsed, call)
-        if parsed.tools.mode is not ToolMode.NONE:
+        if view.reader is None and parsed.tools.mode is not ToolMode.NONE:
             view.reader = JsonCallReader(parsed.tools, choices)
         if parsed.form is not None:
             if call.stream:

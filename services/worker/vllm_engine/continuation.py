@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 
 #: Key in SamplingParams.extra_args: number of tokens at the prompt's end that are output.
 OUTPUT_TOKENS = "millrace_output_tokens"
@@ -27,10 +28,11 @@ def extra(request: Request, key: str) -> Any:
     return arguments.get(key) if arguments else None
 
 
-def restore_output(request: Request) -> None:
+def restore_output(request: Request, structured: StructuredOutputManager) -> None:
     """Makes the tail of a new request's prompt its output. Call before the scheduler queues it.
 
-    ``_all_token_ids`` and the block hashes cover the tail already and stay as they are.
+    ``_all_token_ids`` and the block hashes cover the tail already and stay as they are. A grammar that holds from the
+    end of the reasoning on accepts what follows it in the tail, and nothing where the tail is all reasoning.
     """
     count = extra(request, OUTPUT_TOKENS) or 0
     if not count:
@@ -42,9 +44,12 @@ def restore_output(request: Request) -> None:
     request._output_token_ids.extend(tail)
     # The scheduler would assert that no more than the prompt was found in the prefix cache.
     request.prefill_stats = None
-    if request.structured_output_request is not None:
-        grammar = request.structured_output_request._grammar
-        request.structured_output_request.grammar = _accepting(grammar, request.request_id, tail)
+    wanted = request.structured_output_request
+    if wanted is not None:
+        start, _ = structured._get_constraint_bounds(request, tail, spec_tokens_committed=True)
+        if start <= len(tail):
+            wanted.reasoning_ended = True
+            wanted.grammar = _accepting(wanted._grammar, request.request_id, tail[start:])
 
 
 class GrammarRefusedTail(Exception):

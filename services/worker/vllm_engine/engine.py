@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -229,6 +230,10 @@ class VllmEngine:
         if structured is not None and backend:  # verified on trial; here it would hold up the loop
             structured._backend = backend
             request.sampling_params.structured_outputs = structured
+        request.reasoning_ended = True
+        if constraint is not None and constraint.after_reasoning:
+            request.reasoning_ended = False
+            request.reasoning_parser_kwargs = {"chat_template_kwargs": json.loads(constraint.after_reasoning)}
         return request
 
     def cancel(self, sequences: list[str]) -> None:

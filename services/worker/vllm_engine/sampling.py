@@ -76,6 +76,7 @@ def structured_params(constraint: StructuredOutput) -> StructuredOutputsParams:
         json_object=constraint.json_object or None,
         regex=constraint.regex,
         grammar=constraint.grammar if constraint.choice is None else choice_as_grammar(constraint.choice),
+        structural_tag=constraint.structural_tag,
     )
 
 

@@ -70,7 +70,7 @@ class SnapshotMixin(_Base):
     def add_request(self, request: Request) -> None:
         """Queues a request, continued ones with their output restored."""
         if request.request_id not in self.requests:
-            continuation.restore_output(request)
+            continuation.restore_output(request, self.structured_output_manager)
             request.millrace_fixed = _fixed(request)
         super().add_request(request)
 

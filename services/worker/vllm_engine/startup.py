@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
+from millrace.cluster.model_parsers import model_parsers
 from millrace.lengths.head import HEAD_FILE
 from vllm import envs
 from vllm.config import VllmConfig
@@ -75,7 +76,12 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
         "async_scheduling": config.async_scheduling,
         # One backend: an engine keeps that of its first constraint, and another one's leave out what it does not know.
         # Optional white space is what small models write up to max_tokens.
-        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        "structured_outputs_config": {
+            "backend": "xgrammar",
+            "disable_any_whitespace": True,
+            # Constraints that hold after the reasoning only; ingress chooses the same parser for its texts.
+            "reasoning_parser": model_parsers(Path(config.model_path)).reasoning,
+        },
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "scheduler_cls": f"{_PACKAGE}.snapshot_scheduler.SnapshotAsyncScheduler",

@@ -1,0 +1,87 @@
+"""Messages between an ingress and its parser process: length-prefixed MessagePack, answered in order."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class OpenParser(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A call begins. Answered by ParserOpened.
+
+    Attributes:
+        request: JSON of vLLM's ChatCompletionRequest, messages left out.
+        prompts: Token ids.
+        choices: Per prompt.
+        whole: Each choice is parsed once, when it is complete.
+    """
+
+    call: str
+    model: str
+    request: bytes
+    prompts: list[list[int]]
+    choices: int
+    whole: bool
+
+
+class ParserOpened(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Demands of a call's parser on the engine.
+
+    Attributes:
+        refusal: Why it takes no such call; empty where it does.
+        json_schema, structural_tag: Constraint that makes its tool calls; empty for none.
+        special_tokens: The text that it reads has them.
+        reasoning_ended: A constraint holds from the first token, not only after the reasoning.
+    """
+
+    call: str
+    refusal: str = ""
+    json_schema: str = ""
+    structural_tag: str = ""
+    special_tokens: bool = False
+    reasoning_ended: bool = True
+
+
+class ReadOutput(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """New output: (choice, text, token ids, whether it has ended). Answered by OutputRead."""
+
+    call: str
+    outputs: list[tuple[int, str, list[int], bool]]
+
+
+class OutputRead(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Parts of these outputs: (text, reasoning, parts of calls: index, name, arguments, id) for each.
+
+    Attributes:
+        reasoning_tokens: Of the choices that have ended; -1 where the model has no reasoning.
+        fault: What went wrong in a parser, whose choice is text from here on; empty for nothing.
+    """
+
+    call: str
+    parts: list[tuple[str, str, list[tuple[int, str, str, str]]]]
+    reasoning_tokens: int = -1
+    fault: str = ""
+
+
+class CloseParser(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The call is over. Not answered."""
+
+    call: str
+
+
+class ParsersReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """First message of the process. ``faults``: why a model's parsers cannot be used, by the model's name."""
+
+    faults: dict[str, str]
+
+
+Question = OpenParser | ReadOutput | CloseParser
+Answer = ParsersReady | ParserOpened | OutputRead
+
+
+class ParsedModel(msgspec.Struct, frozen=True):
+    """A model whose output is parsed; the process's configuration is a list of these as JSON."""
+
+    name: str
+    path: str
+    reasoning_parser: str
+    tool_call_parser: str

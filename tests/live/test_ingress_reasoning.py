@@ -1,0 +1,86 @@
+"""Reasoning and calls of models whose output vLLM's parsers read, as OpenAI's client gets them over HTTP."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from millrace.cluster.model_parsers import ModelParsers
+
+from tests.live.ingress_rig import Rig, served
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+
+MESSAGES: Any = [{"role": "user", "content": "hi"}]
+TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+OUTPUT = 'Where?</think>I look. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with served(tmp_path, parsers={"tools": ModelParsers("qwen3", "hermes")}) as rig:
+        rig.core.words = lambda call, i: OUTPUT[i]
+        rig.core.finish = "stop"
+        yield rig
+
+
+@pytest.fixture
+async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_reasoning_text_and_calls_come_apart_whole_and_streamed(client: openai.AsyncOpenAI, rig: Rig):
+    fields: Any = {"model": "tools", "messages": MESSAGES, "tools": TOOLS, "max_tokens": len(OUTPUT)}
+    whole = await client.chat.completions.create(**fields)
+    said = whole.choices[0]
+    message: Any = said.message
+    assert (message.reasoning, message.reasoning_content, message.content) == ("Where?", "Where?", "I look.")
+    assert [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls] == [("f", {"a": 1})]
+    assert (said.finish_reason, whole.usage.completion_tokens) == ("tool_calls", len(OUTPUT))
+    assert whole.usage.completion_tokens_details.reasoning_tokens is not None
+    reasoning, text, arguments, finish = "", "", "", ""
+    async for chunk in await client.chat.completions.create(**fields, stream=True):
+        delta: Any = chunk.choices[0].delta
+        reasoning += getattr(delta, "reasoning", None) or ""
+        text += delta.content or ""
+        arguments += "".join(call.function.arguments or "" for call in delta.tool_calls or [])
+        finish = chunk.choices[0].finish_reason or finish
+    assert (reasoning, text.strip(), json.loads(arguments), finish) == ("Where?", "I look.", {"a": 1}, "tool_calls")
+    assert not rig.bugs
+
+
+async def test_reasoning_can_be_left_out(client: openai.AsyncOpenAI):
+    fields: Any = {"model": "tools", "messages": MESSAGES, "max_tokens": len(OUTPUT)}
+    answer = await client.chat.completions.create(**fields, extra_body={"include_reasoning": False})
+    assert not hasattr(answer.choices[0].message, "reasoning")
+    assert (answer.choices[0].message.content or "").startswith("I look.")
+
+
+async def test_a_constraint_waits_for_the_end_of_the_reasoning(client: openai.AsyncOpenAI, rig: Rig):
+    fields: Any = {"model": "tools", "messages": MESSAGES, "max_tokens": 4}
+    await client.chat.completions.create(**fields, response_format={"type": "json_object"})
+    await client.chat.completions.create(**fields, tools=TOOLS, tool_choice="required")
+    await client.chat.completions.create(
+        **fields, response_format={"type": "json_object"}, extra_body={"include_reasoning": False}
+    )
+    form, forced, hidden = [call.sampling.structured for call in rig.core.calls]
+    assert (form.json_object, form.after_reasoning) == (True, "{}")
+    assert forced.structural_tag
+    assert forced.after_reasoning == "{}"
+    assert hidden.after_reasoning == ""
+
+
+async def test_a_request_that_vllm_refuses_is_a_400(rig: Rig):
+    async with httpx.AsyncClient(base_url=rig.url, timeout=60) as client:
+        body = {"model": "tools", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "auto", "max_tokens": 4}
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}]
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 400
+    assert not rig.bugs
