@@ -13,8 +13,8 @@ Owns, per model that is led, the flip under way in each stage, and roles that ar
 | StopRequested | | Stop |
 
 A flip: the instance does BOTH first, which every message under way allows: it takes new requests and keeps what it has.
-The last hop waits until nothing moves from or to it, and until its decodes are few or ``drain_s`` is over; the rest is
-handed off after it. Where that does not come about within HOP_NS it stays with BOTH.
+The last hop waits until nothing moves away from it, and one to PREFILL until no decode runs there or arrives, or
+``drain_s`` is over; the rest is handed off after it. Where that does not come about within HOP_NS it stays with BOTH.
 
 Invariants: at most one flip under way per stage; nothing is flipped twice within ``gap_s``; a flip leaves a stage that
 can prefill and decode.
@@ -33,7 +33,7 @@ from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRef
 from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import InstanceSummary, ServicePresence
+from millrace.contracts.status import InstanceSummary, LoadIndicators, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.policies.roles import Flip, RoleInstance, RolesView, may_take_role
 
@@ -282,19 +282,20 @@ class RolesActor:
         late = now_ns - flip.since_ns >= HOP_NS
         if flip.instance not in stage.instances or late or not self._capable(known, plan, stage, flip):
             return self._end(known, stage.name, "given_up", now_ns)
-        if not flip.shown_ns or self._drains(flip, now_ns) or self.open_moves(flip.instance, now_ns):
+        if not flip.shown_ns or self._drains(flip, now_ns) or self._leaving(flip.instance, now_ns):
             return []
         return self._end(known, stage.name, "done", now_ns)
 
     def _drains(self, flip: OpenFlip, now_ns: int) -> bool:
-        """Whether it is too soon for the last hop; decodes of one that is to prefill may end there for a while."""
+        """Whether it is too soon for the last hop; decodes of one that is to prefill may end there for a while. Who
+        arrives at one that is to decode suits it: under load somebody always does.
+        """
         done_both_ns = now_ns - flip.shown_ns
         settled = done_both_ns >= _ns(self._config.settle_s)
         if flip.target is not InstanceRole.PREFILL or done_both_ns >= _ns(self._config.drain_s):
             return not settled
-        summary = self._led.summaries.get(flip.instance)
-        told = summary.indicators if summary is not None else None
-        return not settled or (told is not None and told.decode.running > 0)
+        told = self._indicators(flip.instance)
+        return not settled or (told is not None and told.decode.running + told.decode.moving > 0)
 
     def _capable(self, known: ModelRoles, plan: Plan, stage: Stage, flip: OpenFlip) -> bool:
         roles = {name: known.roles.get(name) or self._home(known, plan, name) for name in stage.instances}
@@ -310,13 +311,15 @@ class RolesActor:
         fields["took_s"] = f"{(now_ns - flip.since_ns) / 1e9:.1f}"
         return [Log(level="info", event="flip_ended", fields=fields)]
 
-    def open_moves(self, instance: str, now_ns: int) -> int:
-        """Sequences on their way from or to an instance."""
-        told = [n for (_, name), (at_ns, n) in self._moves.items() if name == instance and now_ns - at_ns < MOVES_NS]
+    def _indicators(self, instance: str) -> LoadIndicators | None:
         summary = self._led.summaries.get(instance)
-        if summary is not None and summary.indicators is not None:
-            told.append(summary.indicators.prefill.moving + summary.indicators.decode.moving)
-        return max(told, default=0)
+        return summary.indicators if summary is not None else None
+
+    def _leaving(self, instance: str, now_ns: int) -> int:
+        """Sequences on their way from an instance."""
+        told = [n for (_, name), (at_ns, n) in self._moves.items() if name == instance and now_ns - at_ns < MOVES_NS]
+        indicators = self._indicators(instance)
+        return max([*told, indicators.prefill.moving if indicators is not None else 0])
 
     # orders
 
@@ -353,7 +356,9 @@ class RolesActor:
         if held := self._fence(known, stage.name, body.instance, now_ns):
             reason = OrderRefusal.FLIP_OPEN if stage.name in known.open else OrderRefusal.FLIPPED_LATELY
             return OrderRefused(reason=reason, detail=held)
-        if moves := self.open_moves(body.instance, now_ns):
+        indicators = self._indicators(body.instance)
+        arriving = indicators.decode.moving if indicators is not None else 0
+        if moves := self._leaving(body.instance, now_ns) + arriving:
             detail = f"{moves} moves from or to {body.instance} are under way"
             return OrderRefused(reason=OrderRefusal.MOVES_OPEN, detail=detail)
         return None

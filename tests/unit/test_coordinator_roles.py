@@ -141,6 +141,22 @@ def test_decodes_may_end_before_the_last_hop_to_prefill() -> None:
     assert story.roles["d0"] is PREFILL
 
 
+def test_who_keeps_arriving_holds_no_flip_to_decode_and_one_to_prefill_no_longer_than_decodes_do() -> None:
+    """Under load a hand-off is on its way to whoever decodes at all times."""
+    arriving = LoadIndicators(decode=PhaseQueues(moving=3))
+    story = Story(config=ORDERED)
+    story.loads = {"p0": arriving, "d0": arriving}
+    story.order("p0", DECODE)
+    story.until(3)
+    assert story.roles["p0"] is DECODE
+    story.order("d0", PREFILL)
+    story.until(7)
+    assert story.roles["d0"] is BOTH
+    story.until(2)
+    assert story.roles["d0"] is PREFILL
+    assert story.counts() == {"begun": 2, "done": 2}
+
+
 def test_a_flip_whose_last_hop_never_comes_stays_with_both() -> None:
     story = Story(config=ORDERED)
     story.moving = {"p0": 1}

@@ -1,7 +1,7 @@
 """Gives an instance another role: prefill, decode or both.
 
 The coordinator of the instance's model changes the role in two steps. First the instance has the role `both`: it takes
-new requests and keeps its own until no migration from or to it is open. Then it gets its new role. Running requests
+new requests and keeps its own until no migration from it is open. Then it gets its new role. Running requests
 continue without a pause. The order waits while another flip is under way, and for 10 s after a flip of the instance or
 of another one of its stage; with --now it is refused instead, and also while migrations are open. It is always refused
 for an unknown instance, if a stage would have no instance for prefill or for decode, and if the plan has changed since
