@@ -18,24 +18,6 @@ def _tiers(*probabilities: float, value: float = 100.0) -> tuple[int, int]:
     return int(first[0]), int(last[0])
 
 
-def test_a_prompt_that_the_small_model_answers_enters_there():
-    assert _tiers(0.95, 0.97, 0.99)[0] == 0
-
-
-def test_a_prompt_that_small_models_fail_at_skips_them():
-    assert _tiers(0.02, 0.03, 0.9) == (2, 2)
-    assert _tiers(0.02, 0.9, 0.9) == (1, 1)
-
-
-def test_a_prompt_that_all_fail_at_costs_one_small_attempt():
-    assert _tiers(0.01, 0.01, 0.02) == (0, 0)
-
-
-def test_a_right_answer_worth_less_goes_less_far():
-    assert _tiers(0.5, 0.6, 0.8, value=1000.0)[1] == 2
-    assert _tiers(0.5, 0.6, 0.8, value=1.0) == (0, 0)
-
-
 def test_a_smaller_model_that_is_better_ends_the_way():
     assert _tiers(0.3, 0.9, 0.5)[1] == 1
 

@@ -93,15 +93,6 @@ def test_a_quality_that_no_plan_reaches_gives_the_best_one_flagged(folder: Path)
     assert all(value <= 100 for value in result.chosen.thresholds)
 
 
-def test_a_latency_is_kept_with_the_best_quality_within_it(folder: Path) -> None:
-    slow = plan_job(_job(folder, quality=None, latency_s=60.0), STEP_TIMES).chosen
-    quick = plan_job(_job(folder, quality=None, latency_s=0.2), STEP_TIMES).chosen
-    assert slow is not None
-    assert quick is not None
-    assert quick.p95_s <= slow.p95_s
-    assert quick.quality <= slow.quality
-
-
 def test_a_tier_without_instances_gets_no_request(folder: Path) -> None:
     result = plan_job(_job(folder, large=0), STEP_TIMES)
     assert result.chosen is not None

@@ -7,13 +7,10 @@ import math
 import numpy as np
 import pytest
 from millrace.cascade.routing import (
-    REJECT_ALL,
     initial_thresholds,
     route,
     routings,
     routings_near,
-    subset_routings,
-    threshold_choices,
 )
 from millrace.cascade.sample import JudgedSample
 
@@ -41,12 +38,6 @@ def test_an_answer_at_its_threshold_is_accepted_and_the_last_tier_is_never_judge
     assert routed.quality == (90 + 50 + 40 + 99) / 4
 
 
-def test_tiers_are_reached_one_after_the_other() -> None:
-    routed = route(THREE, (90, 90))
-    assert routed.reached.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1]]
-    assert routed.answered_by.tolist() == [0, 1, 2, 2]
-
-
 def test_an_entry_tier_skips_the_ones_before() -> None:
     routed = route(THREE, (90, 90), entry=np.array([0, 1, 2, 0]))
     assert routed.reached.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]]
@@ -66,12 +57,6 @@ def test_the_first_thresholds_give_tier_i_the_ith_part() -> None:
     drawn = sample(scores.tolist(), np.full((600, 3), 50.0).tolist())
     shares = route(drawn, initial_thresholds(drawn)).shares
     assert shares == pytest.approx((1, 1 / 2, 1 / 3), abs=0.01)
-
-
-def test_equal_scores_leave_two_choices() -> None:
-    assert threshold_choices(np.full(9, 70.0), 10) == (70.0, REJECT_ALL)
-    equal = sample([[70]] * 4, [[50, 60]] * 4)
-    assert sorted(routed.shares[1] for routed in routings(equal)) == [0.0, 1.0]
 
 
 def test_every_distinct_routing_is_told_once_and_thinned() -> None:
@@ -114,12 +99,6 @@ def test_tiers_that_are_passed_over_are_not_reached_and_the_last_one_asked_deliv
     assert set(ends.answered_by.tolist()) == {0, 2}
     with pytest.raises(ValueError, match="starts at tier 2"):
         route(THREE, (50, 90), entry=np.full(THREE.count, 2), tiers=(0, 1))
-
-
-def test_choices_of_models_hold_each_model_alone():
-    drawn = sample(THREE.scores.tolist(), THREE.quality.tolist())
-    shares = {routed.shares for routed in subset_routings(drawn, 5)}
-    assert {(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)} <= shares
 
 
 def test_thresholds_between_the_grids_neighbours_lie_closer_to_the_chosen_ones():

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.planner import CascadePlanner
-from millrace.cascade.routing import REJECT_ALL
 from millrace.cascade.thresholds import choose_thresholds, misses_quality, outdated, simulated_under, thresholds_for
 
-from tests.unit.test_cascade_planner import engine, judged, problem
-
-SMALL = engine(1.0)
+from tests.unit.test_cascade_planner import judged, problem
 
 
 def test_thresholds_on_the_planned_replicas_are_as_good_as_the_plan():
@@ -21,18 +17,6 @@ def test_thresholds_on_the_planned_replicas_are_as_good_as_the_plan():
     assert again is not None
     assert again.meets
     assert again.p95_s <= plan.p95_s + 1e-9
-
-
-def test_thresholds_avoid_tiers_without_replicas():
-    planner = CascadePlanner(problem(quality_min=10.0))
-    deployments = (TierDeployment(((SMALL, 4),), (1.0,)), TierDeployment((), ()), TierDeployment((), ()))
-    found = thresholds_for(planner, deployments)
-    assert found is not None
-    assert found.routed.shares == (1.0, 0.0, 0.0)
-    alone = simulated_under(planner, (REJECT_ALL, 0.0), deployments)
-    assert alone is not None
-    assert alone.routed.shares == (1.0, 0.0, 0.0)
-    assert simulated_under(planner, (REJECT_ALL, 0.0), (TierDeployment((), ()),) * 3) is None
 
 
 def test_the_present_plan_is_kept_while_traffic_stays_and_outdated_when_it_doubles():
@@ -63,16 +47,6 @@ def test_thresholds_in_force_give_way_only_to_better_ones(seed: int, threshold: 
         assert found.design.p95_s <= now.p95_s
     again = choose_thresholds(planner, plan.deployments, in_force=found.design.routed.thresholds)
     assert again.kept
-
-
-def test_thresholds_in_force_are_kept_where_others_only_raise_the_quality():
-    planner = CascadePlanner(problem(quality_min=60.0))
-    plan = planner.plan()
-    assert plan is not None
-    found = choose_thresholds(planner, plan.deployments, in_force=plan.routed.thresholds)
-    assert found.kept
-    assert found.design is not None
-    assert found.design.routed.thresholds == plan.routed.thresholds
 
 
 def test_a_shortfall_that_the_sample_explains_is_no_miss():

@@ -101,12 +101,6 @@ def test_an_instance_without_a_heartbeat_is_suspect_and_later_gone() -> None:
     assert view.instances(T0 + GONE_NS + 1) == []
 
 
-def test_a_draining_instance_says_so() -> None:
-    view = ClusterView()
-    view.hear(summary(draining=True), T0)
-    assert only(view).state == "draining"
-
-
 def test_the_supervisor_s_word_that_a_worker_is_dead_counts_for_that_incarnation_only() -> None:
     view = ClusterView()
     view.hear(summary(), T0)
@@ -122,15 +116,6 @@ def test_a_registered_instance_that_says_nothing_yet_is_starting() -> None:
     assert (only(view).state, only(view).blocks_total) == ("starting", 100)
     view.hear_stored("instance", [], T0)
     assert view.instances(T0) == []
-
-
-def test_the_stage_comes_from_the_plan() -> None:
-    view = ClusterView()
-    view.hear(summary(), T0)
-    assert only(view).stage == ""
-    stages = [Stage(name="s1", length_min=0, length_max=None, instances=["w0"])]
-    view.hear_stored("plan", [Plan(model="tiny", epoch=1, stages=stages, coordinator="c")], T0)
-    assert only(view).stage == "s1"
 
 
 def test_how_kv_moves_and_which_role_an_instance_has_are_told() -> None:
@@ -266,13 +251,6 @@ def two_that_move() -> ClusterView:
     return view
 
 
-def test_each_instance_says_how_many_leave_and_arrive() -> None:
-    view = two_that_move()
-    rows = [(row.instance, row.leaving, row.arriving) for row in view.instances(T0)]
-    assert rows == [("w0", 2, 0), ("w1", 0, 1), ("w2", 0, 0)]
-    assert view.totals(view.instances(T0)).migrations == 2
-
-
 def test_migrations_are_told_oldest_first_and_grow_older_while_nothing_is_heard() -> None:
     rows = two_that_move().migrations(T0 + S // 2)
     assert [(row.sequence, row.age_s) for row in rows] == [("r1.0", 3.5), ("r2.0", 1.5)]
@@ -321,19 +299,6 @@ def test_a_long_list_of_migrations_is_bounded_and_counted() -> None:
     assert "12 more migrations" in text
     assert "r31.0" in text, "the oldest are shown"
     assert "r00.0" not in text
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_migration_is_one_line_however_long_its_name(width: int) -> None:
-    view = ClusterView()
-    names = {"source": "worker-10", "target": "worker-11"}
-    view.hear(moving(migrations=[migration("0123456789abcdef" * 4 + ".0", **names)]), T0)
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(cluster_tables("local", view, T0, width=width))
-    (line,) = [line for line in console.export_text().splitlines() if line.startswith("0123")]
-    for word in ("worker-10", "worker-11", "pulling", "3.3 MiB", "1.0s"):
-        assert word in line
-    assert len(line) <= width
 
 
 def test_bytes_are_told_in_their_largest_unit() -> None:
@@ -412,15 +377,3 @@ def test_a_stage_ends_where_its_boundary_was_moved_to_within_this_plan() -> None
     assert [(row.length_min, row.length_max) for row in view.stages([])] == [(0, 650), (650, None)]
     view.hear(moved_boundary(300, 1), T0)
     assert [(row.length_min, row.length_max) for row in view.stages([])] == [(0, 720), (720, None)]
-
-
-def test_a_stage_without_instances_names_who_covers_it() -> None:
-    assert "- (s0)" in drawn(staged(covered=True))
-
-
-def test_a_plan_of_one_stage_has_no_table_of_stages() -> None:
-    view = ClusterView()
-    stages = [Stage(name="s0", length_min=0, length_max=None, instances=["w0"])]
-    view.hear(Plan(model="tiny", epoch=1, stages=stages, coordinator="c"), T0)
-    view.hear(summary("w0"), T0)
-    assert view.stages(view.instances(T0)) == []

@@ -13,7 +13,7 @@ from millrace.cli.explain_instance import told_of
 from millrace.cli.explain_recording import explained_by_recording
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import PLACEMENTS_MAX, told
-from millrace.cli.explained import Ending, Explained, ExplainedPlacement
+from millrace.cli.explained import Explained, ExplainedPlacement
 from millrace.cli.trace_reading import attribute
 from millrace.cli.trace_tree import draw
 from millrace.contracts.broker import LoadReported, MoveReason
@@ -21,7 +21,7 @@ from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import KvReplicated, MigrationCost, MigrationFinished, MigrationOutcome
-from millrace.contracts.observers import CandidateForecast, CandidateScore, DecisionMade, RequestFinished
+from millrace.contracts.observers import CandidateForecast, CandidateScore
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import Sampling, SequenceAccepted
 from millrace.telemetry.spans import SpanLine, span_line
@@ -218,14 +218,6 @@ def test_a_recording_tells_migrations_that_failed_as_well(tmp_path):
     assert "because: memory: 900 tokens, 40 tokens expected to come" in text
 
 
-def test_a_policy_that_asks_nobody_is_told_by_its_scores():
-    text = "\n".join(told(explained_by_spans(spans_of(served("round_robin")))))
-    assert "by round_robin: next of 2 in turn" in text
-    assert "nobody was asked for a prediction; scores, 1 is best: w0 1, w1 0" in text
-    assert "(nothing was predicted for the instance that took it)" in text
-    assert re.search(r"first token +- +10ms  -", text)
-
-
 def placement(**fields) -> ExplainedPlacement:
     values = {
         "kind": "dispatch",
@@ -313,34 +305,6 @@ def test_what_is_not_there_is_refused_in_a_sentence(tmp_path):
     (tmp_path / "text").write_text("hello")
     with pytest.raises(CliError):
         explained_by_recording(tmp_path / "text", "r")
-
-
-def test_nothing_is_compared_where_there_was_no_token():
-    ending = Ending(
-        outcome="failed",
-        arrival_ns=START,
-        first_token_ns=None,
-        end_ns=START + 5 * MS,
-        prompt_tokens=3,
-        output_tokens=0,
-        instances=[],
-        trouble="gone",
-    )
-    forecasts = [CandidateForecast("w0", 2 * MS, 4 * MS)]
-    text = "\n".join(
-        told(Explained(request="r", model="m", placements=[placement(forecasts=forecasts)], ending=ending))
-    )
-    assert "what happened: failed, gone" in text
-    assert re.search(r"first token +2ms +-  -", text)
-
-
-def test_the_drawing_of_a_trace_leaves_what_is_for_machines_out():
-    bench = served()
-    text = "\n".join(draw(spans_of(bench), width=160))
-    assert "answers='w0: 120.0 ms, first token 8.0 ms, w1: no answer in time'" in text
-    assert "forecasts=" not in text
-    assert bench.sent(DecisionMade)
-    assert bench.sent(RequestFinished)
 
 
 def test_an_instance_is_explained_by_what_its_broker_says_of_it():

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from millrace.cli.message_lines import DecodedMessage, message_line, message_object, read_message
-from millrace.cli.message_summaries import bounded_list, duration
 from millrace.cli.migrating import is_of, told
 from millrace.cli.migrating import line as migration_line
 from millrace.cli.tapping import full_subject
@@ -14,7 +13,7 @@ from millrace.contracts.broker import BidRefusal, MoveBid, MoveReason
 from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
-from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.leases import (
     EndLease,
     KvRefused,
@@ -187,18 +186,6 @@ def test_the_prefix_may_be_left_out(given_subject: str, full: str) -> None:
     assert full_subject(given_subject, "mr.local") == full
 
 
-@pytest.mark.parametrize(
-    ("ns", "text"),
-    [(0, "0"), (950, "950ns"), (2_640_000, "2.64ms"), (834_000_000, "834ms"), (61_500_000_000, "61.5s")],
-)
-def test_durations_read_well(ns: int, text: str) -> None:
-    assert duration(ns) == text
-
-
-def test_a_short_list_is_shown_whole() -> None:
-    assert bounded_list(["a", "b"]) == "[a b]"
-
-
 KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=8, blocks=99, copiers=[CopierKind.SHARED_MEMORY])
 M = "0ab672b7848f"
 
@@ -255,11 +242,6 @@ CONVERSATION: tuple[tuple[Body, str], ...] = (
 @pytest.mark.parametrize(("body", "text"), CONVERSATION, ids=[type(body).__name__ for body, _ in CONVERSATION])
 def test_the_fields_of_a_move_are_shown_as_a_person_reads_them(body: Body, text: str) -> None:
     assert text in line(body)
-
-
-def test_a_migrated_submission_names_its_migration() -> None:
-    handover = KvHandover(migration=M, endpoint=KV, from_block=0, blocks=[], computed_tokens=1, read_ms=1)
-    assert "handover=0ab672" in line(msgspec.structs.replace(SUBMIT, handover=handover))
 
 
 def test_what_became_of_a_migration_is_told_in_a_line() -> None:

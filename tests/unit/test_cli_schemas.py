@@ -9,7 +9,7 @@ import jsonschema
 import msgspec
 import pytest
 from millrace.cli.asyncapi import parameter_names
-from millrace.cli.schema_documents import documents, schema_path, split_docstring
+from millrace.cli.schema_documents import documents, schema_path
 from millrace.cli.schemas import compare, write
 from millrace.contracts.catalog import BUCKETS, CHANNELS, WIRE_TYPES
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs, TokensGenerated
@@ -80,22 +80,6 @@ def test_real_messages_satisfy_their_schema_and_damaged_ones_do_not(body: Any) -
     jsonschema.validate(plain, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(plain | {"type": "Other/1"}, schema)
-
-
-def test_field_notes_stand_at_the_fields_and_positions_have_names() -> None:
-    schema = json.loads(DOCUMENTS["ingress/TokensGenerated.v1.json"])
-    assert schema["properties"]["step"]["description"] == "Engine step number."
-    assert "Attributes" not in schema["description"]
-    positions = schema["$defs"]["TokenChunk"]["prefixItems"]
-    assert [each["title"] for each in positions[:4]] == ["sequence", "epoch", "first_index", "token_ids"]
-
-
-def test_a_docstring_is_split_into_text_and_notes() -> None:
-    text, notes = split_docstring(
-        "A thing.\n\n    More\n    words.\n\n    Attributes:\n        a: One,\n            two.\n        b: 3.\n    "
-    )
-    assert text == "A thing. More words."
-    assert notes == {"a": "One, two.", "b": "3."}
 
 
 def references(node: Any) -> list[str]:

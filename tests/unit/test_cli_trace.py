@@ -7,7 +7,7 @@ import pytest
 from millrace.cli import trace
 from millrace.cli.errors import CliError
 from millrace.cli.trace_reading import latest_requests, spans_of
-from millrace.cli.trace_tree import BAR_CELLS, bar, build, draw
+from millrace.cli.trace_tree import build, draw
 from millrace.telemetry.spans import SpanLine, encode_span
 
 MS = 1_000_000
@@ -100,12 +100,6 @@ def test_many_attempts_alike_are_folded_into_one_line_with_a_count() -> None:
     assert len(lines) < 15
 
 
-def test_attempts_of_two_sequences_that_alternate_are_folded_apart() -> None:
-    text = "\n".join(draw(under_a_root(attempts(10) + attempts(7, "r1.1")), width=120))
-    assert "8 × dispatch .0" in text
-    assert "5 × dispatch .1" in text
-
-
 def test_few_attempts_and_those_that_ended_differently_stay_apart() -> None:
     placed = span(
         "7", "dispatch", 900, 905, "9", instance="ingress-0", attributes={"millrace.sequence": "r1.0", "note": "taken"}
@@ -142,14 +136,6 @@ def test_broken_ids_do_not_make_a_loop() -> None:
     spans = [span("1", "a", 0, 1, parent="2"), span("2", "b", 0, 1, parent="1"), span("3", "c", 0, 1, parent="3")]
     text = "\n".join(draw(spans, width=100))
     assert all(text.count(f"{name} ") for name in "abc")
-
-
-@pytest.mark.parametrize(("start", "end"), [(0, 1000), (0, 0), (999, 1000), (1000, 1000), (250, 750), (0, 1)])
-def test_a_bar_has_its_place_and_width(start: int, end: int) -> None:
-    cells = bar(start, end, 0, 1000)
-    assert len(cells) == BAR_CELLS
-    assert cells.strip()
-    assert len(cells) - len(cells.lstrip()) == min(BAR_CELLS - 1, start * BAR_CELLS // 1000)
 
 
 def write(folder: Path, name: str, spans: list[SpanLine]) -> None:

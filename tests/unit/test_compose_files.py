@@ -119,14 +119,6 @@ def test_no_secret_stands_in_the_compose_files() -> None:
     assert all(str(value).startswith("/run/secrets/") or value == "false" for value in passwords)
 
 
-@pytest.mark.parametrize("name", ["nats", "tagger", "predictor", "coordinator", "ingress"])
-def test_every_service_of_ours_is_confined_bounded_and_looked_after(name: str) -> None:
-    service = _compose()["services"][name]
-    assert service["user"] == "10001:10001"
-    assert service["restart"] == "unless-stopped"
-    assert service["healthcheck"]["test"]
-
-
 def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> None:
     templates = {"worker": _worker_template(), "migrator": _migrator_template()}
     services = _compose()["services"] | templates

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from millrace.judging.calibration import IsotonicCurve, area_under_curve, calibration_error, fit_isotonic
-from millrace.judging.confidence import ConfidenceModel, fit_confidence
+from millrace.judging.confidence import fit_confidence
 from millrace.judging.evidence import ConfidenceFeature, RunningEvidence, feature_of
 
 
@@ -25,10 +25,6 @@ def test_features_of_an_answer() -> None:
 @pytest.mark.parametrize("logprobs", [[], [math.nan], [-1.0, 0.5], [math.inf]])
 def test_what_is_no_log_probability_is_no_evidence(logprobs: list[float]) -> None:
     assert feature_of(ConfidenceFeature.SUM, logprobs) is None
-
-
-def test_an_impossible_token_is_bounded() -> None:
-    assert feature_of(ConfidenceFeature.SUM, [-math.inf, 0.0]) == -30.0
 
 
 @given(st.lists(st.floats(-40, 0), min_size=1, max_size=40), st.integers(0, 40))
@@ -72,12 +68,6 @@ def test_the_area_under_the_curve_counts_pairs() -> None:
     pairs = [(a > b) + 0.5 * (a == b) for a in scores[right] for b in scores[~right]]
     assert area_under_curve(scores, right) == pytest.approx(float(np.mean(pairs)))
     assert area_under_curve(scores, np.ones(40, dtype=bool)) == 0.5
-
-
-def test_the_calibration_error_is_the_mean_gap() -> None:
-    right = np.array([True, False] * 50)
-    assert calibration_error(np.full(100, 0.5), right) == pytest.approx(0.0)
-    assert calibration_error(np.full(100, 0.9), right) == pytest.approx(0.4)
 
 
 def answers(seed: int, count: int = 400) -> tuple[list[list[float]], np.ndarray]:
@@ -131,9 +121,3 @@ def test_no_judge_is_fitted_to_few_answers_or_to_answers_of_one_kind() -> None:
 def test_a_malformed_curve_is_refused(scores: tuple[float, ...], probabilities: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="isotonic curve"):
         IsotonicCurve(scores, probabilities)
-
-
-def test_a_score_is_none_without_evidence() -> None:
-    told, right = answers(5)
-    model: ConfidenceModel = fit_confidence("m", told, right)
-    assert model.score([]) is None

@@ -21,22 +21,6 @@ def test_taking_more_than_is_free_is_a_bug() -> None:
         pool.take(3)
 
 
-def test_blocks_without_a_hash_are_reused_first_last_block_of_a_sequence_before_its_others() -> None:
-    pool = BlockPool(6, caching=True)
-    blocks = pool.take(3)
-    pool.release(blocks)
-    assert pool.free_order() == [3, 2, 1, 4, 5, 6]
-
-
-def test_blocks_with_a_hash_are_reused_last_tail_before_head() -> None:
-    pool = BlockPool(6, caching=True)
-    blocks = pool.take(3)
-    pool.name(blocks[0], 11)
-    pool.name(blocks[1], 12)
-    pool.release(blocks)
-    assert pool.free_order() == [3, 4, 5, 6, 2, 1]
-
-
 def test_a_cached_prefix_is_found_and_shared_until_it_is_reused() -> None:
     pool = BlockPool(3, caching=True)
     blocks = pool.take(2)
@@ -51,17 +35,6 @@ def test_a_cached_prefix_is_found_and_shared_until_it_is_reused() -> None:
     assert pool.find([11, 12], 2) == [1]
 
 
-def test_a_shared_block_is_free_only_after_the_last_holder_left() -> None:
-    pool = BlockPool(2, caching=True)
-    blocks = pool.take(1)
-    pool.name(blocks[0], 11)
-    pool.share(blocks)
-    pool.release(blocks)
-    assert pool.free == 1
-    pool.release(blocks)
-    assert pool.free == 2
-
-
 def test_two_blocks_of_equal_content_both_stay_and_the_first_is_found() -> None:
     pool = BlockPool(4, caching=True)
     first, second = pool.take(2)
@@ -71,15 +44,6 @@ def test_two_blocks_of_equal_content_both_stay_and_the_first_is_found() -> None:
     pool.release([first])
     pool.take(3)  # reuses the first one too
     assert pool.find([11], 1) == [second]
-
-
-def test_a_search_stops_at_its_limit_and_at_the_first_gap() -> None:
-    pool = BlockPool(4, caching=True)
-    blocks = pool.take(3)
-    for block, name in zip(blocks, (11, 12, 14), strict=True):
-        pool.name(block, name)
-    assert pool.find([11, 12, 13, 14], 4) == blocks[:2]
-    assert pool.find([11, 12], 1) == blocks[:1]
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -65,13 +65,6 @@ def test_a_published_message_reaches_every_local_subscriber_and_the_server() -> 
     assert listening.heard[0][1] == Message(BODY, "mr.x.outcome.m", "speaker", "", "00-aa-bb-01")
 
 
-def test_an_actor_hears_itself() -> None:
-    listening, both = Listening(), cell("both")
-    listening.bus.subscribe(both, "mr.x.a", "")
-    listening.bus.take(both, "mr.x.a", BODY)
-    assert listening.names() == ["both"]
-
-
 def test_a_question_stays_where_somebody_here_answers() -> None:
     listening, asker = Listening(), cell("asker")
     listening.bus.subscribe(cell("predictor"), "mr.x.predict.*.*", "predictor")

@@ -133,13 +133,6 @@ def test_a_draining_instance_that_was_silent_is_heard_as_draining(members: Membe
     assert known(members).state is S.DRAINING
 
 
-def test_draining_can_be_taken_back(members: Membership):
-    members.on_summary(summary(at_ns=1, draining=True), 1)
-    assert known(members).state is S.DRAINING
-    assert members.on_summary(summary(at_ns=2), 2).moved
-    assert known(members).state is S.SERVING
-
-
 def test_replayed_and_late_summaries_change_nothing(members: Membership):
     members.on_summary(summary(at_ns=5), 5)
     assert not members.on_summary(summary(at_ns=5, draining=True), 6).accepted
@@ -177,12 +170,6 @@ def test_a_death_without_an_incarnation_is_that_of_all_before_it(members: Member
     assert known(members).state is S.DEAD
 
 
-def test_a_restarted_instance_is_not_killed_by_its_predecessors_death(members: Membership):
-    members.on_summary(summary(incarnation=6, at_ns=1), 1)
-    assert not members.on_presence(presence(PresenceState.DEAD, 5)).accepted
-    assert known(members).state is S.SERVING
-
-
 def test_presences_of_other_roles_and_strangers_change_nothing(members: Membership):
     members.on_summary(summary(at_ns=1), 1)
     other = ServicePresence(role="ingress", name="w0", incarnation=5, at_ns=9, state=PresenceState.DEAD)
@@ -210,13 +197,6 @@ def test_a_lost_record_ends_nothing_that_reports(members: Membership):
     assert known(members).state is S.GONE, "silent and not registered"
     members.on_summary(summary(at_ns=2), 2 * SILENCE_NS)
     assert known(members).state is S.SERVING
-
-
-def test_one_that_drains_and_unregisters_is_gone(members: Membership):
-    members.on_record("w0", record(), 0)
-    members.on_summary(summary(at_ns=1, draining=True), 1)
-    members.on_record("w0", None, 2)
-    assert known(members).state is S.GONE
 
 
 def test_after_an_outage_silence_is_counted_anew(members: Membership):

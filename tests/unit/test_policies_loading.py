@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 from millrace.actor.errors import ConfigError
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView, Prediction
-from millrace.policies.dispatch.round_robin.policy import decide
 from millrace.policies.provisioning import PROVISIONING_POLICIES
-from millrace.policies.registry import Nothing, PolicyError, Registry, policy_name
+from millrace.policies.registry import Nothing, PolicyError, Registry
 from millrace.policies.roles import ROLE_POLICIES
 from millrace.policies.stages import STAGE_POLICIES, PlanningView
 from millrace.policies.trading import TRADING_POLICIES
@@ -46,15 +45,6 @@ def test_a_function_in_a_file_is_a_policy(tmp_path: Path) -> None:
     assert (policy.name, policy.ask, policy.needs_length) == ("first", None, False)
     decision, _ = policy.decide(view(), policy.parameters(), policy.initial_state, 0, Random(0))
     assert (decision.chosen, decision.reason) == ("a", "always the first")
-
-
-def test_a_name_is_looked_up_among_those_that_ship() -> None:
-    assert (DISPATCH_POLICIES.load("round_robin").decide, "round_robin" in DISPATCH_POLICIES.names) == (decide, True)
-
-
-@pytest.mark.parametrize(("name", "called"), [("random", "random"), ("folder/first.py", "first")])
-def test_a_file_is_called_by_its_stem(name: str, called: str) -> None:
-    assert policy_name(name) == called
 
 
 @pytest.mark.parametrize(
@@ -154,12 +144,6 @@ def test_ingress_takes_a_file_and_its_parameters() -> None:
     assert (policy.name, policy.needs_length) == ("considerate", True)
     parameters = policy_parameters(config, policy)
     assert getattr(parameters, "slack", None) == 0.5
-
-
-@pytest.mark.parametrize("policy", ["absent.py", "nearest"])
-def test_ingress_refuses_what_is_no_policy(policy: str) -> None:
-    with pytest.raises(ConfigError, match=rf"dispatch\.policy: .*{policy}"):
-        policy_of(DispatchConfig(policy=policy))
 
 
 def test_a_wrong_parameter_of_a_file_is_named() -> None:

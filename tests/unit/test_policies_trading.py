@@ -3,17 +3,11 @@
 import msgspec
 import pytest
 from millrace.contracts.broker import LoadCurve, MoveReason
-from millrace.policies.trading import TRADING_POLICIES, BurdenView, JoinView, PickView, TriggerView
+from millrace.policies.trading import TRADING_POLICIES, BurdenView, JoinView, TriggerView
 
 from tests.unit.trading_views import MS, SECOND, bid, load, parameters, pick, sequence, trigger, unequal
 
 NAMES = TRADING_POLICIES.names
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_offered_without_peers(name):
-    alone = TriggerView(own=load("a", 10_000), peers=(), sequences=(sequence("r.0", 500),))
-    assert trigger(name, alone)[0].offers == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,11 +24,6 @@ def test_a_single_bid_wins_whoever_has_to_leave(name, reason):
 
 def test_none_offers_nothing_however_unequal_the_loads_are():
     assert trigger("none", unequal())[0].offers == ()
-
-
-def test_none_takes_the_bidder_with_most_idle_blocks():
-    bids = (bid("c", blocks_idle=5), bid("b", blocks_idle=9), bid("a", blocks_idle=9))
-    assert pick("none", *bids) == "a"
 
 
 def test_delay_offers_only_after_the_load_has_been_high_for_a_second():
@@ -112,16 +101,6 @@ def test_delay_takes_the_least_sum_of_delays_then_the_first_name():
         bid("d", burden_ns=0, rest_ns=2 * SECOND),
     )
     assert pick("delay", *bids, **saving) == "c"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_scores_name_every_bid(name):
-    policy = TRADING_POLICIES.load(name)
-    view = PickView(
-        sequence=sequence("r.0", 10), reason=MoveReason.DRAIN, own=load("a", 10), bids=(bid("b"), bid("c"), bid("d"))
-    )
-    decision = policy.pick(view, policy.parameters())
-    assert sorted(score.name for score in decision.scores) == ["b", "c", "d"]
 
 
 @pytest.mark.parametrize(

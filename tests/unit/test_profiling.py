@@ -75,12 +75,6 @@ def test_lengths_and_batches_double_up_to_the_limits() -> None:
     assert plan.batches(msgspec.structs.replace(LIMITS, max_sequences=12)) == [1, 2, 4, 8, 12]
 
 
-def test_rounds_hold_prompts_that_come_while_others_decode() -> None:
-    found = measured()
-
-    assert any(step.batch.prefills and step.batch.decodes for step in found.steps)
-
-
 def test_a_profile_finds_the_coefficients_of_the_engine_it_measures() -> None:
     found = measured().model
 

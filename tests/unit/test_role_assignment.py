@@ -8,7 +8,7 @@ from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
-from millrace.policies.roles.assignment import AssignmentTargets, assign, candidates, rate
+from millrace.policies.roles.assignment import AssignmentTargets, assign, candidates
 from millrace.policies.roles.mix import InstanceShape, MixMember, serve_mix
 
 MS = 1_000_000
@@ -44,11 +44,6 @@ def test_candidates_are_all_capable_mixes() -> None:
         [(1, "prefill"), (1, "both")],
         [(1, "prefill"), (1, "decode")],
     ]
-
-
-def test_shapes_share_the_devices_of_their_kind() -> None:
-    found = candidates([shape("a-tp1"), shape("a-tp2", devices=2), shape("a-tp8", devices=8)], {"a": 4})
-    assert {(m.shape.name, sum(n.count for n in mix)) for mix in found for m in mix} == {("a-tp1", 4), ("a-tp2", 2)}
 
 
 @pytest.mark.parametrize(
@@ -113,12 +108,6 @@ def test_the_kind_that_computes_fast_prefills_and_the_one_with_short_steps_decod
     assert rated[0].within > swapped.within
 
 
-def test_where_nothing_is_gained_by_splitting_all_do_both() -> None:
-    rated = assign(load(40, gap_ms=400, prompt=100, output=30), [shape("a")], {"a": 2}, TARGETS)
-    assert rated[0].name == "2 a both"
-    assert rated == sorted(rated, key=lambda each: (-each.within, each.e2e_s))
-
-
 def test_a_larger_shape_is_chosen_where_steps_are_too_long_otherwise() -> None:
     slow, fast = shape("a-tp1", step_ms=40.0), shape("a-tp2", step_ms=22.0, devices=2)
     rated = assign(load(30, gap_ms=200, prompt=200, output=50), [slow, fast], {"a": 2}, TARGETS)
@@ -133,13 +122,3 @@ def test_kv_that_comes_along_is_not_computed_again() -> None:
     assert times[0] < times[1] - 800 * 40_000
     with pytest.raises(ValueError, match="brings KV"):
         simulate_replica([ReplicaRequest(0, 10, 5, kv_tokens=10)], one.cost, one.parameters)
-
-
-def test_rates_are_means_over_the_requests() -> None:
-    mix = (MixMember(shape("a"), BOTH, 1),)
-    found = rate(load(2, gap_ms=1_000, prompt=512, output=2), mix, TARGETS)
-    assert (found.within, found.ttft_s, found.makespan_s) == (
-        1.0,
-        pytest.approx(0.0356),
-        pytest.approx(1.0456, abs=1e-3),
-    )

@@ -11,8 +11,6 @@ from millrace.contracts.status import SequenceState, SequenceStatus
 
 from simulator.scenarios.head_estimates import HeadEstimates, HeadSpec
 
-SECOND = 1_000_000_000
-
 
 def status(name: str, generated: int, *, prompt: int = 100, expected: int | None = None) -> SequenceStatus:
     total = prompt + generated
@@ -41,18 +39,6 @@ def test_errors_of_a_sequence_change_slowly_and_do_not_depend_on_where_it_is_ask
     at_500, at_1000 = errors(500, 2_000, spec), errors(1_000, 2_500, spec)
     assert 0.5 < np.corrcoef(at_500, at_1000)[0, 1] < 0.9
     assert (errors(500, 2_000, spec) == at_500).all()
-
-
-def test_estimates_keep_their_order_and_the_bound_of_the_request():
-    head = HeadEstimates(HeadSpec(), seed=3)
-    for number in range(300):
-        told = head.reported(status(f"r{number}.0", 31_000), 31_900)
-        assert told.expected_at < told.expected_output_tokens <= told.expected_p90 <= 32_000
-
-
-def test_a_sequence_without_output_is_told_as_it_is():
-    plain = status("r1.0", 0, expected=50)
-    assert HeadEstimates(HeadSpec(), seed=3).reported(plain, 500) is plain
 
 
 @pytest.mark.parametrize(

@@ -102,35 +102,6 @@ def store(changes: Changes) -> SimStore:
     return SimStore(changes.after, changes.on_change)
 
 
-def test_revisions_rise_over_all_keys_of_a_bucket(store: SimStore):
-    assert [store.write("plan", key, "v", None) for key in "aba"] == [1, 2, 3]
-    assert store.write("lease", "a", "v", None) == 1
-
-
-def test_a_write_at_another_revision_changes_nothing(store: SimStore, changes: Changes):
-    store.write("plan", "a", "v1", None)
-    assert store.write("plan", "a", "v2", 7) is None
-    assert store.write("plan", "a", "v2", 0) is None
-    assert store.write("plan", "a", "v2", 1) == 2
-    assert changes.told == [("a", "v1", 1), ("a", "v2", 2)]
-
-
-def test_a_deleted_key_counts_as_absent(store: SimStore):
-    store.write("plan", "a", "v1", None)
-    assert store.write("plan", "a", None, 1) == 2
-    assert store.write("plan", "a", "v2", 0) == 3
-
-
-def test_only_the_value_whose_time_is_over_expires(store: SimStore, changes: Changes):
-    store.write("instance", "a", "old", None)
-    store.write("instance", "a", "new", None)
-    store.write("plan", "b", "for ever", None)
-    assert [delay_ns for delay_ns, _callback, _args in changes.timers] == [10_000_000_000] * 2
-    del changes.timers[1]
-    changes.fire()
-    assert store.entries("instance")["a"].value == "new"
-
-
 def test_an_expired_key_is_told_as_deleted(store: SimStore, changes: Changes):
     store.write("instance", "a", "v", None)
     changes.fire()

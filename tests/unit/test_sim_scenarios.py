@@ -20,7 +20,7 @@ from simulator.scenarios.load import arrivals, call_of, cut, find, prompt_token_
 from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_of
 from simulator.scenarios.spec import Fitted, ScenarioSpec, SloSpec, TraceRows, WorkloadSpec
-from simulator.scenarios.statistics import spread, within
+from simulator.scenarios.statistics import within
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
 
@@ -144,11 +144,6 @@ def test_residents_arrive_at_once_and_are_on_their_way() -> None:
     assert prompts > sum(each.shape.prompt_tokens for each in others) / len(others)
 
 
-def test_residents_leave_the_requests_that_come_later_as_they_are() -> None:
-    without = arrivals(WorkloadSpec(count=100), seed=1, folders=())
-    assert arrivals(WorkloadSpec(count=120, residents=20), seed=1, folders=())[20:] == without
-
-
 def test_prompts_share_exactly_the_prefixes_of_their_shapes() -> None:
     a, b = RequestShape(1000, 1, (7, 8), 512), RequestShape(1024, 1, (7, 9), 512)
     first, second = prompt_token_ids(0, a), prompt_token_ids(1, b)
@@ -211,30 +206,11 @@ def test_goodput_counts_what_kept_every_bound(slo: SloSpec, good: bool) -> None:
     assert within(finished(100, 200), slo) is good
 
 
-def test_percentiles_of_nothing_are_no_numbers() -> None:
-    assert spread([]).mean != spread([]).mean
-    assert spread([1.0, 3.0]).mean == 2.0
-
-
 @pytest.mark.parametrize("capacity", [0.7, 3.3, 11.0, 900.0])
 def test_a_bisection_finds_the_capacity_from_any_bracket(capacity: float) -> None:
     rate, tried = bisect(lambda rate: rate <= capacity, Search(low=2.0, high=8.0, tolerance=0.1))
     assert capacity - 0.1 <= rate <= capacity
     assert len({rate for rate, _held in tried}) == len(tried)
-
-
-def test_a_search_tells_after_each_rate_how_far_it_is() -> None:
-    told: list[tuple[int, float, float]] = []
-    search = Search(low=2.0, high=8.0, tolerance=1.0)
-    rate, tried = bisect(lambda rate: rate <= 5.5, search, lambda *each: told.append(each))
-    assert [count for count, _, _ in told] == list(range(1, len(tried) + 1))
-    assert told[0] == (1, 2.0, 8.0)
-    assert told[-1][1] == rate
-    assert told[-1][2] - told[-1][1] <= search.tolerance
-
-
-def test_what_never_holds_has_no_capacity() -> None:
-    assert bisect(lambda rate: False, Search(low=2.0, high=8.0, tolerance=0.1))[0] == 0.0
 
 
 def test_intervals_are_student_t_over_seeds() -> None:

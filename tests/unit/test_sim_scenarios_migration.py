@@ -14,7 +14,6 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Message
 from millrace.contracts.migration import MigrationCost, MigrationFinished, MigrationOutcome
 from millrace.contracts.plan import InstanceRole
-from millrace.enginemodel.parameters import EngineParameters
 from rich.console import Console
 
 from services.migrator.config import MigratorLimits
@@ -24,7 +23,6 @@ from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.observer import Observer
 from simulator.scenarios.reading import ScenarioError, scenario_of
 from simulator.scenarios.running import ScenarioOutcome
-from simulator.scenarios.spec import Group
 from simulator.scenarios.statistics import summarise
 from simulator.scenarios.tables import run_tables
 
@@ -81,29 +79,10 @@ def test_instances_that_provisioning_may_add_get_the_role_of_their_group() -> No
     assert sorted(spec.migration.instance_roles(spec.instances())) == ["front-0", "front-1", "front-2", "front-3"]
 
 
-def test_off_nobody_has_a_role_or_kv_that_others_may_read() -> None:
-    spec = MigrationSpec(roles={"gpu": InstanceRole.PREFILL})
-    assert spec.instance_roles({"gpu": ("gpu-0",)}) == {}
-    assert spec.endpoint(EngineParameters(), key="gpu-0/1", model="m") is None
-
-
 def test_workers_allow_what_the_migrators_limits_ask_for() -> None:
     told = MigrationSpec(limits=MigratorLimits(freeze_ms=5_000, copy_freeze_ms=100)).worker_bounds()
     assert told.freeze_ms_max == 5_000
     assert MigrationSpec().worker_bounds() == MigrationConfig()
-
-
-def test_a_block_is_as_large_as_its_tokens() -> None:
-    endpoint = MigrationSpec(on=True, token_bytes=1000).endpoint(
-        EngineParameters(block_size=32), key="gpu-0/1", model="m"
-    )
-    assert endpoint is not None
-    assert endpoint.block_bytes == 32_000
-
-
-def test_names_of_instances_sort_as_they_are_counted() -> None:
-    assert Group(name="a", instances=1).names() == ("a-0",)
-    assert Group(name="a", instances=12).names()[::11] == ("a-00", "a-11")
 
 
 # What is heard and told

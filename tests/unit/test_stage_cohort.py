@@ -83,14 +83,3 @@ def test_old_arrivals_are_dropped_and_memory_is_bounded() -> None:
     cohort.forget((ARRIVALS_MAX + 1) * S)
     assert len(cohort.arrived) == len(cohort.open) == 10
     assert cohort.since_ns == (ARRIVALS_MAX + 1) * S
-
-
-def test_what_ended_without_output_counts_as_nothing() -> None:
-    cohort = steady(40)
-    before = cohort.statistics(40 * S)
-    cohort.arrive("failed", prompt=100, max_tokens=50, choices=1, now_ns=40 * S)
-    cohort.end("failed", outputs=(), cached=0)
-    after = cohort.statistics(40 * S)
-    assert before is not None
-    assert after is not None
-    assert after.requests == before.requests

@@ -44,15 +44,6 @@ def test_exact_equals_brute_force_over_a_thousand_seeds() -> None:
     assert 0 < infeasible < 500
 
 
-def test_no_stage_is_without_an_instance() -> None:
-    costs = table(random.Random(1), 6, 3)
-    costs.cost[:, :, 0] = 0.0  # e' = e would be free
-    found = search.exact(costs)
-    assert found is not None
-    assert all(d >= 1 for _, _, d in found)
-    assert sum(d for _, _, d in found) == 3
-
-
 # statistics
 
 
@@ -83,14 +74,6 @@ def test_no_requests_make_empty_statistics() -> None:
     empty = statistics_of([], [], span_s=0.0)
     assert (empty.requests, empty.requests_per_s, empty.output_tokens_mean) == (0, 0, 0)
     assert candidate_edges(empty) == (0, BINS)
-
-
-def test_candidate_cuts_lie_between_the_shortest_and_the_longest() -> None:
-    edges = candidate_edges(statistics_of([100], [1000], span_s=1.0))
-    assert EDGES[edges[1]] > 64
-    assert EDGES[edges[-2]] < 1400
-    octaves = candidate_edges(statistics_of([100], [1000], span_s=1.0), 1)
-    assert [EDGES[edge] for edge in octaves[1:-1]] == [128, 256, 512, 1024]
 
 
 # objectives
@@ -159,16 +142,6 @@ def test_a_tail_makes_uneven_stages_slower_than_even_ones() -> None:
     assert slower[middle, middle + 1, 4] < slower[0, -1, 16]
 
 
-def test_a_tier_without_requests_costs_nothing() -> None:
-    prompts, outputs = [100] * 500 + [30_000] * 500, [50] * 1000
-    found = statistics_of(prompts, outputs, span_s=600.0)
-    edges = candidate_edges(found)
-    costs = open_costs(found, H200, edges, 8, Constraints())
-    i, j = edges.index(EDGES.index(1024)), edges.index(EDGES.index(2048))
-    assert costs.cost[i, j, 1] == 0
-    assert search.exact(costs) is not None
-
-
 def test_the_slowest_stage_keeps_to_the_fairness_bound() -> None:
     found = statistics(25.0)
     edges = candidate_edges(found)
@@ -199,11 +172,6 @@ def test_exact_splits_heavy_tails_under_load_and_says_what_it_expects() -> None:
 
 def test_one_stage_wins_at_light_load() -> None:
     assert len(decide("exact", view(1.0)).shapes) == 1
-
-
-def test_one_stage_wins_with_uniform_lengths() -> None:
-    found = statistics_of([500] * 3000, [400] * 3000, span_s=15.0)
-    assert len(decide("exact", PlanningView(instances=16, statistics=found, instance=H200)).shapes) == 1
 
 
 @pytest.mark.parametrize("name", ["exact", "one_stage"])
@@ -247,12 +215,6 @@ def test_a_layout_that_is_worse_than_one_stage_is_given_up_without_a_margin() ->
     assert len(decision.shapes) == 1
 
 
-def test_a_change_of_membership_alone_keeps_the_layout_in_force() -> None:
-    first = decide("exact", view(18.0))
-    fewer = decide("exact", PlanningView(**{**vars(view(18.0, 15)), "current": first.shapes}))
-    assert fewer.shapes == first.shapes
-
-
 def test_instances_are_shared_in_proportion_and_each_stage_gets_one() -> None:
     assert apportion([4, 2, 1], 14) == [8, 4, 2]
     assert apportion([100, 1, 1], 3) == [1, 1, 1]
@@ -274,12 +236,6 @@ def test_instances_are_shared_in_proportion_and_each_stage_gets_one() -> None:
 def test_fixed_ranges_that_do_not_tile_are_refused(ranges: list[dict[str, int]], named: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=named):
         msgspec.convert({"ranges": ranges}, STAGE_POLICIES.load("fixed").parameters)
-
-
-def test_fixed_ranges_are_the_plan() -> None:
-    ranges = [{"length_min": 0, "length_max": 1024, "instances": 3}, {"length_min": 1024}]
-    shapes = decide("fixed", PlanningView(instances=2), ranges=ranges).shapes
-    assert [(s.length_min, s.length_max, s.instances) for s in shapes] == [(0, 1024, 3), (1024, None, 1)]
 
 
 def test_parameters_out_of_range_are_refused() -> None:
@@ -353,16 +309,6 @@ def chunks_s(cost: StepCost, decodes: int, tokens: int, *, budget: int) -> float
         real_fs += cost.duration_fs(beside) - cost.duration_fs(alone)
         done += chunk
     return real_fs / 1e15
-
-
-@pytest.mark.parametrize("name", ["h200-llama-3-8b", "cpu-8m"])
-@pytest.mark.parametrize(("budget", "decodes"), [(96, 40), (96, 72), (512, 300), (512, 400), (1_024, 900)])
-def test_curves_price_prompts_beside_decodes_that_take_most_of_the_budget(name: str, budget: int, decodes: int) -> None:
-    # A sample beyond the budget, where prompts come token by token, made them up to four times as long.
-    cost = load_step_time(name).cost(EngineParameters(max_model_len=65_536, blocks_total=8_192))
-    made = linear_instance(cost, kv_tokens=900_000, max_sequences=1024, token_budget=budget)
-    said = float(made.step_curves().prompt(decodes, np.array([2_000.0]))[0]) * 2_000
-    assert said == pytest.approx(chunks_s(cost, decodes, 2_000, budget=budget), rel=0.06)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 16, 96, 512, 2_048])

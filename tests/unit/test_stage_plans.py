@@ -57,15 +57,6 @@ def test_roles_of_strangers_are_refused() -> None:
         plan(odd)
 
 
-def test_a_plan_without_any_instance_is_valid() -> None:
-    empty = plan(stage("s0", 0, 10), stage("s1", 10, None))
-    assert empty.cuts == [10]
-
-
-def test_an_empty_stage_that_says_who_covers_it_is_valid() -> None:
-    assert plan(stage("s0", 0, 10, "a"), stage("s1", 10, None, covered_by="s0")).stages[1].covered_by == "s0"
-
-
 STAGES = [stage("s0", 0, 10, "a", "b"), stage("s1", 10, 100, "c"), stage("s2", 100, 1000, "d"), stage("s3", 1000, None)]
 
 
@@ -113,20 +104,11 @@ def written(layout: list[StageShape], names: str, previous: list[Stage], homes: 
     return " ".join("".join(each) or "-" for each in members)
 
 
-def test_a_first_plan_fills_every_stage() -> None:
-    assert written(THREE, "abcdef", []) == "adf be c"
-
-
 def test_a_leave_and_a_join_move_nobody_else() -> None:
     before = stages_of(THREE, [["a", "b", "c"], ["d", "e"], ["f"]], {})
     assert written(THREE, "abdef", before) == "ab de f"
     assert written(THREE, "abcdefg", before) in {"abcg de f", "abc deg f", "abc de fg"}
     assert written(THREE, "abcdegh", before) == "abch de g"  # f left: its stage is the neediest
-
-
-def test_an_instance_that_returns_serves_where_it_served() -> None:
-    before = stages_of(THREE, [["a", "b"], ["d", "e"], ["f"]], {})
-    assert written(THREE, "abcdef", before, {"c": 1}) == "ab cde f"
 
 
 def test_a_stage_that_lost_everybody_is_covered_by_the_next_longer_then_by_the_nearest_shorter() -> None:

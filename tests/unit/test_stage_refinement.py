@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import msgspec
 import pytest
 from millrace.contracts.plan import Plan, Stage
-from millrace.policies.stages.digest import BINS, STARTS, LengthDigest, digest, merged
+from millrace.policies.stages.digest import LengthDigest, digest, merged
 from millrace.policies.stages.present_cuts import present_cuts
 from millrace.policies.stages.refinement import (
-    DECODES,
     BoundaryView,
     RefinementParameters,
     StepLine,
@@ -40,12 +38,6 @@ def view(
 def spread(seed: int, count: int = 2000) -> list[int]:
     rng = random.Random(seed)
     return [min(200_000, max(1, round(rng.lognormvariate(6.5, 1.2)))) for _ in range(count)]
-
-
-def test_bins_rise_from_zero() -> None:
-    assert len(STARTS) == BINS
-    assert STARTS[:2] == (0, 32)
-    assert all(a < b for a, b in itertools.pairwise(STARTS))
 
 
 def test_a_digest_counts_each_length_once_and_merges() -> None:
@@ -85,13 +77,6 @@ def test_it_finds_the_best_boundary_of_the_raw_lengths_within_the_bins(sides: tu
         assert exact_cost(lengths, found, *sides) <= best * 1.01
 
 
-def test_more_instances_below_move_the_boundary_up() -> None:
-    lengths = spread(1)
-    cuts = [refine(view(lengths, 700, lower=e, upper=2), WHOLE_WAY, STEP).best for e in (1, 2, 4, 8)]
-    assert cuts == sorted(cuts)
-    assert cuts[0] < cuts[-1]
-
-
 def test_one_round_moves_by_a_tenth_at_most_and_rounds_converge() -> None:
     lengths, cut = spread(4), 100
     target = refine(view(lengths, cut), WHOLE_WAY, STEP).best
@@ -120,10 +105,6 @@ def test_it_stays_between_the_neighbouring_cuts() -> None:
         moved = refine(view(lengths, 700, below=650, above=800), WHOLE_WAY, STEP).cut
         assert 650 < moved < 800
     assert refine(view(lengths, 700, below=690, above=710), WHOLE_WAY, STEP).reason.startswith("frozen")
-
-
-def test_the_default_coefficients_are_those_of_decoding() -> None:
-    assert DECODES.summed(2, 1000, 2) == pytest.approx(2 * (6.2e-3 + (9.3e-6 * 2 + 30.8e-9 * 1000) / 2))
 
 
 @pytest.mark.parametrize(

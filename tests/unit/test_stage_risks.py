@@ -45,15 +45,6 @@ def decided(statistics: LengthStatistics, model: InstanceModel = H200, **changes
     return decide_by(search.exact, view, PlanningParameters(**changes))  # type: ignore[arg-type]
 
 
-def test_the_number_of_sequences_spreads_like_a_poisson_number_where_engines_are_hardly_used() -> None:
-    found = lengths(0.8)
-    state = stage_state(found, H200, ANY, 8)
-    _, sequences, deviation = open_paces(found, H200, ANY, 8)
-    assert state is not None
-    assert deviation[0, 1, 8] == pytest.approx(1 / math.sqrt(8 * sequences[0, 1, 8]), rel=0.1)
-    assert state.pace_deviation < 0.05
-
-
 def test_the_spread_grows_towards_saturation_and_falls_with_the_number_of_instances() -> None:
     def over_poisson(rate: float) -> float:
         _, sequences, deviation = open_paces(lengths(rate), H200, ANY, 8)
@@ -95,13 +86,6 @@ def test_the_share_beyond_the_bounds_falls_with_the_bound_and_rises_with_the_rat
     assert shares[3] < 1e-3
     assert over(10.0, mean_ms * 1.1) > shares[2]
     assert over(500.0, 1e6) == 1.0, "no steady state"
-
-
-def test_a_late_first_token_counts_as_a_slow_one_does() -> None:
-    found = lengths(1.0, prompt=20_000, output=50)
-    bounds = LatencyBounds(ttft_ms=200.0, tpot_ms=1e6)
-    assert over_bounds(found, H200, ANY, [(0, 1, 8)], bounds) > 0.5
-    assert over_bounds(found, H200, ANY, [(0, 1, 8)], msgspec.structs.replace(bounds, ttft_ms=60_000.0)) < 0.01
 
 
 def test_a_layout_that_takes_requests_beyond_their_bounds_gives_way_to_a_more_even_one_or_to_one_stage() -> None:

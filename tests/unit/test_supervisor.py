@@ -266,11 +266,6 @@ def test_stages_of_a_file_reach_the_coordinator() -> None:
     }
 
 
-def test_engines_get_the_cores_in_turn() -> None:
-    children = layout_of(cluster("count = 3"), cores=(4, 7)).plan().children
-    assert [child.core for child in children if child.role == "worker"] == [4, 7, 4]
-
-
 def test_several_models_have_workers_of_their_own_and_one_ingress() -> None:
     spec = parse_cluster(
         """
@@ -419,12 +414,6 @@ def test_predictors_read_the_step_times_that_workers_were_told_to_name(lines: li
     assert files_of(layout)["predictor-0"]["step_times"] == {"own.toml": str(Path("own.toml").absolute())}
 
 
-def test_a_modelled_group_steps_as_its_set_says() -> None:
-    layout = layout_of(cluster(MODELLED, 'step_time = "a30-llama-2-7b"'))
-    layout.plan()
-    assert files_of(layout)["worker-0"]["modelled"] == {"coefficients": "a30-llama-2-7b"}
-
-
 def test_settings_of_one_worker_lie_over_those_of_its_group_and_these_over_those_of_all() -> None:
     lines = ["count = 2", "settings = { max_num_seqs = 8, seed = 1 }"]
     lines += ["[settings.worker]", "max_num_seqs = 16", "block_size = 16", "migration = { verify = true }"]
@@ -444,14 +433,6 @@ def test_files_with_passwords_are_readable_by_their_owner_only(tmp_path: Path) -
     files = list((tmp_path / "run").iterdir())
     assert len(files) >= 6
     assert {oct(file.stat().st_mode & 0o777) for file in files} == {"0o600"}
-
-
-def test_the_specification_is_kept_beside_the_files(tmp_path: Path) -> None:
-    spec = cluster(MODELLED, "count = 2")
-    layout = layout_of(spec, tmp_path)
-    layout.plan()
-    layout.write()
-    assert parse_cluster((tmp_path / "run" / "cluster.toml").read_text()) == spec
 
 
 def test_every_process_gets_the_password_of_its_own_role_only(tmp_path: Path) -> None:
@@ -585,17 +566,6 @@ def test_a_store_without_room_is_left_alone_and_status_is_told_why() -> None:
     bench.send(MachineChecked(store="", room=True, disk=""))
     (presence,) = [effect.body for effect in bench.send(TimerFired(name="tick")) if isinstance(effect, Publish)]
     assert presence.trouble == ""
-
-
-def test_nats_that_was_started_anew_is_ready_once_its_store_is_well() -> None:
-    bench = Bench()
-    bench.send(ChildExited(name="nats", pid=10, status=-9))
-    bench.send(TimerFired(name="restart/nats"))
-    bench.send(ChildStarted(name="nats", pid=77))
-    bench.send(ill())
-    assert bench.state("nats") == "starting"
-    bench.send(MachineChecked(store="", room=True, disk=""))
-    assert bench.state("nats") == "ready"
 
 
 def test_a_cluster_that_was_not_stopped_in_order_is_told_of_at_the_next_start(tmp_path: Path) -> None:

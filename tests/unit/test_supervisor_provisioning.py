@@ -7,7 +7,7 @@ import signal
 
 import msgspec
 import pytest
-from millrace.actor.effects import CancelTimer, Effect, Publish, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.effects import CancelTimer, Effect, Publish, Reply, StartTimer, Stop
 from millrace.actor.errors import ConfigError
 from millrace.cluster import cluster_toml, parse_cluster
 from millrace.contracts.local import StopRequested, TimerFired
@@ -101,10 +101,6 @@ def drained(effects: list[Effect]) -> list[tuple[str, int]]:
     ]
 
 
-def test_it_listens_under_its_hosts_name() -> None:
-    assert Subscribe(subject="mr.local.provision.here.*") in Bench().effects
-
-
 def test_an_order_starts_the_first_spare_worker_and_names_it_at_once() -> None:
     bench = Bench()
     effects = bench.order("x")
@@ -129,14 +125,6 @@ def test_beyond_the_roster_and_for_another_model_it_refuses() -> None:
     bench.order()
     assert refusal(bench.order()) is ProvisionRefusal.AT_BOUND
     assert len(bench.states()) == 4
-
-
-def test_an_instance_that_was_added_is_restarted_like_any_other() -> None:
-    bench = Bench()
-    bench.order()
-    bench.run("worker-2", 12)
-    effects = bench.send(ChildExited(name="worker-2", pid=12, status=-9))
-    assert [effect.name for effect in effects if isinstance(effect, StartTimer)] == ["restart/worker-2"]
 
 
 def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again() -> None:
@@ -177,13 +165,6 @@ def test_a_lost_drain_is_said_again_and_then_helped_by_signals() -> None:
     assert drained(bench.send(TimerFired(name="tick"))) == [("mr.local.engine.worker-0.drain", 4_000)]
     assert signalled(bench.send(TimerFired(name="retire/worker-0"))) == [("worker-0", signal.SIGTERM)]
     assert signalled(bench.send(TimerFired(name="kill/worker-0"))) == [("worker-0", signal.SIGKILL)]
-
-
-def test_a_timer_that_was_already_on_its_way_finds_nothing_to_do() -> None:
-    bench = Bench()
-    bench.retire("worker-0")
-    bench.send(ChildExited(name="worker-0", pid=10, status=0))
-    assert bench.send(TimerFired(name="kill/worker-0")) == []
 
 
 def test_asked_twice_the_earlier_end_holds() -> None:
@@ -235,13 +216,6 @@ def test_while_everything_stops_nothing_is_started_and_stops_are_taken_for_done(
     assert reply(bench.retire("worker-0")) == InstanceStopping(instance="worker-0")
     bench.send(ChildExited(name="worker-0", pid=10, status=0))
     assert isinstance(bench.send(ChildExited(name="worker-1", pid=11, status=0))[-1], Stop)
-
-
-def test_a_supervisor_without_a_roster_refuses_everything() -> None:
-    actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=[FIRST])
-    actor.start(0)
-    for body in (StartInstance(order="x", model="m"), StopInstance(instance="worker-0")):
-        assert isinstance(reply(actor.handle(Message(body, reply_to="inbox"), 0)), ProvisionRefused)
 
 
 def test_orders_are_remembered_up_to_a_bound() -> None:

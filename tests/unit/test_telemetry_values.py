@@ -8,7 +8,6 @@ from millrace.telemetry.otlp import readable_span
 from millrace.telemetry.spans import SpanLine, decode_span, encode_span, span_line
 from millrace.telemetry.tracecontext import format_traceparent, new_trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry, generate_latest
 
 ROOT = new_trace(random.Random(1), sampled=True)
@@ -53,25 +52,6 @@ def test_attributes_that_json_does_not_know_become_text() -> None:
 
 def test_a_span_without_a_readable_context_is_none() -> None:
     assert span_line(effect(traceparent="00-bad"), service="worker", instance="w0", actor="w0") is None
-
-
-def test_the_exported_span_has_the_ids_and_times_of_the_effect() -> None:
-    span = readable_span(line(), Resource({"service.name": "worker"}))
-    assert span.context is not None
-    assert span.parent is not None
-    assert f"{span.context.trace_id:032x}" == ROOT.trace_id
-    assert f"{span.context.span_id:016x}" == ROOT.span_id
-    assert f"{span.parent.span_id:016x}" == "00f067aa0ba902b7"
-    assert (span.start_time, span.end_time) == (1_000, 5_000)
-    assert [f"{link.context.span_id:016x}" for link in span.links] == [OTHER.span_id]
-    assert [(event.name, event.timestamp) for event in span.events] == [("first_token", 2_000)]
-    assert span.status.status_code is StatusCode.UNSET
-
-
-def test_a_failed_span_says_why() -> None:
-    span = readable_span(line(error="engine died"), Resource({}))
-    assert span.status.status_code is StatusCode.ERROR
-    assert span.status.description == "engine died"
 
 
 def test_attributes_that_otlp_does_not_know_become_json_and_none_is_left_out() -> None:

@@ -114,18 +114,6 @@ def test_no_push_shows_half_a_character_that_later_completes(ids):
         assert whole.startswith(shown)
 
 
-def test_a_character_over_three_tokens_appears_with_its_last_byte():
-    ids = [LEVEL_BYTES[b] for b in "日".encode()]
-    stream = TextStream(LEVEL_VOCABULARY)
-    assert [stream.push([i], final=False).text for i in ids] == ["", "", "日"]
-
-
-def test_bytes_that_never_complete_become_one_replacement_at_the_end():
-    stream = TextStream(LEVEL_VOCABULARY)
-    assert stream.push([LEVEL_BYTES[0xE6], LEVEL_BYTES[0x97]], final=False).text == ""
-    assert stream.push([], final=True).text == "\ufffd"
-
-
 LEVEL_BYTES = {LEVEL_VOCABULARY.piece(i)[0]: i for i in range(256) if len(LEVEL_VOCABULARY.piece(i)) == 1}
 
 
@@ -162,17 +150,6 @@ def test_stop_strings_end_the_text_where_a_plain_search_would_in_any_chunking(te
     by_token = [b if i == len(c.encode()) - 1 else "" for c in text for i, b in enumerate([c] * len(c.encode()))]
     stream = TextStream(LEVEL_VOCABULARY, stop, include_stop=include, min_tokens=min_tokens)
     assert stream_text(stream, chunks(ids, random.Random(seed))) == reference(by_token, stop, include, min_tokens)
-
-
-def test_the_start_of_a_stop_string_is_held_back_until_it_is_none():
-    stream = TextStream(LEVEL_VOCABULARY, ["<stop>"])
-    assert stream.push(spelled("ab<st"), final=False).text == "ab"
-    assert stream.push(spelled("x"), final=False).text == "<stx"
-
-
-def test_held_back_text_is_shown_when_the_sequence_ends():
-    stream = TextStream(LEVEL_VOCABULARY, ["<stop>"])
-    assert stream.push(spelled("ab<st"), final=True).text == "ab<st"
 
 
 def test_the_same_stop_string_is_found_after_a_continuation_that_repeats_no_token():
