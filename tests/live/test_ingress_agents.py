@@ -1,4 +1,4 @@
-"""Agents' clients against the HTTP side: OpenAI's Responses."""
+"""Agents' clients against the HTTP side: OpenAI's Responses, Anthropic's Messages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import httpx
 import openai
 import pytest
+from millrace.contracts.keyfile import KeyFile, KeyRecord, format_key_file, hash_key
 
 from services.ingress.calls.messages import Call, RefusalKind
+from services.ingress.http.keys import ApiKeyStore
 from tests.live.ingress_rig import Rig, served
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Oslo"}}\n</tool_call>'
@@ -99,3 +103,81 @@ async def test_errors_of_responses(client: openai.AsyncOpenAI, rig: Rig):
     assert last.type == "response.failed"
     assert last.response.error is not None
     assert (last.response.output_text, last.response.error.message) == ("w0 ", "no instance")
+
+
+# Messages.
+
+SHORT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+
+
+@pytest.fixture
+async def claude(rig: Rig):
+    async with anthropic.AsyncAnthropic(base_url=rig.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_a_message_whole_and_streamed(claude: anthropic.AsyncAnthropic, rig: Rig):
+    answer = await claude.messages.create(**SHORT, system="be brief")
+    (text,) = answer.content
+    assert text.type == "text"
+    assert (text.text, answer.stop_reason, answer.usage.output_tokens) == ("w0 w1 w2 ", "max_tokens", 3)
+    async with claude.messages.stream(**SHORT) as stream:
+        assert [piece async for piece in stream.text_stream] == ["w0 ", "w1 ", "w2 "]
+        final = await stream.get_final_message()
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 3)
+    assert len(rig.core.calls) == 2
+
+
+async def test_a_message_with_a_tools_call_and_its_result(claude: anthropic.AsyncAnthropic, rig: Rig):
+    tokens = says(rig, CALL)
+    turns: list[Any] = [{"role": "user", "content": "weather?"}]
+    tool: Any = {"name": "weather", "input_schema": PARAMETERS}
+    asked: Any = {"model": "tools", "tools": [tool], "max_tokens": tokens}
+    async with claude.messages.stream(messages=turns, **asked) as stream:
+        answer = await stream.get_final_message()
+    (call,) = answer.content
+    assert call.type == "tool_use"
+    assert (call.name, call.input, answer.stop_reason) == ("weather", {"town": "Oslo"}, "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "18"}
+    says(rig, "18 degrees")
+    turns += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    (text,) = (await claude.messages.create(messages=turns, **asked)).content
+    assert text.type == "text"
+    assert text.text == "18 degrees"
+
+
+async def test_tokens_are_counted_as_they_are_used(claude: anthropic.AsyncAnthropic, rig: Rig):
+    answer = await claude.messages.create(**SHORT)
+    counted = await claude.messages.count_tokens(model="tiny", messages=SHORT["messages"])
+    assert counted.input_tokens == answer.usage.input_tokens == len(rig.core.calls[0].prompts[0])
+    long: Any = [{"role": "user", "content": "x" * 100_000}]  # tokenised in a thread
+    assert (await claude.messages.count_tokens(model="tiny", messages=long)).input_tokens > 100_000
+
+
+async def test_errors_of_messages(claude: anthropic.AsyncAnthropic, rig: Rig):
+    with pytest.raises(anthropic.NotFoundError):
+        await claude.messages.create(**SHORT | {"model": "nobody"})
+    with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+        await claude.messages.create(**SHORT | {"max_tokens": 5000})
+    rig.core.refuse = (RefusalKind.RATE_LIMITED, "slow down", 1.0)
+    with pytest.raises(anthropic.RateLimitError):
+        await claude.messages.create(**SHORT)
+    rig.core.refuse, rig.core.fail_after = None, 1
+    with pytest.raises(anthropic.APIStatusError, match="no instance"):
+        async with claude.messages.stream(**SHORT) as stream:
+            await stream.get_final_message()
+
+
+async def test_a_key_may_come_as_anthropics_client_sends_it(tmp_path: Path):
+    file = tmp_path / "keys.toml"
+    file.write_text(format_key_file(KeyFile(keys=[KeyRecord(name="me", sha256=hash_key("right"))])))
+    async with served(tmp_path, keys=ApiKeyStore(file)) as rig:
+        async with anthropic.AsyncAnthropic(base_url=rig.url, api_key="right", max_retries=0) as client:
+            await client.messages.create(**SHORT)
+        assert rig.core.calls[0].key == "me"
+        async with anthropic.AsyncAnthropic(base_url=rig.url, api_key="wrong", max_retries=0) as client:
+            with pytest.raises(anthropic.AuthenticationError):
+                await client.messages.create(**SHORT)
+        async with httpx.AsyncClient(base_url=rig.url) as client:
+            answer = await client.post("/v1/messages", json=SHORT)
+            assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")

@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from services.ingress.api.dialects import in_own_words
+from services.ingress.api.dialects import error_body
 from services.ingress.api.errors import ApiError
 from services.ingress.api.output_readers import JsonCallReader
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call
@@ -58,13 +58,12 @@ def prompt_of(items: Any, template: str = TEMPLATE, **fields: Any) -> str:
     return texts[0]
 
 
-def error_of(**fields: Any) -> ApiError:
-    """The error as a client gets it."""
-    try:
+def error_of(**fields: Any) -> dict[str, Any]:
+    """The error object that a client gets."""
+    with pytest.raises(ApiError) as caught:
         build_call(parsed(**fields), [[1, 2, 3]], Caller(request="r"), 100)
-    except ApiError as error:
-        return in_own_words("/v1/responses", error)
-    raise AssertionError("no error")
+    assert caught.value.status == 400
+    return dict(json.loads(error_body("/v1/responses", caught.value))["error"])
 
 
 def stream_of(request: ParsedRequest) -> EventStream:
@@ -241,8 +240,8 @@ def test_fields_are_those_of_a_chat():
 )  # fmt: skip
 def test_errors_name_the_parameter_of_this_api(fields: dict[str, Any], param: str, word: str):
     error = error_of(**fields)
-    assert (error.status, error.param) == (400, param)
-    assert word in error.message
+    assert error["param"] == param
+    assert word in error["message"]
 
 
 # Answers.

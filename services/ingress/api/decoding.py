@@ -23,12 +23,15 @@ _SURROGATES = re.compile(rb"\\\\|\\ud[89ab]..\\ud[c-f]..|(?P<lone>\\ud[89a-f]..)
 #: Objects whose keys are the client's: what one entry has to be.
 _MAPS: dict[str, Any] = {"logit_bias": LogitBias, "metadata": dict[str, str]}
 _MEDIA_NAMES = {
+    "image": "Images",
     "image_url": "Images",
     "input_image": "Images",
     "input_audio": "Audio inputs",
     "audio_url": "Audio inputs",
     "video_url": "Videos",
     "file": "Files",
+    "input_file": "Files",
+    "document": "Files",
 }
 _MEDIA = re.compile(rf"^Invalid enum value '(?P<name>{'|'.join(_MEDIA_NAMES)})'$")
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}

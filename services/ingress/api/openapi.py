@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
+from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
 from services.ingress.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.unsupported import NOT_SUPPORTED
 
+_ANTHROPIC = ("MessagesRequest", "CountTokensRequest")
 _REF = "#/components/schemas/{name}"
 _ERROR = {
     "type": "object",
@@ -26,6 +28,18 @@ _ERROR = {
                 "code": {"type": ["string", "null"]},
             },
         }
+    },
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
     },
 }
 _USAGE = {
@@ -46,14 +60,28 @@ def openapi_body(version: str, models: Sequence[str]) -> bytes:
 
 def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     """The document of an ingress that serves these models."""
-    requests = (ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
+    requests = (
+        ChatRequest,
+        CompletionRequest,
+        ResponsesRequest,
+        MessagesRequest,
+        CountTokensRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    )
     _, components = msgspec.json.schema_components(requests, ref_template=_REF)
     for kind, names in NOT_SUPPORTED.items():
         for name in names:
             components[kind.__name__]["properties"].pop(name, None)
     for kind in requests:
         components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
-    components |= {"Error": _ERROR, "Usage": _USAGE, "Response": _response("choices"), "Models": _response("data")}
+    components |= {
+        "Error": _ERROR,
+        "AnthropicError": _ANTHROPIC_ERROR,
+        "Usage": _USAGE,
+        "Response": _response("choices"),
+        "Models": _response("data"),
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -65,6 +93,10 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
             "/v1/chat/completions": _post("chat", "A chat completion.", "ChatRequest", _ref("Response")),
             "/v1/completions": _post("complete", "A completion.", "CompletionRequest", _ref("Response")),
             "/v1/responses": _post("respond", "A response.", "ResponsesRequest", {"type": "object"}),
+            "/v1/messages": _post("message", "A message.", "MessagesRequest", {"type": "object"}),
+            "/v1/messages/count_tokens": _post(
+                "count", "Tokens of a message.", "CountTokensRequest", {"type": "object"}
+            ),
             "/tokenize": _post("tokenize", "Text or messages to token ids.", "TokenizeRequest", {"type": "object"}),
             "/detokenize": _post("detokenize", "Token ids to text.", "DetokenizeRequest", {"type": "object"}),
             "/v1/models": _get("models", "The served models.", _ref("Models")),
@@ -99,13 +131,13 @@ def _json(schema: dict[str, Any], description: str, media: str = "application/js
     return {"description": description, "content": {media: {"schema": schema}}}
 
 
-def _errors(*statuses: tuple[str, str]) -> dict[str, Any]:
-    return {status: _json(_ref("Error"), description) for status, description in statuses}
+def _errors(*statuses: tuple[str, str], schema: str = "Error") -> dict[str, Any]:
+    return {status: _json(_ref(schema), description) for status, description in statuses}
 
 
 def _post(name: str, summary: str, request: str, response: dict[str, Any]) -> dict[str, Any]:
     answer = _json(response, "The answer.")
-    if request in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):
+    if request in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest"):
         event = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
         answer["content"]["text/event-stream"] = {"schema": event}
     return {
@@ -124,6 +156,7 @@ def _post(name: str, summary: str, request: str, response: dict[str, Any]) -> di
                     ("429", "A limit of the key is reached; see Retry-After."),
                     ("503", "Nothing can take the request now; see Retry-After."),
                     ("504", "The request was not done within its deadline."),
+                    schema="AnthropicError" if request in _ANTHROPIC else "Error",
                 ),
             },
         }

@@ -42,6 +42,8 @@ LogitBias = Annotated[
 ]
 TopLogprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
 JsonObject = dict[str, Any]
+#: A tool's name for agents, who put the name of its server before it.
+ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[a-zA-Z0-9_.-]+$")]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 

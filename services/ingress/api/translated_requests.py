@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from services.ingress.api.answer_forms import AnswerForm
@@ -32,3 +34,12 @@ def fitting(request: ChatRequest, model: ServedModel) -> ChatRequest:
     if not later or template is None or takes_them_anywhere(template):
         return request
     return msgspec.structs.replace(request, messages=system_first(request.messages))
+
+
+def whole_arguments(text: str) -> str:
+    """Arguments as an object; those that a model left unfinished as the text that they are: agents send them back."""
+    try:
+        msgspec.json.decode(text.encode(), type=dict[str, Any])
+    except msgspec.DecodeError:
+        return msgspec.json.encode({"arguments": text} if text else {}).decode()
+    return text

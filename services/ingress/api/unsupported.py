@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import UNSET, Struct
 
 from services.ingress.api.errors import unsupported
+from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
 from services.ingress.api.requests import ChatRequest, CompletionRequest
 from services.ingress.api.responses_api.requests import ResponsesRequest
 
@@ -62,12 +63,19 @@ _RESPONSES: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_response_messages": ((None, False), "use `/tokenize` on the messages"),
     "previous_input_messages": ((None,), _STATELESS),
 }
+_COUNT: dict[str, tuple[tuple[Any, ...], str]] = {"mcp_servers": ((None, []), "call the tools yourself")}
+_MESSAGES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "container": ((None,), "run code yourself"),
+    "inference_geo": ((None,), "leave it out"),
+}
 _ITEMS: dict[type[Struct], list[tuple[str, tuple[Any, ...], str]]] = {
     kind: [(name, values, hint) for name, (values, hint) in own.items()]
     for kind, own in (
         (ChatRequest, _SHARED | _CHAT),
         (CompletionRequest, _SHARED | _COMPLETION),
         (ResponsesRequest, _RESPONSES),
+        (CountTokensRequest, _COUNT),
+        (MessagesRequest, _COUNT | _MESSAGES),
     )
 }
 

@@ -11,6 +11,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from services.ingress.api.errors import SERVER, ApiError
+from services.ingress.api.messages_api.parsing import parse_count_request, parse_messages_request
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
 from services.ingress.api.parsed_requests import Bounds, parse_chat_request, parse_completion_request
@@ -55,6 +56,8 @@ class App:
             "/v1/chat/completions": {"POST": self._chat},
             "/v1/completions": {"POST": self._completion},
             "/v1/responses": {"POST": self._response},
+            "/v1/messages": {"POST": self._message},
+            "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/v1/models": {"GET": self._list_models},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -108,9 +111,10 @@ class App:
         return handler
 
     def _holder(self, exchange: Exchange, keys: ApiKeyStore) -> KeyHolder:
-        token = bearer(exchange)
+        token = bearer(exchange) or exchange.request.headers.get(b"x-api-key", b"").strip()
         if not token:
-            raise _unauthorized("No API key: send the header `Authorization: Bearer <key>`.", "missing_api_key")
+            message = "No API key: send the header `Authorization: Bearer <key>` or `x-api-key: <key>`."
+            raise _unauthorized(message, "missing_api_key")
         holder = keys.lookup(token)
         if holder is None:
             raise _unauthorized("This API key is not known.", "invalid_api_key")
@@ -127,6 +131,18 @@ class App:
     def _response(self, exchange: Exchange, holder: KeyHolder) -> None:
         parsed = parse_responses_request(exchange.request.body, self._models)
         self._calls.submit(exchange, "/v1/responses", parsed, holder)
+
+    def _message(self, exchange: Exchange, holder: KeyHolder) -> None:
+        parsed = parse_messages_request(exchange.request.body, self._models)
+        self._calls.submit(exchange, "/v1/messages", parsed, holder)
+
+    def _count_tokens(self, exchange: Exchange, holder: KeyHolder) -> None:
+        parsed = parse_count_request(exchange.request.body, self._models)
+
+        def answer(prompts: list[list[list[int]]]) -> None:
+            self._answer(exchange, _encode({"input_tokens": len(prompts[0][0])}))
+
+        self._calls.tokenise(exchange, "/v1/messages/count_tokens", parsed, answer)
 
     def _list_models(self, exchange: Exchange, holder: KeyHolder) -> None:
         self._answer(exchange, self._models.list_body())

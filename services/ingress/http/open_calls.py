@@ -26,7 +26,7 @@ from millrace.telemetry.tracecontext import (
 
 from services.ingress.api.cascade_reports import answering_headers
 from services.ingress.api.cascade_requests import able_variants, build_any_call
-from services.ingress.api.dialects import in_own_words
+from services.ingress.api.dialects import error_body
 from services.ingress.api.errors import SERVER, ApiError, bad_value, refusal
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.output_readers import JsonCallReader, OutputReader
@@ -194,22 +194,34 @@ class OpenCalls:
         Raises:
             ApiError: what the client has to change (where tokenising needed no thread).
         """
+        if parsed.token_ids is None:
+            parsed = able_variants(parsed, self._models.limit)
+        self.tokenise(exchange, path, parsed, lambda ids: self._start(exchange, path, parsed, ids, holder))
+
+    def tokenise(
+        self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Callable[[list[list[list[int]]]], None]
+    ) -> None:
+        """Hand on the token ids of each variant's prompts, later where that needs a thread.
+
+        Raises:
+            ApiError: what ``then`` raises (where tokenising needed no thread).
+        """
         if parsed.token_ids is not None:
-            self._start(exchange, path, parsed, [parsed.token_ids] * len(parsed.variants), holder)
-            return
-        parsed = able_variants(parsed, self._models.limit)
-        if sum(len(text) for each in distinct(parsed) for text in each.texts or []) > LOOP_CHARACTERS_MAX:
-            task = asyncio.get_running_loop().create_task(self._submit_later(exchange, path, parsed, holder))
+            then([parsed.token_ids] * len(parsed.variants))
+        elif sum(len(text) for each in distinct(parsed) for text in each.texts or []) > LOOP_CHARACTERS_MAX:
+            task = asyncio.get_running_loop().create_task(self._tokenise_later(exchange, path, parsed, then))
             self._tasks.add(task)
             task.add_done_callback(lambda task: self._tokenised(task, exchange, path))
-            return
-        ids = {
-            each.key: [each.model.tokenizer.encode(text, special=each.special) for text in each.texts or []]
-            for each in distinct(parsed)
-        }
-        self._start(exchange, path, parsed, [ids[each.key] for each in parsed.variants], holder)
+        else:
+            ids = {
+                each.key: [each.model.tokenizer.encode(text, special=each.special) for text in each.texts or []]
+                for each in distinct(parsed)
+            }
+            then([ids[each.key] for each in parsed.variants])
 
-    async def _submit_later(self, exchange: Exchange, path: str, parsed: ParsedRequest, holder: KeyHolder) -> None:
+    async def _tokenise_later(
+        self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Callable[[list[list[list[int]]]], None]
+    ) -> None:
         ids = {}
         for each in distinct(parsed):
             encode = each.model.tokenizer.encode_off_loop
@@ -217,7 +229,7 @@ class OpenCalls:
         if exchange.closed:
             return
         try:
-            self._start(exchange, path, parsed, [ids[each.key] for each in parsed.variants], holder)
+            then([ids[each.key] for each in parsed.variants])
         except ApiError as error:
             self.answer_error(exchange, path, error)
 
@@ -492,7 +504,7 @@ class OpenCalls:
         extra = list(headers) if headers else [(b"x-request-id", client_id(exchange) or self.next_id().encode())]
         extra += error.headers
         self._metrics.responses.add(path, str(error.status))
-        exchange.respond(error.status, in_own_words(path, error).body(), headers=extra)
+        exchange.respond(error.status, error_body(path, error), headers=extra)
 
 
 def client_id(exchange: Exchange) -> bytes:

@@ -26,6 +26,7 @@ from services.ingress.api.requests import (
     StructuredOutputs,
     Temperature,
     TokenIds,
+    ToolName,
     TopK,
     TopLogprobs,
     TopP,
@@ -40,7 +41,7 @@ class InputPart(Struct, kw_only=True):
     refusal: str | None = None
 
 
-Parts = Annotated[list[InputPart], Meta(max_length=MESSAGES_MAX)]
+Parts = list[InputPart]
 
 
 class InputItem(Struct, kw_only=True):
@@ -73,6 +74,16 @@ class InputItem(Struct, kw_only=True):
     encrypted_content: str | None = None
 
 
+class SpaceTool(Struct, kw_only=True):
+    """A tool of a namespace."""
+
+    type: Literal["function", "custom"]
+    name: ToolName
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
 class FlatTool(Struct, kw_only=True):
     """A tool. A namespace holds functions; ``custom`` takes free text; hosted tools are taken and never called."""
 
@@ -87,11 +98,11 @@ class FlatTool(Struct, kw_only=True):
         "image_generation",
         "tool_search",
     ]
-    name: str | None = None
+    name: ToolName | None = None
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
-    tools: list[FlatTool] | None = None
+    tools: list[SpaceTool] | None = None
 
 
 class ChosenTool(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -22,7 +22,15 @@ from services.ingress.api.requests import (
     Tool,
     ToolCall,
 )
-from services.ingress.api.responses_api.requests import ChosenTool, FlatTool, InputItem, Parts, ResponsesRequest
+from services.ingress.api.responses_api.requests import (
+    ChosenTool,
+    FlatTool,
+    InputItem,
+    Parts,
+    ResponsesRequest,
+    SpaceTool,
+)
+from services.ingress.api.translated_requests import whole_arguments
 
 #: What `include` may ask for and is given.
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -109,31 +117,22 @@ def flat_tools(tools: list[FlatTool] | None) -> FlatTools:
     for i, tool in enumerate(tools or ()):
         where = f"tools[{i}]"
         if tool.type == "function":
-            functions.append(_function(tool, _named(tool, where), where))
+            functions.append(_function(tool, _named(tool, where)))
         elif tool.type == "custom":
             name = _named(tool, where)
             names[name] = ToolName(name, custom=True)
-            functions.append(_function(tool, name, where))
+            functions.append(_function(tool, name))
         elif tool.type == "namespace":
-            for j, inner in enumerate(tool.tools or ()):
-                name = flat_name(_named(tool, where), _named(inner, f"{where}.tools[{j}]"))
-                names[name] = ToolName(inner.name or "", tool.name)
-                functions.append(_function(inner, name, where))
+            for inner in tool.tools or ():
+                name = flat_name(_named(tool, where), inner.name)
+                names[name] = ToolName(inner.name, tool.name, custom=inner.type == "custom")
+                functions.append(_function(inner, name))
     return FlatTools(functions, names)
 
 
 def flat_name(namespace: str | None, name: str) -> str:
     """Name of a namespace's function for the model, as vLLM writes it."""
     return f"{namespace}__{name}" if namespace else name
-
-
-def whole_arguments(text: str) -> str:
-    """Arguments as an object; those that a model left unfinished as the text that they are: agents send them back."""
-    try:
-        msgspec.json.decode(text.encode(), type=dict[str, Any])
-    except msgspec.DecodeError:
-        return _encode({"arguments": text} if text else {}).decode()
-    return text
 
 
 def carried_reasoning(text: str) -> str:
@@ -156,18 +155,13 @@ def _named(tool: FlatTool, where: str) -> str:
     return tool.name
 
 
-def _function(tool: FlatTool, name: str, where: str) -> Tool:
+def _function(tool: FlatTool | SpaceTool, name: str) -> Tool:
     parameters = tool.parameters
     if tool.type == "custom":
         text = {"type": "object", "properties": {CUSTOM_INPUT: {"type": "string"}}, "required": [CUSTOM_INPUT]}
         parameters = text | {"additionalProperties": False}
     function = Function(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
-    try:
-        return Tool(type="function", function=msgspec.convert(msgspec.to_builtins(function), Function))
-    except msgspec.ValidationError as error:
-        raise bad_value(
-            f"{where}.name", f"Invalid value for `{where}.name`: {str(error).partition(' - ')[0]}."
-        ) from None
+    return Tool(type="function", function=function)
 
 
 def _choice(

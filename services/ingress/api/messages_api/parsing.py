@@ -1,0 +1,58 @@
+"""Messages requests, read and checked, as requests for a chat."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from services.ingress.api.decoding import decode_body
+from services.ingress.api.messages_api.events import MessageBody, MessageStream
+from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
+from services.ingress.api.messages_api.translation import chat_request
+from services.ingress.api.models import ModelRegistry
+from services.ingress.api.parsed_requests import ParsedRequest
+from services.ingress.api.responses import CollectedResponse
+from services.ingress.api.streams import EventStream, ResponseHead
+from services.ingress.api.translated_requests import parse_translated
+from services.ingress.api.unsupported import refuse_unsupported
+
+T = TypeVar("T", bound=CountTokensRequest)
+
+
+class MessageForm(msgspec.Struct, frozen=True):
+    """Form of the answer: a message of Anthropic's API."""
+
+    prefix: str = "msg_"
+
+    def stream(self, head: ResponseHead) -> EventStream:
+        """Writer of its events."""
+        return MessageStream(head)
+
+    def collected(self, head: ResponseHead) -> CollectedResponse:
+        """Writer of its body."""
+        return MessageBody(MessageStream(head))
+
+
+def parse_messages_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
+    """Read and check a request for a message.
+
+    Raises:
+        ApiError: what the client has to change.
+    """
+    return _parsed(body, MessagesRequest, models)
+
+
+def parse_count_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
+    """Read and check a request for the number of its tokens.
+
+    Raises:
+        ApiError: what the client has to change.
+    """
+    return _parsed(body, CountTokensRequest, models)
+
+
+def _parsed(body: bytes, kind: type[T], models: ModelRegistry) -> ParsedRequest:
+    request = decode_body(body, kind)
+    refuse_unsupported(request)
+    return parse_translated(chat_request(request), models, MessageForm())
