@@ -163,16 +163,11 @@ def test_options_that_cannot_be_are_refused_before_anything_starts(words: list[s
     assert refusal in str(refused.value)
 
 
-def test_up_has_few_options_and_an_earlier_one_is_answered_with_what_took_its_place(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_up_has_few_options() -> None:
     parser = argparse.ArgumentParser()
     up.add_arguments(parser)
     options = [each for each in parser._actions if each.help != argparse.SUPPRESS and each.dest != "help"]
     assert len(options) <= 26
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--worker-set", "{}"])
-    assert "--worker-set is gone: --set worker.KEY=VALUE" in capsys.readouterr().err
 
 
 FILE = '[[models]]\nname = "n"\npath = "nano"\n[[models.groups]]\nengine = "modelled"\ncount = 3\n[api]\nport = 8001\n'

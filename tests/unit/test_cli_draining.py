@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from millrace.cli.cluster_rows import InstanceRow
-from millrace.cli.draining import spare_the_last
+from millrace.cli.drain import spare_the_last
 from millrace.cli.errors import CliError
 
 

@@ -8,7 +8,7 @@ from millrace.actor.recording import Tapped, open_recording
 from millrace.cli.explain_recording import explained_by_recording
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import told
-from millrace.cli.message_summaries import duration
+from millrace.cli.field_text import duration
 from millrace.cli.trace_tree import draw
 from millrace.contracts.codec import encode
 from millrace.judging.calibration import IsotonicCurve

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from millrace.cli.message_lines import DecodedMessage, message_line, message_object, read_message
-from millrace.cli.migrating import is_of, told
-from millrace.cli.migrating import line as migration_line
-from millrace.cli.tapping import full_subject
+from millrace.cli.migrate import is_of, told
+from millrace.cli.migrate import line as migration_line
+from millrace.cli.tap import full_subject
 from millrace.contracts.broker import BidRefusal, MoveBid, MoveReason
 from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import encode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.cli.migrating import REFUSALS, told
+from millrace.cli.migrate import REFUSALS, told
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome

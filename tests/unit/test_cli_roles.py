@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError
-from millrace.cli.flipping import taken
+from millrace.cli.role import taken
 from millrace.cli.status_table import cluster_tables
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused
 from millrace.contracts.message import Body

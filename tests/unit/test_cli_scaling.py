@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from millrace.cli.cluster_rows import InstanceRow
 from millrace.cli.errors import CliError
-from millrace.cli.scaling import wanted
+from millrace.cli.scale import wanted
 
 ROWS = [
     InstanceRow(instance="w0", model="m", stage="s0", state="ready", role="prefill", shape="cpu"),

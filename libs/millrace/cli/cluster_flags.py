@@ -73,8 +73,6 @@ def add_cluster_options(parser: argparse.ArgumentParser) -> None:
     add("--keys", metavar="FILE", help="API keys (`millrace keys`); without it none is required")
     add("--nats-port", type=int, help="of nats-server (default: 4222); if it is in use, a free one is chosen")
     add("--otlp", metavar="URL", help="OTLP/HTTP endpoint; without it traces go to the cluster's folder")
-    for option in REPLACED:
-        parser.add_argument(option, action=_Replaced, nargs="?", help=argparse.SUPPRESS)
 
 
 def _add_engine_options(group: _Group) -> None:
@@ -143,31 +141,6 @@ def _add_service_options(group: _Group) -> None:
         help="any key of a cluster's file or of a service (docs/CONFIGURATION.md), such as worker.max_num_seqs=8 or "
         "worker-1.max_num_seqs=4 for one; may be repeated",
     )
-
-
-class _Replaced(argparse.Action):
-    """An option of earlier versions: refused with what took its place."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """End with exit code 2."""
-        parser.error(f"{self.option_strings[0]} is gone: {REPLACED[self.option_strings[0]]}")
-
-
-#: Options of earlier versions, and what to say instead.
-REPLACED = {
-    **{f"--{name}-set": f"--set {name}.KEY=VALUE" for name in ("worker", "ingress", "migrator", "broker")},
-    **{f"--{name}-set": f"--set {name}.KEY=VALUE" for name in ("predictor", "coordinator", "judge")},
-    "--predictors": "--set services.predictors=N",
-    "--no-hosting": "--set services.hosted_instances_max=0",
-    "--no-migrators": "--set services.migrators=false",
-    "--cascade-name": "--set cascade.name=NAME",
-    "--quality": "--set cascade.quality=N",
-    "--sample": "--set cascade.sample=FILE",
-    "--judge-parameters": "--set cascade.parameters.KEY=VALUE",
-    "--trace-sample": "--set telemetry.trace_sample=SHARE",
-    "--log-format": "--set telemetry.log_format=json",
-    "--log-level": "--set telemetry.log_level=LEVEL",
-}
 
 
 def cluster_of(arguments: argparse.Namespace, cores: int) -> ClusterSpec:

@@ -81,8 +81,18 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
 
 
-class StageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage of a plan, with the sums of its instances that are heard from.
+class LoadSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over instances that are heard from."""
+
+    running: int
+    waiting: int
+    blocks_used: int
+    blocks_total: int
+    output_tokens_per_s: float
+
+
+class StageRow(LoadSums, frozen=True, kw_only=True):
+    """One stage of a plan, with the sums of its instances.
 
     Attributes:
         length_min, length_max: Lengths that it serves now, tokens: its boundaries as they were refined last. No
@@ -97,24 +107,14 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     length_max: int | None
     covered_by: str
     instances: int
-    running: int
-    waiting: int
-    blocks_used: int
-    blocks_total: int
-    output_tokens_per_s: float
     leaving: int
     arriving: int
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the instances that are heard from."""
+class Totals(LoadSums, frozen=True, kw_only=True):
+    """Sums over all instances."""
 
     instances: int
     instances_ready: int
-    running: int
-    waiting: int
-    blocks_used: int
-    blocks_total: int
-    output_tokens_per_s: float
     preemptions: int
     migrations: int

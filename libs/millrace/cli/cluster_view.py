@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from millrace.cli.cluster_rows import InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
+from millrace.cli.cluster_rows import InstanceRow, LoadSums, MigrationRow, ServiceRow, StageRow, Totals
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.message import Body
@@ -95,6 +96,10 @@ class ClusterView:
             for name in names
         ]
         return [row for row in rows if row is not None]
+
+    def instance(self, name: str, now_ns: int) -> InstanceRow | None:
+        """The row of one instance; None where there is none."""
+        return next((row for row in self.instances(now_ns) if row.instance == name), None)
 
     def orders(self) -> list[tuple[str, str, InstanceRole]]:
         """(instance, role, ordered role) of instances that do not have yet what an operator ordered, by name."""
@@ -194,17 +199,13 @@ class ClusterView:
 
     def totals(self, rows: list[InstanceRow]) -> Totals:
         """Sums of the rows."""
-        heard = [row for row in rows if row.state in ("ready", "draining", "suspect")]
+        heard = _heard(rows)
         return Totals(
             instances=len(rows),
             instances_ready=sum(row.state == "ready" for row in rows),
-            running=sum(row.running for row in heard),
-            waiting=sum(row.waiting for row in heard),
-            blocks_used=sum(row.blocks_used for row in heard),
-            blocks_total=sum(row.blocks_total for row in heard),
-            output_tokens_per_s=sum(row.output_tokens_per_s or 0.0 for row in heard),
             preemptions=sum(row.preemptions for row in heard),
             migrations=sum(row.leaving for row in rows),
+            **_sums(heard),
         )
 
     def _hear_summary(self, body: InstanceSummary, now_ns: int) -> None:
@@ -287,7 +288,7 @@ class ClusterView:
 
 
 def _stage_row(model: str, stage: Stage, bounds: tuple[int, int | None], rows: list[InstanceRow]) -> StageRow:
-    own = [row for row in rows if row.instance in stage.instances and row.state in ("ready", "draining", "suspect")]
+    own = _heard(row for row in rows if row.instance in stage.instances)
     return StageRow(
         model=model,
         stage=stage.name,
@@ -295,14 +296,18 @@ def _stage_row(model: str, stage: Stage, bounds: tuple[int, int | None], rows: l
         length_max=bounds[1],
         covered_by=stage.covered_by,
         instances=len(own),
-        running=sum(row.running for row in own),
-        waiting=sum(row.waiting for row in own),
-        blocks_used=sum(row.blocks_used for row in own),
-        blocks_total=sum(row.blocks_total for row in own),
-        output_tokens_per_s=sum(row.output_tokens_per_s or 0.0 for row in own),
         leaving=sum(row.leaving for row in own),
         arriving=sum(row.arriving for row in own),
+        **_sums(own),
     )
+
+
+def _heard(rows: Iterable[InstanceRow]) -> list[InstanceRow]:
+    return [row for row in rows if row.state in ("ready", "draining", "suspect")]
+
+
+def _sums(rows: list[InstanceRow]) -> dict[str, Any]:
+    return {name: sum(getattr(row, name) or 0 for row in rows) for name in LoadSums.__struct_fields__}
 
 
 def _rate(first: InstanceSummary, last: InstanceSummary) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from millrace.actor.recording import Handled, RecordingReader, Tapped
 from millrace.cli.errors import CliError
 from millrace.cli.explained import Ending, Explained, ExplainedPlacement
-from millrace.cli.message_summaries import duration
+from millrace.cli.field_text import duration
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome

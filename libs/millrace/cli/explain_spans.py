@@ -9,7 +9,7 @@ import msgspec
 
 from millrace.cli.errors import CliError
 from millrace.cli.explained import Ending, Explained, ExplainedPlacement
-from millrace.cli.message_summaries import duration
+from millrace.cli.field_text import duration
 from millrace.cli.trace_reading import attribute
 from millrace.contracts.observers import CandidateForecast, CandidateScore, CascadeAttempt
 from millrace.telemetry.spans import SpanLine

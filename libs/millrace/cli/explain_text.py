@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from millrace.cli.explained import Ending, Explained, ExplainedPlacement
-from millrace.cli.message_summaries import duration
+from millrace.cli.field_text import duration
 from millrace.contracts.observers import CandidateForecast, CascadeAttempt
 
 #: Placements that are told. A request that found no instance for long has one per try.

@@ -40,7 +40,7 @@ def _shown(key: str, value: Any, text_max: int = TEXT_MAX) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, str):
-        text = value if len(value) <= text_max else value[: text_max - 1] + "…"
+        text = cut(value, text_max)
         return repr(text) if " " in text else text
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
@@ -68,3 +68,8 @@ def bounded_list(items: list[str]) -> str:
     """``[a b c d +12]``."""
     rest = f" +{len(items) - ITEMS_MAX}" if len(items) > ITEMS_MAX else ""
     return f"[{' '.join(items[:ITEMS_MAX])}{rest}]"
+
+
+def cut(text: str, cells: int) -> str:
+    """The text, or its beginning with an ellipsis."""
+    return text if len(text) <= cells else text[: cells - 1] + "…"

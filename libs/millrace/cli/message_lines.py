@@ -13,7 +13,8 @@ from typing import Any
 import msgpack
 import msgspec
 
-from millrace.cli.message_summaries import shown_fields, summary
+from millrace.cli.field_text import shown_fields
+from millrace.cli.message_summaries import summary
 from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import (
     HEADER_REQUEST,

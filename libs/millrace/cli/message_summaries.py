@@ -20,8 +20,6 @@ from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
 
-__all__ = ["bounded_list", "duration", "shown_fields", "summary"]
-
 B = TypeVar("B", bound=Body)
 
 #: Fields that a line shows before the text, or that say nothing to a person.

@@ -18,19 +18,29 @@ its own rules.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import time
+from collections.abc import Sequence
 
-#: As InstanceRole has them; not imported, so that --help stays quick.
-ROLES = ("prefill", "decode", "both")
+from millrace.cli.bus import open_bus
+from millrace.cli.cluster import add_connection_options, resolve_connection
+from millrace.cli.cluster_rows import InstanceRow
+from millrace.cli.cluster_view import ClusterView
+from millrace.cli.errors import CliError
+from millrace.cli.listening import LISTEN_S, listen
+from millrace.cli.operating import asked
+from millrace.cli.role import taken
+from millrace.contracts.coordinator import OrderAccepted, SetInstances
+from millrace.contracts.plan import InstanceRole
+from millrace.contracts.subjects import Subjects
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
-    from millrace.cli.cluster import add_connection_options
-
     parser.add_argument("model", metavar="MODEL", help="its served name")
     parser.add_argument("count", metavar="COUNT", help="instances to run: 3, +1 or -1")
     parser.add_argument("--shape", default="", help="device kind and tensor parallel size: cpu, h100x2 (default: all)")
-    parser.add_argument("--role", choices=ROLES, help="(default: all)")
+    parser.add_argument("--role", choices=[str(role) for role in InstanceRole], help="(default: all)")
     parser.add_argument(
         "--limit", type=float, default=180.0, metavar="S", help="how long to wait for instances (default: 180)"
     )
@@ -40,8 +50,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Asks, follows, prints."""
-    import asyncio
-
-    from millrace.cli.scaling import scale
-
     return asyncio.run(scale(arguments))
+
+
+#: A coordinator asks each provisioner twice, for two seconds each.
+ANSWER_S = 10.0
+
+LOOK_S = 0.1
+
+#: After the limit a worker lingers, ends, and its process is seen to be gone.
+GRACE_S = 10.0
+
+
+async def scale(arguments: argparse.Namespace) -> int:
+    """Returns the exit code: 0 where as many serve as asked for, or the order was taken with --detach.
+
+    Raises:
+        CliError: COUNT is no number, nobody serves the model, or the coordinator refuses.
+    """
+    connection = resolve_connection(arguments, operator=True)
+    async with listen(connection) as view, open_bus(connection) as bus:
+        await asyncio.sleep(LISTEN_S)
+        rows = [row for row in view.instances(time.time_ns()) if row.model == arguments.model]
+        if not any(row.state == "ready" for row in rows):
+            raise CliError(f"nobody serves {arguments.model}; `millrace status` shows which models there are")
+        order = SetInstances(
+            model=arguments.model,
+            count=wanted(arguments.count, rows, shape=arguments.shape, role=arguments.role),
+            shape=arguments.shape,
+            role=InstanceRole(arguments.role) if arguments.role else None,
+            plan_epoch=view.epoch(arguments.model),
+        )
+        subject = Subjects(connection.cluster).coordinate(order.model, "scale")
+        answer = await asked(bus, subject, order, timeout_s=ANSWER_S)
+        print(taken(answer))
+        if arguments.detach or not isinstance(answer, OrderAccepted):
+            return 0
+        return await _followed(view, answer, limit_s=arguments.limit)
+
+
+def wanted(count: str, rows: Sequence[InstanceRow], *, shape: str = "", role: str | None = None) -> int:
+    """Number of instances that COUNT means, among those that serve.
+
+    Raises:
+        CliError: it is no number.
+    """
+    try:
+        number = int(count)
+    except ValueError:
+        raise CliError(f"COUNT {count!r}: a number, or a change such as +1 or -1") from None
+    if not count.startswith(("+", "-")):
+        return number
+    meant = [row for row in rows if row.state == "ready" and shape in ("", row.shape) and role in (None, row.role)]
+    return len(meant) + number
+
+
+async def _followed(view: ClusterView, answer: OrderAccepted, *, limit_s: float) -> int:
+    """Prints each instance that has come or gone, until all have."""
+    began = time.monotonic()
+    waits = dict.fromkeys(answer.starting, "ready") | dict.fromkeys(answer.stopping, "gone")
+    until_s = max(limit_s if answer.starting else 0.0, answer.limit_ms / 1000 + GRACE_S if answer.stopping else 0.0)
+    while waits and time.monotonic() - began < until_s:
+        await asyncio.sleep(LOOK_S)
+        states = {row.instance: row.state for row in view.instances(time.time_ns())}
+        for name, state in list(waits.items()):
+            if states.get(name, "dead") in ({"ready"} if state == "ready" else {"dead", "suspect", "drained"}):
+                print(f"  {time.monotonic() - began:5.1f} s  {name} is {state}")
+                del waits[name]
+    for name, state in waits.items():
+        print(f"  {name} is not {state} after {until_s:g} s; `millrace status` shows it")
+    return 1 if waits else 0

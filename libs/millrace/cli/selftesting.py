@@ -25,7 +25,7 @@ from millrace.cli.cluster import add_connection_options, resolve_connection
 from millrace.cli.errors import CliError
 from millrace.cli.machine_probes import MachineFacts
 from millrace.cli.machine_report import MachineDefaults
-from millrace.cli.migrating import find, line
+from millrace.cli.migrate import find, line
 from millrace.cli.operating import asked
 from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationOutcome
 from millrace.contracts.sequences import request_id_of

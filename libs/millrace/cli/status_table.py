@@ -9,6 +9,7 @@ from rich.text import Text
 from millrace.cli.cascade_table import cascade_lines, cascade_table
 from millrace.cli.cluster_rows import InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
 from millrace.cli.cluster_view import ClusterView
+from millrace.cli.field_text import cut
 
 _COLORS = {
     "ready": "green",
@@ -184,13 +185,9 @@ def _migrations(rows: list[MigrationRow], width: int) -> Table:
     ends = max(len("from"), *(len(row.source) for row in rows)) + max(len("to"), *(len(row.target) for row in rows))
     cells = max(SEQUENCE_CELLS, width - MIGRATION_CELLS - ends)
     for row in rows:
-        what = (_cut(row.sequence, cells), row.source, row.target or "?", row.step)
+        what = (cut(row.sequence, cells), row.source, row.target or "?", row.step)
         table.add_row(*what, str(row.round), binary_size(row.bytes), f"{row.age_s:.1f}s")
     return table
-
-
-def _cut(name: str, cells: int) -> str:
-    return name if len(name) <= cells else name[: cells - 1] + "…"
 
 
 def binary_size(count: int) -> str:

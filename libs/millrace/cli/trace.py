@@ -64,7 +64,7 @@ _LISTED = ("model", "outcome", "delivered", "reason", "prompt_tokens", "output_t
 def _listing(requests: list) -> list[str]:  # type: ignore[type-arg]  # the Struct's module is imported in run
     from datetime import datetime
 
-    from millrace.cli.message_summaries import duration, shown_fields
+    from millrace.cli.field_text import duration, shown_fields
 
     if not requests:
         return ["no request is recorded here yet"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.cli.message_summaries import duration, shown_fields
+from millrace.cli.field_text import cut, duration, shown_fields
 from millrace.telemetry.spans import SpanLine
 from millrace.telemetry.tracecontext import parse_traceparent
 
@@ -143,8 +143,8 @@ class _Drawing:
     def _row(self, span: SpanLine, lead: str) -> str:
         offset = f"+{duration(span.start_ns - self._first_ns)}"
         choice = f" .{_sequence(span).rsplit('.', 1)[-1]}" if self._several and _sequence(span) else ""
-        name = _cut(lead + span.name + choice, NAME_CELLS)
-        place = _cut(place_of(span), PLACE_CELLS)
+        name = cut(lead + span.name + choice, NAME_CELLS)
+        place = cut(place_of(span), PLACE_CELLS)
         cells = bar(span.start_ns, span.end_ns, self._first_ns, self._last_ns)
         return (
             f"{self._color(_BOLD, f'{name:<{NAME_CELLS}}')} {place:<{PLACE_CELLS}} "
@@ -238,10 +238,6 @@ def _sequence(span: SpanLine) -> str:
 
 def _short(attributes: dict[str, Any]) -> dict[str, Any]:
     return {key.removeprefix("millrace."): value for key, value in attributes.items()}
-
-
-def _cut(text: str, cells: int) -> str:
-    return text if len(text) <= cells else text[: cells - 1] + "…"
 
 
 def _printable(text: str) -> str:
