@@ -13,6 +13,19 @@ from millrace.cli.__main__ import main
 from millrace.cli.machine_probes import GpuFact, MachineFacts, gpus_of
 from millrace.cli.machine_report import GIB, Level, findings, outlook
 
+
+def test_a_model_s_parsers_are_told_with_what_called_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    (tmp_path / "chat_template.jinja").write_text("{{ tools }}<think><tool_call>")
+    assert main(["doctor", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == (
+        "reasoning parser   qwen3 (model_type qwen3 and <think> in its chat template)\n"
+        "tool call parser   hermes (<tool_call> in its chat template)\n"
+    )
+    assert main(["doctor", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reasoning"] == "qwen3"
+
+
 LAPTOP = MachineFacts(
     python="3.11.7",
     cores=2,

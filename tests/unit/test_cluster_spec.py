@@ -22,6 +22,7 @@ from millrace.cluster import (
     read_cluster,
     workers_of,
 )
+from millrace.supervision.service_fields import ingress_fields, worker_fields
 
 SMALL = """
 [[models]]
@@ -297,3 +298,13 @@ def test_fields_with_their_default_are_left_out_of_the_text() -> None:
     assert cluster_toml(spec) == (
         '[[models]]\nname = "m"\npath = "p"\n\n[[models.groups]]\n\n[[models.stages]]\nname = "s0"\n'
     )
+
+
+def test_parsers_of_a_model_reach_ingress_and_its_engines():
+    spec = ClusterSpec(models=[ModelSpec(name="m", path="p", reasoning_parser="none", tool_call_parser="xlam")])
+    (model,) = ingress_fields(spec, lambda model: "folder")["models"]
+    assert (model["reasoning_parser"], model["tool_call_parser"]) == ("none", "xlam")
+    (slot,) = workers_of(spec)
+    assert worker_fields(slot, "folder")["engine_args"] == {"reasoning_parser": ""}
+    (plain,) = workers_of(ClusterSpec(models=[ModelSpec(name="m", path="p")]))
+    assert "engine_args" not in worker_fields(plain, "folder")

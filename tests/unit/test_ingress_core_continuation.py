@@ -140,6 +140,21 @@ def test_a_stop_string_spans_the_break():
 
 
 @pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("kept", range(1, 5))
+def test_a_parser_of_the_output_gets_each_token_once_wherever_the_stream_breaks(stream, kept):
+    bench = Bench()
+    instance = bench.run_call(stream=stream, tell_tokens=True)
+    bench.tokens(instance, *[chunk(c, i) for i, c in enumerate("abcde"[:kept])])
+    dead(bench, instance)
+    request, other = bench.last_submission()
+    bench.accept(request)
+    bench.tokens(other, chunk("abcde"[kept - 1 :] + "$", kept - 1, epoch=1, finish=STOP))
+    told = [delta for effect in bench.made(DeliverDeltas) for delta in effect.deltas]
+    assert "".join(delta.text for delta in told) == "abcde"
+    assert [token for delta in told for token in delta.token_ids or []] == ids("abcde$")
+
+
+@pytest.mark.parametrize("stream", [True, False])
 def test_choices_logprobs_and_cached_tokens_are_counted_once_over_the_break(stream):
     bench = Bench()
     entry = [TokenLogprobs(token_ids=ids("a"), logprobs=[-0.5], rank=1)]

@@ -102,12 +102,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             that ships.
         groups: Its instances.
         stages: Ranges that tile [0, inf) in ascending order; none for one stage over all lengths.
+        reasoning_parser: Parser of its reasoning, a name of vLLM's ``--reasoning-parser``; ``auto`` for what its folder
+            calls for (``millrace doctor MODEL`` says which), ``none`` for none.
+        tool_call_parser: The same of ``--tool-call-parser``.
     """
 
     name: str
     path: str
     groups: list[GroupSpec] = field(default_factory=lambda: [GroupSpec()])
     stages: list[StageSpec] = []
+    reasoning_parser: str = "auto"
+    tool_call_parser: str = "auto"
 
 
 class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -43,7 +43,10 @@ def ingress_fields(
         path_of: Where ingress finds a model's folder.
         judges: File of the confidence judge of each model that has one, as ingress finds it.
     """
-    models = [with_judge({"name": model.name, "path": path_of(model)}, model, judges) for model in spec.models]
+    models = [
+        with_judge({"name": model.name, "path": path_of(model)} | _parsers(model), model, judges)
+        for model in spec.models
+    ]
     fields: dict[str, Any] = {"models": models, **ingress_cascades(spec)}
     if dispatch := _chosen("policy", spec.policies.dispatch):
         fields["dispatch"] = dispatch
@@ -118,6 +121,12 @@ def broker_fields(spec: ClusterSpec, instances: list[str]) -> dict[str, Any]:
     return fields | ({"trading": trading} if trading else {})
 
 
+def _parsers(model: ModelSpec) -> dict[str, str]:
+    """Parsers of a model's output that its folder does not choose."""
+    asked = {"reasoning_parser": model.reasoning_parser, "tool_call_parser": model.tool_call_parser}
+    return {key: name for key, name in asked.items() if name != "auto"}
+
+
 def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
     """The engine of a worker.
 
@@ -127,6 +136,8 @@ def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
     group = slot.group
     fields: dict[str, Any] = {"model": slot.model.name, "model_path": model_path, "engine": str(group.engine)}
     fields["shape"] = shape_of(group)
+    if group.engine is EngineName.VLLM and slot.model.reasoning_parser != "auto":
+        fields["engine_args"] = {"reasoning_parser": slot.model.reasoning_parser.removeprefix("none")}
     if group.engine is EngineName.MODELLED:
         modelled = {"modelled": {"coefficients": group.step_time}} if group.step_time else {}
         return {**fields, "instances": len(slot.instances), **modelled}

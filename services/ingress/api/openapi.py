@@ -102,6 +102,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
             "/v1/models": _get("models", "The served models.", _ref("Models")),
             "/v1/models/{model}": _get("model", "One served model.", {"type": "object"}, parameter="model"),
             "/health": _get("health", "Whether this process is up.", {"type": "object"}),
+            "/ping": _get("ping", "The same, as SageMaker asks.", {"type": "object"}),
             "/ready": _get("ready", "Whether every model has an instance.", {"type": "object"}, busy=True),
             "/version": _get("version", "The version.", {"type": "object"}),
             "/metrics": _get("metrics", "Prometheus metrics.", {"type": "string"}, media="text/plain"),

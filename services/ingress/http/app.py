@@ -62,13 +62,14 @@ class App:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/health": {"GET": self._health},
+            "/ping": {"GET": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics_text},
             "/version": {"GET": self._show_version},
             "/openapi.json": {"GET": self._document},
         }
         #: Answered without a key: what probes, scrapers and people who look for the API need.
-        self._open = frozenset({"/health", "/ready", "/metrics", "/version", "/openapi.json"})
+        self._open = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/openapi.json"})
 
     def handle(self, exchange: Exchange) -> None:
         """Answers one request, or hands it to the core. Never raises."""

@@ -80,7 +80,9 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
             "backend": "xgrammar",
             "disable_any_whitespace": True,
             # Constraints that hold after the reasoning only; ingress chooses the same parser for its texts.
-            "reasoning_parser": model_parsers(Path(config.model_path)).reasoning,
+            "reasoning_parser": model_parsers(
+                Path(config.model_path), reasoning=config.engine_args.get("reasoning_parser", "auto") or "none"
+            ).reasoning,
         },
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
