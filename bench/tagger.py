@@ -13,6 +13,7 @@ import csv
 import gzip
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +23,8 @@ from millrace.actor.effects import Reply
 from millrace.contracts.message import Message
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.tagger import LengthTag, TagRequest
-from millrace.lengths.baselines import ConstantMean, HistoryHistogram, HistoryModel
-from millrace.lengths.estimate import LearningModel
+from millrace.lengths.baselines import WINDOW, HistoryHistogram, HistoryModel, of_lengths
+from millrace.lengths.estimate import LearningModel, LengthEstimate, Row
 from millrace.lengths.features import MAX_TOKENS
 from millrace.lengths.files import read_requests
 from millrace.lengths.samples import LengthRecord, LengthSample, matrix, samples_of
@@ -73,6 +74,25 @@ def lengths_only(path: str, prompt: str, output: str) -> list[LengthRecord]:
     rows = [row for file in files for row in csv.DictReader(file.open())]
     pairs = [(int(row[prompt]), int(row[output])) for row in rows]
     return [LengthRecord(prompt_tokens=asked, output_tokens=[said]) for asked, said in pairs if said > 0]
+
+
+class ConstantMean:
+    """Says the same of every request: mean and quantiles of the last outcomes."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._lengths: deque[int] = deque(maxlen=window)
+        self._estimate: LengthEstimate | None = None
+
+    def learn(self, row: Row, length: int) -> None:
+        """Takes one outcome."""
+        self._lengths.append(length)
+        self._estimate = None
+
+    def estimate(self, row: Row) -> LengthEstimate | None:
+        """Mean, median and 90th percentile of what is remembered."""
+        if self._estimate is None and self._lengths:
+            self._estimate = of_lengths(sorted(self._lengths))
+        return self._estimate
 
 
 def split(requests: list[LengthRecord]) -> Split:

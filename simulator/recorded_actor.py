@@ -95,12 +95,13 @@ def _judge(config: str, incarnation: int) -> Actor:
 
 def _predictor(config: str, incarnation: int) -> Actor:
     """Step-time files must still be where they were."""
+    from millrace.enginemodel.registered import load_step_times
+
     from services.predictor.build import PredictorDeps, build
     from services.predictor.config import PredictorConfig
-    from services.predictor.step_time_files import read_step_times
 
     known = msgspec.json.decode(config, type=PredictorConfig)
-    step_times, _unreadable = read_step_times(known.step_times)
+    step_times, _unreadable = load_step_times(known.step_times)
     return build(known, PredictorDeps(**vars(_deps(known.name, incarnation)), step_times=step_times))
 
 

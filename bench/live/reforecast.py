@@ -17,12 +17,12 @@ from millrace.contracts.message import Body, Message
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.predictor import LatencyPrediction, PredictLatency
 from millrace.contracts.subjects import subject_token
+from millrace.enginemodel.registered import load_step_times
 
 from bench.live.recording import Figures, Recording, figures
 from services.predictor.actor import PredictorActor
 from services.predictor.config import PredictorConfig
 from services.predictor.metrics import PredictorMetrics
-from services.predictor.step_time_files import read_step_times
 
 
 def reforecast(recordings: Sequence[Recording], *, true_lengths: bool = False) -> list[Figures]:
@@ -49,7 +49,7 @@ def reforecasts(
     recordings: Sequence[Recording], *, true_lengths: bool = False
 ) -> Iterator[tuple[Recording, dict[str, Asked]]]:
     """Runs in the order in which they were made, each with the answers by request; the actor goes on learning."""
-    step_times, _ = read_step_times({})
+    step_times, _ = load_step_times({})
     config = PredictorConfig(bus=BusConfig(cluster="local"))
     actor = PredictorActor(config=config, incarnation=1, step_times=step_times, metrics=PredictorMetrics())
     for recording in sorted(recordings, key=lambda each: each.began_ns):

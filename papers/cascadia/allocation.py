@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from millrace.cascade.capacity import TierCapacity
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
@@ -27,6 +28,13 @@ class Allocation(msgspec.Struct, frozen=True):
 
     gpus: tuple[int, ...]
     latency_s: float
+
+
+def latency_table(tier: TierCapacity, gpus: int) -> list[float]:
+    """By number of GPUs from 0 on, the least latency at which the tier's rate is served, seconds."""
+    if tier.rate <= 0:
+        return [0.0] * (gpus + 1)
+    return [tier.least_latency_s(count) for count in range(gpus + 1)]
 
 
 def bisect_allocation(tables: Sequence[LatencyTable], gpus: int) -> Allocation | None:

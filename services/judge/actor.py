@@ -130,7 +130,7 @@ class JudgeActor:
 
     def _judged(self, asked: WaitingQuestion, verdict: Verdict, now_ns: int, *, result: str = "") -> Reply:
         took_ns = max(0, now_ns - asked.asked_ns)
-        self.metrics.judged[result or ("unscored" if verdict.score is None else "scored")] += 1
+        self.metrics.judged.add(result or ("unscored" if verdict.score is None else "scored"))
         self.metrics.seconds.observe(took_ns)
         told = AnswerJudged(
             request=asked.question.request,
@@ -153,7 +153,7 @@ class JudgeActor:
 
     def snapshot(self) -> dict[str, Any]:
         """Number of waiting questions, and counts of judged ones."""
-        return {"name": self.name, "waiting": len(self._waiting), "judged": dict(sorted(self.metrics.judged.items()))}
+        return {"name": self.name, "waiting": len(self._waiting), "judged": self.metrics.judged.plain()}
 
     def check_invariants(self) -> None:
         """Assert that the waiting questions are bounded."""

@@ -11,7 +11,7 @@ import pytest
 from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies
 from millrace.cascade.planner import CascadePlanner, CascadeProblem
-from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload, pipelined, serve
+from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
 from millrace.cascade.routing import REJECT_ALL, route, subset_routings
 from millrace.cascade.sample import JudgedSample
 from millrace.enginemodel.coefficients import load_step_time
@@ -81,15 +81,6 @@ def test_the_compiled_replica_equals_the_reference(seed: int, ahead: bool) -> No
     cost = EIGHT_BILLION.cost(parameters)
     compiled = simulate_replica(arrivals, cost, parameters)
     assert compiled == simulate_replica(arrivals, cost, parameters, native=False)
-
-
-def test_a_pipeline_is_lanes_with_hops_that_share_the_memory() -> None:
-    [alone] = serve([ReplicaRequest(0, 20, 4)], engine(1.0))
-    shape = pipelined(engine(1.0), stages=2, hop_ns=1000.0, hop_token_ns=10.0, blocks=600)
-    assert (shape.name, shape.gpus, shape.parameters.blocks_total) == ("tp1pp2", 2, 300)
-    assert serve([ReplicaRequest(0, 20, 4)], shape) == [alone + 4 * 1000 + (20 + 3) * 10]
-    together = serve([ReplicaRequest(0, 20, 4)] * 2, shape)
-    assert together[0] == together[1]  # each on its own lane
 
 
 def test_a_request_that_the_engine_would_refuse_is_refused() -> None:

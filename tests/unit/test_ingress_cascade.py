@@ -109,7 +109,7 @@ def test_the_call_counts_once_in_admission_and_is_charged_for_all_attempts():
     bench.ask(key="k", limits=limits)
     assert bench.actor.state.admission.calls_open == 1
     bench.answer("abc$", logprob(60))
-    assert bench.actor.state.admission.key_calls("k") == 1
+    assert bench.actor.state.admission._keys["k"].calls_open == 1
     bench.answer("xy$", logprob(60))
     assert bench.actor.state.admission.calls_open == 0
     use = bench.actor.state.admission._keys["k"]

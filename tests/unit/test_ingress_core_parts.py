@@ -85,9 +85,9 @@ def test_a_refused_call_is_not_counted():
     call = make_call("a", key="k", limits=KeyLimits(concurrency=1))
     assert door.admit(call, 2, 3, START) is None
     assert door.admit(call, 2, 3, START) is not None
-    assert (door.calls_open, door.sequences_open, door.key_calls("k")) == (1, 2, 1)
+    assert (door.calls_open, door.sequences_open, door._keys["k"].calls_open) == (1, 2, 1)
     door.release(call, 2, 10, START)
-    assert (door.calls_open, door.sequences_open, door.key_calls("k")) == (0, 0, 0)
+    assert (door.calls_open, door.sequences_open, door._keys["k"].calls_open) == (0, 0, 0)
 
 
 def test_keys_that_rest_are_forgotten_when_there_are_too_many(monkeypatch):
@@ -100,7 +100,7 @@ def test_keys_that_rest_are_forgotten_when_there_are_too_many(monkeypatch):
         door.admit(call, 1, 1, START + number * MINUTE)
         door.release(call, 1, 1, START + number * MINUTE)
     assert len(door._keys) <= 4
-    assert door.key_calls("busy") == 1
+    assert door._keys["busy"].calls_open == 1
 
 
 def test_what_was_used_without_a_limit_is_not_owed_when_one_is_set():

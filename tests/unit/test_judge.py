@@ -85,7 +85,7 @@ def test_one_grade_that_is_no_number_gives_no_score(text: str) -> None:
     ask = _asked(_ask(judge, answer=["7", "8"]))
     body = ModelAnswered(correlation=ask.correlation, payloads=[_grade("64"), _grade(text)])
     assert _said(judge.handle(Message(body), 1)).score is None
-    assert judge.metrics.judged["unscored"] == 1
+    assert judge.metrics.judged.counts["unscored",] == 1
 
 
 @pytest.mark.parametrize("why", ["timeout", "status", "unreachable"])
@@ -95,7 +95,7 @@ def test_a_model_that_does_not_answer_gives_no_score_and_is_counted(why: str) ->
     said = _said(judge.handle(Message(AskingFailed(correlation=ask.correlation, why=why, detail="d")), 1))
     assert said.score is None
     assert "d" in said.reason
-    assert judge.metrics.judged[why] == 1
+    assert judge.metrics.judged.counts[why,] == 1
 
 
 def test_an_answer_that_comes_twice_is_said_once() -> None:

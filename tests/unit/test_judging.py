@@ -92,16 +92,18 @@ def test_the_sum_wins_where_an_answer_is_right_if_all_tokens_are() -> None:
     assert calibration_error(scores / 100, truth) < 0.06
 
 
-def test_the_bound_of_a_running_answer_is_its_score_at_the_end() -> None:
+def test_an_answer_below_the_least_value_of_a_score_does_not_reach_it() -> None:
     told, right = answers(3)
     model = fit_confidence("m", told, right)
     running = RunningEvidence()
-    bounds = []
-    for logprob in told[0]:
-        running.add([logprob])
-        bounds.append(model.score_max(running))
-    assert bounds == sorted(bounds, reverse=True)
-    assert bounds[-1] == pytest.approx(model.score(told[0]))
+    running.add(told[0])
+    value, score = running.value(model.feature), model.score(told[0])
+    assert value is not None
+    assert score is not None
+    for wanted in (score - 1.0, score + 1.0):
+        least = model.least_value(wanted)
+        assert least is not None
+        assert (value >= least) == (wanted < score)
 
 
 def test_no_judge_is_fitted_to_few_answers_or_to_answers_of_one_kind() -> None:

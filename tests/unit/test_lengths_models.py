@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from millrace.contracts.subjects import subject_token
 from millrace.lengths import files
-from millrace.lengths.baselines import ConstantMean, HistoryHistogram
-from millrace.lengths.estimate import LengthEstimate
+from millrace.lengths.baselines import HistoryHistogram
 from millrace.lengths.features import FEATURES, PROMPT_TOKENS
 from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, read_models, read_outcomes, write_model
 from millrace.lengths.quantile import ModelUnreadable, QuantileModel, decode_model
@@ -56,14 +55,6 @@ def _samples(count: int, *, seed: int = 1, scale: float = 1.0) -> list[LengthSam
 @pytest.fixture(scope="module")
 def trained() -> QuantileModel:
     return train(*_outcomes(600), model="m")
-
-
-def test_the_constant_mean_says_mean_and_quantiles_of_what_it_saw() -> None:
-    model = ConstantMean()
-    assert model.estimate(_row()) is None
-    for length in range(1, 12):
-        model.learn(_row(), length)
-    assert model.estimate(_row()) == LengthEstimate(6, 6, 10)
 
 
 def test_the_histogram_answers_by_bucket_of_prompt_length() -> None:

@@ -60,7 +60,7 @@ def test_what_leaves_unfinished_counts_as_long_as_it_was_seen() -> None:
     bench.say(CancelSequence(sequence="r1.0", epoch=0))
     assert outcomes(bench) == 1
     # Nobody ended: one sequence and the prior, whose hazard is 1 / 2, 1 / 3 and 1 / 4, were at risk.
-    alive = bench.actor.reporter.remaining.survival.alive([0], [3])[0, 0]
+    alive = bench.actor.reporter.remaining.survival.curve()[4]
     assert alive == pytest.approx((1 - 1 / 4) * (1 - 1 / 6) * (1 - 1 / 8))
     lived(bench, "r2.0", 2, output_token_ids=[7] * 9)
     assert outcomes(bench) == 2

@@ -101,12 +101,6 @@ class TierCapacity:
             tuple(curve.highest_rate(latency_s) for _, curve, _ in used),
         )
 
-    def latency_table(self, gpus: int) -> list[float]:
-        """By number of GPUs from 0 on, the least latency at which the tier's rate is served, seconds."""
-        if self.rate <= 0:
-            return [0.0] * (gpus + 1)
-        return [self.least_latency_s(count) for count in range(gpus + 1)]
-
     def least_latency_s(self, gpus: int) -> float:
         """The least latency at which so many GPUs serve the tier's rate, seconds; infinity where none does."""
         longest = max((curve.latencies_s[-1] for _, curve in self.curves), default=0.0)

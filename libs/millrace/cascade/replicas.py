@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from millrace.enginemodel.forecast.native import native_runs
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import StepCost
 
 NS = 1_000_000_000
 
@@ -63,30 +62,6 @@ class ReplicaShape(msgspec.Struct, frozen=True, kw_only=True):
         return f"tp{self.tensor}" + (f"pp{self.pipeline}" if self.pipeline > 1 else "")
 
 
-def pipelined(shape: ReplicaShape, *, stages: int, hop_ns: float, hop_token_ns: float, blocks: int) -> ReplicaShape:
-    """A pipeline of tensor-parallel stages, as lanes (see ``ReplicaShape``).
-
-    A batch passes all stages one after the other, which takes as long as on one tensor-parallel engine that holds all
-    layers; as many batches are under way as there are stages. Bubbles of unequal stages are not modelled.
-
-    Args:
-        shape: One engine with all layers; its memory does not matter.
-        hop_ns: From one stage to the next, of a step.
-        hop_token_ns: The same of each token computed in the step.
-        blocks: KV blocks of the whole pipeline.
-    """
-    hops = stages - 1
-    per_token = round(hops * hop_token_ns * FS_PER_NS)
-    cost = msgspec.structs.replace(
-        shape.cost,
-        fixed=shape.cost.fixed + round(hops * hop_ns * FS_PER_NS),
-        decode=shape.cost.decode + per_token,
-        prefill_token=shape.cost.prefill_token + per_token,
-    )
-    parameters = msgspec.structs.replace(shape.parameters, blocks_total=blocks // stages)
-    return ReplicaShape(tensor=shape.tensor, pipeline=stages, cost=cost, parameters=parameters)
-
-
 @dataclass(frozen=True, eq=False)
 class TierWorkload:
     """Requests of one tier: prompt and output lengths, (n,) each, in order of arrival."""
@@ -112,12 +87,6 @@ class RateCurve:
         if latency_s < self.latencies_s[0]:
             return 0.0
         return float(np.interp(latency_s, self.latencies_s, self.rates))
-
-    def latency_s(self, rate: float) -> float:
-        """Latency at a rate; infinity beyond the highest rate simulated."""
-        if rate > self.rates[-1]:
-            return math.inf
-        return float(np.interp(rate, self.rates, self.latencies_s))
 
 
 @dataclass

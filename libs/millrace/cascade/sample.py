@@ -57,15 +57,6 @@ class JudgedSample:
         """Models."""
         return int(self.quality.shape[1])
 
-    def alone(self, tier: int) -> JudgedSample:
-        """The same requests with one model only."""
-        return JudgedSample(
-            scores=np.empty((self.count, 0)),
-            quality=self.quality[:, tier : tier + 1],
-            prompt_tokens=self.prompt_tokens[:, tier : tier + 1],
-            output_tokens=self.output_tokens[:, tier : tier + 1],
-        )
-
     def rows(self, indices: Integers) -> JudgedSample:
         """The requests of these indices, in their order; an index may come more than once."""
         return JudgedSample(

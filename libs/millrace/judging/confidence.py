@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from millrace.judging.calibration import IsotonicCurve, area_under_curve, calibration_error, fit_isotonic
-from millrace.judging.evidence import Booleans, ConfidenceFeature, Floats, RunningEvidence, feature_of
+from millrace.judging.evidence import Booleans, ConfidenceFeature, Floats, feature_of
 
 #: Answers below which nothing is fitted: with fewer a curve of ten steps has hardly five answers a step.
 ANSWERS_MIN = 50
@@ -46,22 +46,11 @@ class ConfidenceModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def score(self, logprobs: Sequence[float]) -> float | None:
         """100 · P(right) of an answer; None where its log-probabilities are not usable."""
         value = feature_of(self.feature, logprobs)
-        return None if value is None else self._score(value)
-
-    def score_max(self, evidence: RunningEvidence) -> float | None:
-        """The highest score that an answer can still get; None where its feature may rise again."""
-        value = evidence.value(self.feature)
-        return None if value is None else self._score(value)
+        return None if value is None else 100 * self.curve.at_one(value)
 
     def least_value(self, score: float) -> float | None:
-        """Value of the feature below which an answer cannot get that score; None where its feature may rise again.
-
-        It costs one comparison per token where ``score_max`` costs an interpolation.
-        """
+        """Value of the feature below which an answer cannot get that score; None where its feature may rise again."""
         return self.curve.least(score / 100.0) if self.feature.only_falls else None
-
-    def _score(self, value: float) -> float:
-        return 100 * self.curve.at_one(value)
 
 
 def fit_confidence(

@@ -1,4 +1,4 @@
-"""Length models that need no training: the mean of all outputs, AIBrix's histogram, and history per template."""
+"""Length models that need no training: AIBrix's histogram, and history per template."""
 
 from __future__ import annotations
 
@@ -19,25 +19,6 @@ TEMPLATE_OUTCOMES = 3
 _MODEL_MEAN = FEATURES.index("model_mean")
 _TEMPLATE = (FEATURES.index("template_mean"), FEATURES.index("template_count"))
 _OPENING = (FEATURES.index("opening_mean"), FEATURES.index("opening_count"))
-
-
-class ConstantMean:
-    """Says the same of every request: mean and quantiles of the last outcomes."""
-
-    def __init__(self, window: int = WINDOW) -> None:
-        self._lengths: deque[int] = deque(maxlen=window)
-        self._estimate: LengthEstimate | None = None
-
-    def learn(self, row: Row, length: int) -> None:
-        """Takes one outcome."""
-        self._lengths.append(length)
-        self._estimate = None
-
-    def estimate(self, row: Row) -> LengthEstimate | None:
-        """Mean, median and 90th percentile of what is remembered."""
-        if self._estimate is None and self._lengths:
-            self._estimate = of_lengths(sorted(self._lengths))
-        return self._estimate
 
 
 class HistoryHistogram:

@@ -133,21 +133,6 @@ class Survival:
         level = _survival(self.curve(), counts)[:, None] * (1.0 - np.asarray(shares))
         return np.maximum(1.0, np.ceil(_lengths(self.curve(), level) - 1e-9) - counts[:, None])
 
-    def alive(self, generated: ArrayLike, ahead: ArrayLike) -> Numbers:
-        """Probability that each sequence generates more than so many further tokens.
-
-        Args:
-            generated: Output tokens so far, shape (sequences,).
-            ahead: Further tokens, shape (points,).
-
-        Returns:
-            Shape (sequences, points).
-        """
-        counts = np.asarray(generated, np.float64)
-        curve = self.curve()
-        later = _survival(curve, counts[:, None] + np.asarray(ahead, np.float64))
-        return np.asarray(later / _survival(curve, counts)[:, None])
-
     def rest(self, generated: int) -> Rest | None:
         """Median and 90th percentile of the rest, from a table. None while too little was learnt."""
         if self.outcomes < OUTCOMES_MIN:

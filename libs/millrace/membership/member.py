@@ -124,12 +124,6 @@ class Member:
         """Whether its last summary says that it drains."""
         return self.summary is not None and self.summary.draining
 
-    @property
-    def current_record(self) -> InstanceRecord | None:
-        """The registration of the present incarnation; None while only an older one is known."""
-        record = self.record
-        return record if record is not None and record.incarnation == self.incarnation else None
-
     def silence_ns(self, now_ns: int) -> int:
         """Time since the last sign of life."""
         return now_ns - self.heard_ns

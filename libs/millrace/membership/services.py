@@ -47,11 +47,6 @@ class ServiceLiveness:
         self._incarnations[name] = incarnation
         return known > 0
 
-    def is_heard(self, name: str, now_ns: int, *, silence_ns: int) -> bool:
-        """Whether its last sign of life is younger than ``silence_ns``."""
-        heard_ns = self._heard_ns.get(name)
-        return heard_ns is not None and now_ns - heard_ns < silence_ns
-
     def take_silent(self, now_ns: int, *, silence_ns: int) -> list[str]:
         """Services silent for at least that long; they are not watched until they are heard again."""
         silent = [name for name, heard_ns in self._heard_ns.items() if now_ns - heard_ns >= silence_ns]

@@ -15,7 +15,7 @@ from millrace.cascade.planner import CascadePlanner, CascadeProblem
 from millrace.cascade.replicas import ReplicaModel
 from millrace.cascade.routing import route, routings
 
-from papers.cascadia.allocation import bisect_allocation, milp_allocation
+from papers.cascadia.allocation import bisect_allocation, latency_table, milp_allocation
 from papers.cascadia.bench.cascade_models import MODELS, has_data, replica_shapes
 from papers.cascadia.bench.cascade_traces import wildbench
 from papers.cascadia.published_loop import plan_as_published
@@ -66,7 +66,7 @@ def _row(gpus: int, seeds: int) -> None:
         if plan is None:
             text = text or "no plan"
             continue
-        tables = [planner.tier(plan.routed, tier).latency_table(gpus) for tier in range(len(MODELS))]
+        tables = [latency_table(planner.tier(plan.routed, tier), gpus) for tier in range(len(MODELS))]
         began = time.perf_counter()
         solved, bisected = milp_allocation(tables, gpus), bisect_allocation(tables, gpus)
         solved_s.append(time.perf_counter() - began)
@@ -96,7 +96,7 @@ def _brute_force(gpus: int) -> None:
     for routed in routings(problem.sample, most=12):
         if routed.quality_low < QUALITY_MIN:
             continue
-        tables = [planner.tier(routed, tier).latency_table(gpus) for tier in range(len(MODELS))]
+        tables = [latency_table(planner.tier(routed, tier), gpus) for tier in range(len(MODELS))]
         splits = (split for split in itertools.product(range(gpus + 1), repeat=len(MODELS)) if sum(split) <= gpus)
         found = min(found, *(max(table[n] for table, n in zip(tables, s, strict=True)) for s in splits))
     published = plan_as_published(planner)

@@ -118,11 +118,6 @@ class AdmissionLimits:
             use.calls_open -= 1
             use.tokens.take(output_tokens, now_ns)
 
-    def key_calls(self, key: str) -> int:
-        """Calls of a key that are open now."""
-        use = self._keys.get(key)
-        return 0 if use is None else use.calls_open
-
     def _use(self, call: Call, now_ns: int) -> KeyUse:
         use = self._keys.get(call.key)
         if use is None:

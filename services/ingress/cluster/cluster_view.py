@@ -127,10 +127,6 @@ class IngressClusterView:
         self._unconfirmed.update(self.plans)
         self.members.restart_timers(now_ns)
 
-    def knows(self, model: str) -> bool:
-        """Whether the model has a plan or an instance that registered for it."""
-        return model in self.plans or any(r.model == model for _, r in self.members.registered())
-
     def expects(self, model: str) -> bool:
         """Whether an instance may come for this model: a plan named one, now or at any time since this ingress began.
 

@@ -191,10 +191,6 @@ class StageCandidates:
         self._tuple: tuple[InstanceView, ...] | None = None
         self.rebuild()
 
-    def covers(self, length_tokens: int) -> bool:
-        """Whether sequences of that length belong here."""
-        return self.length_min <= length_tokens and (self.length_max is None or length_tokens < self.length_max)
-
     def rebuild(self) -> None:
         """Someone became usable, or is no longer."""
         usable = [i for i in self.instances if i.usable]
