@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from millrace.actor.effects import Effect, Publish
 from millrace.contracts.subjects import Subjects
@@ -26,7 +26,7 @@ from services.ingress.lifecycle import SequenceEvent
 from services.ingress.metrics import IngressMetrics
 from services.ingress.pending import Pending
 from services.ingress.sequence import OpenSequence
-from services.ingress.times import Times, hang_limits
+from services.ingress.times import Times
 from services.ingress.tokens.detokenizer import TextModel
 
 
@@ -46,10 +46,8 @@ class PredictorsHealth(AnswerHealth):
         self.logged_absurd = False
 
 
-class React(Protocol):
-    """Advances a sequence by an event and carries out the reaction (``transitions.react``)."""
-
-    def __call__(self, state: IngressState, sequence: OpenSequence, event: SequenceEvent, /) -> None: ...
+#: Advances a sequence by an event and carries out the reaction (``transitions.react``).
+React = Callable[["IngressState", OpenSequence, SequenceEvent], None]
 
 
 class IngressState:
@@ -96,7 +94,7 @@ class IngressState:
         self._react: React | None = None
         self.subjects = Subjects(config.bus.cluster)
         self.times = Times.of(config)
-        self.cluster = IngressClusterView(hang_limits(config.continuation), config.membership)
+        self.cluster = IngressClusterView(self.times.hang, config.membership)
         self.admission = AdmissionLimits(config.limits)
         self.calls: dict[str, OpenCall] = {}
         self.judges = {name: model.judge for name, model in models.items() if model.judge is not None}

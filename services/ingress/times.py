@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from services.ingress.cluster.instances import HangLimits
-from services.ingress.config import ContinuationConfig, IngressConfig
+from services.ingress.config import IngressConfig
 
 SECOND_NS = 1_000_000_000
 MILLISECOND_NS = 1_000_000
@@ -15,9 +14,6 @@ SUBMIT_TIMEOUT_NS = 1 * SECOND_NS
 
 #: After three failures in a row the tagger is not asked for so long.
 TAG_PAUSE_NS = 1 * SECOND_NS
-
-#: An engine step of so long is suspect: it gets no new sequence (``HangLimits.step_factor`` spares long ones).
-STEP_NS = 5 * SECOND_NS
 
 #: After the bus came back no instance is suspected for so long: as long as a connection takes to settle.
 RECONNECT_GRACE_NS = 2 * SECOND_NS
@@ -59,11 +55,6 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
             queue_stall=ns(c.queue_stall_s),
             continuation=ns(c.deadline_s),
         )
-
-
-def hang_limits(config: ContinuationConfig) -> HangLimits:
-    """Limits beyond which an engine counts as hung, from the configuration."""
-    return HangLimits(silent_ns=_ns(config.hang_s), step_ns=STEP_NS)
 
 
 def _ns(seconds: float) -> int:

@@ -35,23 +35,40 @@ def keep(call: OpenCall) -> None:
         call.trace = msgspec.structs.replace(context, sampled=True) if context is not None else None
 
 
-def end_tag(state: IngressState, call: OpenCall, pending: PendingTag, result: str) -> None:
-    """Record the question to the tagger."""
+def _record(
+    state: IngressState,
+    call: OpenCall,
+    name: str,
+    context: str,
+    start_ns: int,
+    attributes: dict[str, Any],
+    *,
+    link: str = "",
+    error: str = "",
+) -> None:
+    """Record a child of the call's root span that ends now; nothing where the trace is not sampled."""
     if call.trace is None:
         return
+    state.emit(
+        RecordSpan(
+            name=name,
+            traceparent=context,
+            parent_span_id=call.trace.span_id,
+            start_ns=start_ns,
+            end_ns=state.now_ns,
+            attributes=attributes,
+            links=[link] if link else [],
+            error=error,
+        )
+    )
+
+
+def end_tag(state: IngressState, call: OpenCall, pending: PendingTag, result: str) -> None:
+    """Record the question to the tagger."""
     attributes: dict[str, Any] = {"request": call.request, "result": result}
     if call.predicted is not None:
         attributes["expected_output_tokens"] = call.predicted
-    state.emit(
-        RecordSpan(
-            name="tag",
-            traceparent=pending.span,
-            parent_span_id=call.trace.span_id,
-            start_ns=pending.started_ns,
-            end_ns=state.now_ns,
-            attributes=attributes,
-        )
-    )
+    _record(state, call, "tag", pending.span, pending.started_ns, attributes)
 
 
 def end_forecast(
@@ -67,17 +84,8 @@ def end_forecast(
         "answered": len(answered),
         "answers": ", ".join(f"{f.name}: {f.note or _forecast_text(f)}" for f in forecasts),
     }
-    state.emit(
-        RecordSpan(
-            name="forecast",
-            traceparent=pending.span,
-            parent_span_id=call.trace.span_id,
-            start_ns=pending.started_ns,
-            end_ns=state.now_ns,
-            attributes=attributes,
-            error="" if answered else "no prediction",
-        )
-    )
+    error = "" if answered else "no prediction"
+    _record(state, call, "forecast", pending.span, pending.started_ns, attributes, error=error)
 
 
 def _forecast_text(forecast: CandidateForecast) -> str:
@@ -120,49 +128,26 @@ def end_placement(state: IngressState, sequence: OpenSequence, error: str) -> No
     """Record the span: the placement was accepted (no error), or failed. Does nothing after the first time."""
     call, span = sequence.call, sequence.span
     attributes, span.attributes = span.attributes, None
-    if attributes is None or call.trace is None:
-        return
-    earlier = attributes.pop("link", "")
-    state.emit(
-        RecordSpan(
-            name="continuation" if "cause" in attributes else "dispatch",
-            traceparent=span.context,
-            parent_span_id=call.trace.span_id,
-            start_ns=span.start_ns,
-            end_ns=state.now_ns,
-            attributes=attributes,
-            links=[earlier] if earlier else [],
-            error=error,
-        )
-    )
+    if attributes is not None:
+        earlier, name = attributes.pop("link", ""), "continuation" if "cause" in attributes else "dispatch"
+        _record(state, call, name, span.context, span.start_ns, attributes, link=earlier, error=error)
 
 
 def end_move(state: IngressState, sequence: OpenSequence, grant: EpochGrant, *, source: str, outcome: str) -> None:
     """Record a migration: a span since its epoch was granted, linked to the one before."""
     call = sequence.call
     earlier, sequence.span.context = sequence.span.context, grant.span
-    if call.trace is None:
-        return
-    state.emit(
-        RecordSpan(
-            name="move",
-            traceparent=grant.span,
-            parent_span_id=call.trace.span_id,
-            start_ns=grant.at_ns,
-            end_ns=state.now_ns,
-            attributes={
-                "request": call.request,
-                "sequence": sequence.id,
-                "epoch": grant.epoch,
-                "migration": grant.migration,
-                "source": source,
-                "instance": grant.instance.name,
-                "outcome": outcome,
-                "output_tokens": len(sequence.log),
-            },
-            links=[earlier] if earlier else [],
-        )
-    )
+    attributes = {
+        "request": call.request,
+        "sequence": sequence.id,
+        "epoch": grant.epoch,
+        "migration": grant.migration,
+        "source": source,
+        "instance": grant.instance.name,
+        "outcome": outcome,
+        "output_tokens": len(sequence.log),
+    }
+    _record(state, call, "move", grant.span, grant.at_ns, attributes, link=earlier)
 
 
 def end_call(state: IngressState, call: OpenCall, outcome: str, error: str) -> None:

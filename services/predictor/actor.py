@@ -258,7 +258,7 @@ class PredictorActor:
                 self.metrics.placements.add("full")
                 return self._say("error", "bound_reached", what="placements", max=PLACEMENTS_MAX)
             hits = instance.prefixes.place(sequence, body, at_ns=at_ns)
-            placement = PlacedSequence(body.request, replace(placed, cached_tokens=hits), at_ns)
+            placement = PlacedSequence(replace(placed, cached_tokens=hits), at_ns)
             self._placements.add(instance, sequence, placement)
         return []
 

@@ -40,7 +40,6 @@ class PlacedSequence:
         at_ns: When the engine has it: the decision and the way there.
     """
 
-    request: str
     candidate: Candidate
     at_ns: int
 

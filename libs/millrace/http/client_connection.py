@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import httptools
@@ -16,6 +16,9 @@ import msgspec
 
 from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal, HttpRequest
 from millrace.http.unpacking import TooLargeError, UnpackingError, gunzip
+
+if TYPE_CHECKING:
+    from millrace.http.server import HttpServer
 
 #: Request line and headers together, bytes. Browsers and proxies send under 16 KiB.
 HEAD_BYTES_MAX = 65_536
@@ -52,39 +55,12 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float
 
 
-class ConnectionHost(Protocol):
-    """The server as a connection sees it."""
-
-    limits: ConnectionLimits
-    date_header: bytes
-
-    def now_s(self) -> float:
-        """Loop time, seconds."""
-        ...
-
-    def handle(self, exchange: Exchange) -> None:
-        """A whole request came."""
-        ...
-
-    def opened(self, connection: HttpConnection) -> bool:
-        """A connection came; False refuses it."""
-        ...
-
-    def lost(self, connection: HttpConnection) -> None:
-        """It is gone."""
-        ...
-
-    def refused(self, exchange: Exchange, refusal: HttpRefusal) -> None:
-        """Answers what never became a request."""
-        ...
-
-
 class HttpConnection(asyncio.Protocol):
     """The protocol of one connection; see the module."""
 
     transport: asyncio.Transport
 
-    def __init__(self, host: ConnectionHost) -> None:
+    def __init__(self, host: HttpServer) -> None:
         self._host = host
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[Exchange] = deque()

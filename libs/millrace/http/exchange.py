@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from millrace.http.client_connection import HttpConnection
 
 HeaderPairs = Sequence[tuple[bytes, bytes]]
 
@@ -55,24 +57,6 @@ class HttpRefusal(msgspec.Struct, frozen=True, kw_only=True):
     code: str
 
 
-class ExchangeConnection(Protocol):
-    """The connection as an exchange sees it."""
-
-    transport: asyncio.Transport
-
-    def finished(self, exchange: Exchange) -> None:
-        """The response is complete: go on with the next request."""
-        ...
-
-    def date_header(self) -> bytes:
-        """``date: ...`` with its line end."""
-        ...
-
-    def check_buffer(self) -> None:
-        """More was written: cut a reader that is too far behind."""
-        ...
-
-
 class Exchange:
     """One request and its response. Owned by its handler until ``respond``, ``end`` or ``gone``; what is written
     after that is dropped.
@@ -83,7 +67,7 @@ class Exchange:
 
     __slots__ = ("_channel", "_streaming", "closed", "on_gone", "request")
 
-    def __init__(self, request: HttpRequest, channel: ExchangeConnection) -> None:
+    def __init__(self, request: HttpRequest, channel: HttpConnection) -> None:
         self.request = request
         self._channel = channel
         self._streaming = False

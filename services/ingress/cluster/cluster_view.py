@@ -8,7 +8,7 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePr
 from millrace.contracts.subjects import subject_token
 from millrace.membership import Member, Membership, MembershipChange, MembershipConfig, MemberState
 
-from services.ingress.cluster.instances import DEFAULT_LIMITS, HangLimits, KnownInstance, StageCandidates
+from services.ingress.cluster.instances import KnownInstance, StageCandidates
 from services.ingress.cluster.stage_routing import StageBoundaries, in_order
 
 #: Instances that are named where none takes work.
@@ -23,8 +23,8 @@ class IngressClusterView:
             room, then more are ignored.
     """
 
-    def __init__(self, hang_limits: HangLimits = DEFAULT_LIMITS, membership: MembershipConfig | None = None) -> None:
-        self._hang_limits = hang_limits
+    def __init__(self, hang_ns: int = 500_000_000, membership: MembershipConfig | None = None) -> None:
+        self._hang_ns = hang_ns
         self.members = Membership.of(membership or MembershipConfig(), expendable=self._expendable)
         self.instances: dict[str, KnownInstance] = {}
         self.plans: dict[str, Plan] = {}
@@ -90,7 +90,7 @@ class IngressClusterView:
         if change.restarted:
             instance.restart()
         if change.accepted:
-            instance.take_summary(summary, self._hang_limits)
+            instance.take_summary(summary, self._hang_ns)
             self._judge(instance)
         return change.restarted
 

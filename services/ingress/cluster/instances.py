@@ -13,8 +13,8 @@ counting it would send a whole burst to the instance that was idle a moment ago.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-import msgspec
 from millrace.contracts.observers import CandidateScore
 from millrace.contracts.plan import Stage
 from millrace.contracts.status import InstanceSummary
@@ -24,61 +24,43 @@ from millrace.policies.dispatch.view import InstanceView
 #: Fresh summaries that must come after an acceptance until it no longer counts as in flight.
 IN_FLIGHT_SUMMARIES = 2
 _NOT_ACCEPTED = -1
+#: A step under way is suspect from the larger of these on: so long, and so many times the longest step of the last
+#: minute. Its engine gets no new sequence.
+STEP_NS, STEP_FACTOR = 5_000_000_000, 8
 
 
-class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits beyond which an engine counts as hung; see ``ContinuationConfig``.
+def sign_of_hang(summary: InstanceSummary, silent_ns: int) -> str:
+    """Sign of a hang in a summary; empty for none.
 
-    Attributes:
-        silent_ns: Age of its process's last sign of life.
-        step_ns, step_factor: Age of the step under way: the larger of ``step_ns`` and ``step_factor`` times the longest
-            step of the last minute.
+    Args:
+        silent_ns: Age of the engine process's last sign of life from which on it counts as hung (``hang_s``).
     """
-
-    silent_ns: int = 500_000_000
-    step_ns: int = 5_000_000_000
-    step_factor: float = 8.0
-
-    def fault(self, summary: InstanceSummary) -> str:
-        """Sign of a hang in a summary; empty for none."""
-        if summary.engine_silent_ns >= self.silent_ns:
-            return "engine hangs"
-        long_ns = max(self.step_ns, int(self.step_factor * summary.step_longest_ns))
-        return "engine step takes too long" if summary.step_age_ns >= long_ns else ""
+    if summary.engine_silent_ns >= silent_ns:
+        return "engine hangs"
+    long_ns = max(STEP_NS, STEP_FACTOR * summary.step_longest_ns)
+    return "engine step takes too long" if summary.step_age_ns >= long_ns else ""
 
 
-DEFAULT_LIMITS = HangLimits()
-
-
+@dataclass(slots=True, eq=False)
 class KnownInstance:
     """One instance: its member, and what this ingress placed there."""
 
-    __slots__ = (
-        "_in_flight",
-        "_in_flight_tokens",
-        "_summaries",
-        "hang",
-        "member",
-        "name",
-        "placements",
-        "stages",
-        "usable",
-        "used",
-        "view",
-    )
+    member: Member
+    name: str = field(init=False)
+    hang: str = ""  # sign of a hang in its latest summary
+    usable: bool = False
+    used: bool = False  # something was placed here once
+    placements: int = 0  # sequences placed here so far
+    view: InstanceView = field(init=False)
+    stages: list[StageCandidates] = field(default_factory=list)
+    _summaries: int = 0
+    #: Sequence -> tokens, and the number of the summary at which it leaves.
+    _in_flight: dict[str, list[int]] = field(default_factory=dict)
+    _in_flight_tokens: int = 0
 
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.name = name = member.name
-        self.hang = ""  # sign of a hang in its latest summary
-        self.usable = False
-        self.used = False  # something was placed here once
-        self.placements = 0  # sequences placed here so far
-        self.view = InstanceView(name=name)
-        self.stages: list[StageCandidates] = []
-        self._summaries = 0
-        self._in_flight: dict[str, list[int]] = {}  # sequence -> [tokens, summary number at which it leaves]
-        self._in_flight_tokens = 0
+    def __post_init__(self) -> None:
+        self.name = self.member.name
+        self.view = InstanceView(name=self.name)
 
     @property
     def dead(self) -> bool:
@@ -130,9 +112,9 @@ class KnownInstance:
             return 0
         return summary.engine_silent_ns + self.member.silence_ns(now_ns)
 
-    def take_summary(self, summary: InstanceSummary, limits: HangLimits = DEFAULT_LIMITS) -> None:
+    def take_summary(self, summary: InstanceSummary, hang_ns: int) -> None:
         """A fresh summary: what it covers is no longer in flight."""
-        self.hang = limits.fault(summary)
+        self.hang = sign_of_hang(summary, hang_ns)
         self._summaries += 1
         if self._in_flight:
             number = self._summaries
