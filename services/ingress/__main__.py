@@ -157,7 +157,6 @@ class IngressProcess:
                 companion.leave()
 
     def attach(self, runtime: NatsRuntime) -> None:
-        """Host the core in a runtime."""
         self._handle = runtime.add(
             self._actor,
             accepts=ACCEPTS,
@@ -168,7 +167,6 @@ class IngressProcess:
         )
 
     def server(self) -> HttpServer:
-        """Make the HTTP side; it listens once it is started."""
         http = self._config.http
         app = App(
             models=self._models,

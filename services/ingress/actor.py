@@ -167,7 +167,6 @@ class IngressActor:
 
     @property
     def state(self) -> IngressState:
-        """For checkers and tests; read only."""
         return self._state
 
     def start(self, now_ns: int) -> list[Effect]:

@@ -37,7 +37,6 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def address(self) -> str:
-        """URL by which others reach it."""
         return self.url or f"http://{self.host}:{self.port}"
 
 

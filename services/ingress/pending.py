@@ -6,7 +6,6 @@ import msgspec
 
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
-from services.ingress.cluster.instances import KnownInstance
 from services.ingress.sequence import EpochGrant, OpenSequence
 
 
@@ -23,7 +22,6 @@ class PendingSubmit(msgspec.Struct, frozen=True):
 
     sequence: OpenSequence
     epoch: int
-    instance: KnownInstance
 
 
 class PendingForecast(msgspec.Struct, frozen=True, kw_only=True):

@@ -140,7 +140,6 @@ class IngressState:
         self._react(self, sequence, event)
 
     def take_effects(self) -> list[Effect]:
-        """Return all effects, once."""
         taken = self._effects.copy()
         self._effects.clear()
         return taken

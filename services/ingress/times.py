@@ -41,7 +41,6 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: IngressConfig) -> Times:
-        """Convert once."""
         ns = _ns
         c = config.continuation
         return cls(

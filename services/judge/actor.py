@@ -71,12 +71,10 @@ class JudgeActor:
         self._asked = 0
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Subscribes to questions in the queue group and begins the heartbeat."""
         subscribe = Subscribe(subject=f"{self._subjects.prefix}.judge.*", queue_group=QUEUE_GROUP)
         return [subscribe, *self._tick(now_ns)]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
         match message.body:
             case JudgeAnswer() as body:
                 return self._on_question(body, message.reply_to, now_ns)
@@ -152,11 +150,9 @@ class JudgeActor:
         return [self._heartbeat.presence(now_ns), timer]
 
     def snapshot(self) -> dict[str, Any]:
-        """Number of waiting questions, and counts of judged ones."""
         return {"name": self.name, "waiting": len(self._waiting), "judged": self.metrics.judged.plain()}
 
     def check_invariants(self) -> None:
-        """Assert that the waiting questions are bounded."""
         assert len(self._waiting) <= WAITING_MAX
 
 

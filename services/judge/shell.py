@@ -33,7 +33,6 @@ class PostFailed(Exception):
     """No usable answer came."""
 
     def __init__(self, why: str, detail: str) -> None:
-        """``why`` as AskingFailed has it."""
         super().__init__(detail)
         self.why = why
 
@@ -54,15 +53,12 @@ class JudgeShell:
         self._handle: ActorHandle | None = None
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
-        """One for each effect of services/judge/effects.py."""
         return {AskModel: self._on_ask}
 
     def attach(self, handle: ActorHandle) -> None:
-        """Results go there."""
         self._handle = handle
 
     def close(self) -> None:
-        """Ends what waits."""
         for task in self._tasks:
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -91,7 +91,6 @@ class PredictorActor:
         step_times: Mapping[str, StepTimeModel],
         metrics: PredictorMetrics,
     ) -> None:
-        """Args: step_times: parameter sets by the name that instances give."""
         self.name = config.name
         self.metrics = metrics
         metrics.instances = self._gauges
@@ -111,7 +110,6 @@ class PredictorActor:
         self._now_ns = 0  # of the last message, for gauges
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Watches instances, listens to what happens to them, begins to tick."""
         everywhere = ["decision.*", "migration.*.*.*", "outcome.*", f"presence.{Role.WORKER}.*"]
         if self._serves_all():
             everywhere += ["status.*.*", "summary.*.*"]
@@ -122,7 +120,6 @@ class PredictorActor:
         return [*effects, *self._tick(now_ns)]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
         self._now_ns = now_ns
         match message.body:
             case StatusSnapshot() as body:
@@ -362,7 +359,6 @@ class PredictorActor:
         ]
 
     def snapshot(self) -> dict[str, Any]:
-        """State of each instance, with counts of predictions."""
         instances = {token: each.facts() for token, each in sorted(self._instances.items())}
         return {"name": self.name, "instances": instances, "predictions": self.metrics.predictions.plain()}
 

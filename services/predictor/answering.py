@@ -86,7 +86,6 @@ class Answers:
     """Forecasts instances on request. Changes an instance's rolled state and remembered answers, nothing else."""
 
     def __init__(self, metrics: PredictorMetrics, *, transit_ns: int) -> None:
-        """Args: transit_ns: from a decision until the engine has the sequence."""
         self._metrics = metrics
         self._transit_ns = transit_ns
 
@@ -112,7 +111,6 @@ class Answers:
     def _obstacle(
         self, body: PredictLatency, instance: Instance, asked: Candidate, now_ns: int
     ) -> tuple[NoPredictionReason, str] | None:
-        """Reason why there is no forecast."""
         record, snapshot = instance.record, instance.snapshot
         if body.model != record.model:
             return NoPredictionReason.OTHER_MODEL, f"it serves {record.model}"

@@ -69,7 +69,6 @@ class StepScale:
 
     @property
     def value(self) -> float:
-        """The factor, 1.0 before the first observation."""
         if not self._predicted:
             return 1.0
         return min(SCALE_MAX, max(SCALE_MIN, self._measured / self._predicted))
@@ -146,7 +145,6 @@ class Kins:
         self._kins: dict[Hashable, Kin] = {}
 
     def knows(self, step_time: str) -> bool:
-        """Whether that set is here."""
         return step_time in self._step_times
 
     def of(self, record: InstanceRecord, parameters: EngineParameters) -> Kin:

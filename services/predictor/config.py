@@ -41,6 +41,5 @@ class PredictorConfig(ProcessConfig, frozen=True, kw_only=True):
     membership: MembershipConfig = MembershipConfig()
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be. Raises ValueError naming the field."""
         if self.shard >= self.shards:
             raise ValueError(f"shard must be in [0, shards), is {self.shard} of {self.shards}")

@@ -54,7 +54,6 @@ class PredictorMetrics(MetricSet):
         return [(row[0], float(row[index])) for row in self.instances()]
 
     def judge_prefix(self, *, believed: int, found: int) -> None:
-        """Counts one prompt's tokens."""
         self.prefix_tokens.add("believed", by=believed)
         self.prefix_tokens.add("found", by=found)
         self.prefix_tokens.add("missing", by=max(0, believed - found))

@@ -50,7 +50,6 @@ class Correction(msgspec.Struct, frozen=True):
     factor: float = 1.0
 
     def of(self, told: LatencyPrediction) -> LatencyPrediction:
-        """The prediction with what comes later."""
         if self.pause_ns == 0 and self.factor == 1:
             return told
         ttft_ns = max(1, round(told.ttft_ns + self.pause_ns))
@@ -82,7 +81,6 @@ class OutcomeStatistics:
         self._pauses, self._factors = _ForgettingMean(PRIOR_OUTCOMES), _ForgettingMean(PRIOR_OUTCOMES)
 
     def observe_lengths(self, outcome: RequestFinished) -> None:
-        """Learns lengths from a request that completed."""
         if not self._learn_lengths or outcome.outcome != "completed":
             return
         for tokens in outcome.output_tokens:

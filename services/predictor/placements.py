@@ -17,12 +17,10 @@ class Placements:
     """Index over the placements of all instances."""
 
     def __init__(self, count: Callable[[str], None]) -> None:
-        """Args: count: called with how each placement ended."""
         self._count = count
         self._instance_of: dict[str, Instance] = {}
 
     def add(self, instance: Instance, sequence: str, placement: PlacedSequence) -> None:
-        """A decision put a sequence at an instance."""
         instance.place(sequence, placement)
         self._instance_of[sequence] = instance
 

@@ -78,7 +78,6 @@ class Prefixes:
         self._waiting: Mapping[str, int] = {}
 
     def __len__(self) -> int:
-        """Blocks that are believed to be cached."""
         return len(self._index)
 
     def cached_tokens(self, packed: bytes, block_size: int, tokens: int) -> int:
@@ -226,7 +225,6 @@ class Prefixes:
                 self.drop(sequence)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where books do not balance."""
         assert len(self._followed) <= FOLLOWED_MAX
         assert self._hashes == sum(each.count for each in self._followed.values()) <= HASHES_MAX
         self._index.check_invariants()

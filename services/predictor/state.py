@@ -144,14 +144,12 @@ class Instance:
         return self.prefixes.cached_tokens(packed, block_size, tokens)
 
     def place(self, sequence: str, placement: PlacedSequence) -> None:
-        """A decision put a sequence here."""
         self.placements[sequence] = placement
         self.answers.clear()
         if self.rolled is not None and self.forecaster is not None:
             self.forecaster.add(sequence, placement.candidate, max(placement.at_ns, self.rolled_ns))
 
     def remove(self, sequence: str) -> None:
-        """A placement went elsewhere or ended."""
         if self.placements.pop(sequence, None) is not None:
             self.answers.clear()
             self.prefixes.drop(sequence)
@@ -159,7 +157,6 @@ class Instance:
                 self.forecaster.forget(sequence)
 
     def facts(self) -> dict[str, Any]:
-        """State of the instance, for inspection."""
         return {
             "model": self.record.model,
             "incarnation": self.record.incarnation,

@@ -92,7 +92,6 @@ class TaggerActor:
         self._served: dict[str, ServedLengths] = {}
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Subscribes to questions (in the queue group) and to outcomes, and begins the heartbeat."""
         loads = self._learning.pretrained or self._learning.directory
         return [
             Subscribe(subject=f"{self._subjects.prefix}.tag.*", queue_group=QUEUE_GROUP),
@@ -102,7 +101,6 @@ class TaggerActor:
         ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
         match message.body:
             case TagRequest() as body:
                 return self._on_tag_request(message, body)
@@ -243,7 +241,6 @@ class TaggerActor:
         return [self._heartbeat.presence(now_ns), timer]
 
     def snapshot(self) -> dict[str, Any]:
-        """Counts of answers and outcomes, and the models in force."""
         models = {
             model: {
                 "outcomes": served.history.outcomes,
@@ -257,7 +254,6 @@ class TaggerActor:
         return {"name": self.name, "models": models, "figures": self.metrics.plain()}
 
     def check_invariants(self) -> None:
-        """Tables are bounded."""
         assert len(self._served) <= MODELS_MAX
         assert len(self._pending) <= PENDING_MAX
         assert all(len(served.samples) <= SAMPLES_MAX for served in self._served.values())

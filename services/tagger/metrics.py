@@ -42,7 +42,6 @@ class TaggerMetrics(MetricSet):
         self.gauge("pending", "Answered requests whose end is awaited", lambda: self.pending)
 
     def judge(self, source: str, said: LengthEstimate, length: int) -> None:
-        """Compares what was said with a real length, tokens."""
         error = abs(said.p50 - length)
         self.judged.add(source)
         self.error_tokens.add(source, by=round(error))
@@ -52,5 +51,4 @@ class TaggerMetrics(MetricSet):
         self.recent_error[source] = before + (error - before) * weight
 
     def plain(self) -> dict[str, Any]:
-        """For snapshots."""
         return {"answers": self.answers.plain(), "outcomes": self.outcomes.plain(), "trainings": self.trainings.plain()}

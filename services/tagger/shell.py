@@ -60,7 +60,6 @@ class TaggerShell:
         self._handle: ActorHandle | None = None
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
-        """One for each effect of services/tagger/effects.py."""
         return {
             LoadLengths: self._on_load,
             TrainLengths: self._on_train,
@@ -69,11 +68,9 @@ class TaggerShell:
         }
 
     def attach(self, handle: ActorHandle) -> None:
-        """Results go there."""
         self._handle = handle
 
     def close(self) -> None:
-        """Ends trainings that run; their children are killed."""
         for task in self._tasks:
             task.cancel()
 

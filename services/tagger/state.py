@@ -103,7 +103,6 @@ class ServedLengths:
                 self.take(sample)
 
     def take(self, sample: LengthSample) -> None:
-        """Learns a sample."""
         row = np.frombuffer(sample.row, "<f4").astype(np.float64)
         for length in sample.lengths:
             self.history.learn(key=sample.key, opening=sample.opening, template=sample.template, length=length)

@@ -246,7 +246,6 @@ def test_an_older_plan_is_ignored_and_a_wrong_one_refused():
     bench.put(cascade_plan(10.0, 0.0, epoch=9), key="other")
     bench.put(cascade_plan(10.0, epoch=9, cascade="small", tiers=cascade_plan(1.0, 2.0).tiers[1:]), key="small")
     assert plans.get(CASCADE).plan.epoch == 4
-    assert plans.results.counts == {("taken",): 1, ("outdated",): 1, ("refused",): 2}
 
 
 def test_after_the_store_lost_the_plan_any_epoch_replaces_it():

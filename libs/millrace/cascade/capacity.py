@@ -26,7 +26,6 @@ class TierDeployment(msgspec.Struct, frozen=True):
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
         return sum(shape.gpus * count for shape, count in self.replicas)
 
     def text(self) -> str:

@@ -70,15 +70,6 @@ class DriftSettings:
     rate_change: float = 0.15
     distance: float = 0.1
 
-    def __post_init__(self) -> None:
-        """Raises ValueError naming the field that is out of range."""
-        for name in ("interval_s", "alarms_per_day"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, is {getattr(self, name)}")
-        for name in ("rate_change", "distance"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0, is {getattr(self, name)}")
-
     def significance(self, tests: int) -> float:
         """Largest p-value that counts, of each of so many tests (Bonferroni over the tests of a day)."""
         return min(0.05, self.alarms_per_day * self.interval_s / (DAY_S * tests))

@@ -46,7 +46,6 @@ class AnsweredPrompts(NamedTuple):
     costs: Floats
 
     def part(self, indices: Integers) -> AnsweredPrompts:
-        """Some of the prompts."""
         logprobs = tuple([lists[index] for index in indices] for lists in self.logprobs)
         return AnsweredPrompts(self.rows[indices], logprobs, self.right[indices], self.costs[indices])
 
@@ -87,7 +86,6 @@ class ServingWay(NamedTuple):
     fixed: tuple[int, int]
 
     def serve(self, prompts: JudgedPrompts) -> ServedPrompts:
-        """Return its quality and cost on some prompts."""
         count = len(prompts.right)
         if self.value is None:
             first, last = (np.full(count, tier, dtype=np.int64) for tier in self.fixed)
@@ -117,7 +115,6 @@ class EntryResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def accepted(self) -> bool:
-        """Whether it saves enough."""
         return self.saving >= SAVING_MIN
 
 

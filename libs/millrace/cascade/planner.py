@@ -72,7 +72,6 @@ class CascadeProblem:
     thresholds_most: int = 12
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming the field that is wrong."""
         if (self.quality_min is None) == (self.latency_max_s is None):
             raise ValueError("one of quality_min and latency_max_s is needed, and not both")
         if self.rate <= 0 or self.gpus < 1:
@@ -103,7 +102,6 @@ class CascadeDesign:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """GPUs of each tier."""
         return tuple(deployment.gpus for deployment in self.deployments)
 
 
@@ -113,12 +111,10 @@ class CascadePlanner:
 
     Attributes:
         model: Simulates replicas.
-        allocations: Allocations computed so far.
     """
 
     problem: CascadeProblem
     model: ReplicaModel = field(default_factory=ReplicaModel)
-    allocations: int = 0
 
     def plan(self) -> CascadeDesign | None:
         """The best plan; the one of best quality (or least latency), flagged, where none meets what is asked.
@@ -161,7 +157,6 @@ class CascadePlanner:
         return self.simulated(replace(design, deployments=deployments, tier_latency_s=max(latencies)))
 
     def near(self, routed: Routed) -> list[Routed]:
-        """Routings between the grid's neighbours of one of its routings."""
         problem = self.problem
         grid, most = problem.thresholds_most, REFINED_THRESHOLDS
         return routings_near(problem.sample, routed, grid=grid, most=most)
@@ -217,7 +212,6 @@ class CascadePlanner:
 
     def deploy(self, routed: Routed) -> CascadeDesign | None:
         """The allocation of least tier latency for one routing; None where the GPUs are not enough."""
-        self.allocations += 1
         problem = self.problem
         tiers = [self.tier(routed, index) for index in range(problem.sample.tiers)]
         allocated = allocate(tiers, problem.gpus, longest_s=LATENCY_S_MAX)
@@ -248,7 +242,6 @@ class CascadePlanner:
         return TierCapacity(curves, rate)
 
     def simulated(self, design: CascadeDesign) -> CascadeDesign:
-        """The design with its end-to-end p95."""
         sample, native = self.problem.sample, self.model.native
         latencies = chain_latencies(sample, design.routed, design.deployments, self.load(), native=native)
         return replace(design, p95_s=chain_p95_s(latencies))

@@ -53,7 +53,6 @@ class ReplicaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica."""
         return self.tensor * self.pipeline
 
     @property

@@ -30,7 +30,6 @@ class JudgedSample:
     output_tokens: Integers
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming the array whose shape or values are wrong."""
         count, tiers = self.quality.shape
         if count < 1 or tiers < 1:
             raise ValueError("quality needs at least one request and one tier")
@@ -49,12 +48,10 @@ class JudgedSample:
 
     @property
     def count(self) -> int:
-        """Requests."""
         return int(self.quality.shape[0])
 
     @property
     def tiers(self) -> int:
-        """Models."""
         return int(self.quality.shape[1])
 
     def rows(self, indices: Integers) -> JudgedSample:

@@ -189,7 +189,6 @@ class HttpConnection(asyncio.Protocol):
         return self._host.date_header
 
     def finished(self, exchange: Exchange) -> None:
-        """A response is complete."""
         if self._linger_bytes >= 0:
             if not self.transport.is_closing():
                 self.transport.write_eof()  # the client sees the end at once, and may go on sending for a while
@@ -233,7 +232,6 @@ class HttpConnection(asyncio.Protocol):
             self.cut(DisconnectReason.SLOW_READER)
 
     def cut(self, reason: DisconnectReason) -> None:
-        """End the connection now."""
         self._leave(reason)
         self.transport.abort()
 
@@ -246,7 +244,6 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
         return self._current is not None
 
     def _whole_body(self) -> bytes | None:

@@ -76,13 +76,11 @@ class Exchange:
 
     @property
     def streaming(self) -> bool:
-        """Whether a stream's head has been sent."""
         return self._streaming
 
     def respond(
         self, status: int, body: bytes, content_type: bytes = b"application/json", headers: HeaderPairs = ()
     ) -> None:
-        """Send a whole response."""
         if self.closed:
             return
         request = self.request
@@ -111,7 +109,6 @@ class Exchange:
         self._channel.transport.write(b"".join(head))
 
     def write(self, events: bytes) -> None:
-        """Send more of a stream."""
         if not self.closed and events:
             self._channel.transport.write(self._framed(events))
             self._channel.check_buffer()

@@ -43,7 +43,6 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """Open connections."""
         return len(self._connections)
 
     async def start(self, host: str, port: int, *, reuse_port: bool) -> int:
@@ -81,7 +80,6 @@ class HttpServer:
                 connection.transport.close()
 
     def now_s(self) -> float:
-        """Loop time, seconds."""
         return self._loop.time()
 
     def opened(self, connection: HttpConnection) -> bool:
@@ -92,7 +90,6 @@ class HttpServer:
         return True
 
     def lost(self, connection: HttpConnection) -> None:
-        """Forget it."""
         self._connections.discard(connection)
 
     def _sweep(self) -> None:

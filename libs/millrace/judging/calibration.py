@@ -26,7 +26,6 @@ class IsotonicCurve(msgspec.Struct, frozen=True):
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the knots do not rise."""
         scores, values = np.array(self.scores), np.array(self.probabilities)
         if len(scores) < 1 or len(scores) != len(values):
             raise ValueError("an isotonic curve needs as many probabilities as scores, and at least one")

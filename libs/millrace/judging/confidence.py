@@ -83,7 +83,6 @@ def fit_confidence(
 
 
 def _best(held_out: Mapping[ConfidenceFeature, tuple[float, float]]) -> ConfidenceFeature:
-    """The feature of the largest area; the first of equal ones."""
     return max(held_out, key=lambda feature: held_out[feature][0])
 
 

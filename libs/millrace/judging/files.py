@@ -76,7 +76,6 @@ class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
 
     def values(self) -> list[float]:
-        """Log-probabilities."""
         return [value / 1000 for value in self.logprobs]
 
     @property

@@ -181,7 +181,6 @@ class BlockPool:
         return [*reversed(self._unnamed), *fresh, *self._named]
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where counts, queue and index disagree."""
         order = self.free_order()
         assert len(order) == len(set(order)) == self.free, "free count and queue differ"
         assert all(self._references[block] == 0 for block in order if block < self._fresh), "a free block is held"

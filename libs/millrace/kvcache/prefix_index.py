@@ -42,7 +42,6 @@ class PrefixIndex:
         self._stamp = 0
 
     def __len__(self) -> int:
-        """Blocks that are believed to be cached."""
         return len(self._held) + len(self._left)
 
     def find(self, hashes: Sequence[int], *, coming: bool) -> int:
@@ -117,7 +116,6 @@ class PrefixIndex:
         self._left[block] = self._stamp
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where a block is in two states."""
         assert not self._held.keys() & self._left.keys(), "a block is in use and left"
         assert all(count > 0 for counts in (self._held, self._coming) for count in counts.values())
         stamps = list(self._left.values())

@@ -34,7 +34,6 @@ class HistoryHistogram:
         self._counts = [[0] * BUCKETS for _ in range(BUCKETS)]
 
     def learn(self, row: Row, length: int) -> None:
-        """Takes one outcome; the oldest leaves when the window is full."""
         place = (_bucket(row[PROMPT_TOKENS]), _bucket(length))
         self._outcomes.append(place)
         self._counts[place[0]][place[1]] += 1
@@ -62,11 +61,9 @@ class HistoryModel:
         self._histogram = HistoryHistogram(window)
 
     def learn(self, row: Row, length: int) -> None:
-        """Takes one outcome."""
         self._histogram.learn(row, length)
 
     def estimate(self, row: Row) -> LengthEstimate | None:
-        """See above; None before the first outcome."""
         said = self._histogram.estimate(row)
         if said is None:
             return None

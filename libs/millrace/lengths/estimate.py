@@ -31,7 +31,6 @@ class LengthEstimate(msgspec.Struct, frozen=True):
         return LengthEstimate(min(max(self.mean, floor), top), p50, min(max(self.p90, p50), top))
 
     def finite(self) -> bool:
-        """Whether all three are numbers that an output can have."""
         return all(math.isfinite(value) and 0 <= value <= LENGTH_MAX for value in (self.mean, self.p50, self.p90))
 
 

@@ -37,7 +37,6 @@ class RunningMean:
         self.count = 0
 
     def add(self, value: float) -> None:
-        """Takes one value."""
         self.count += 1
         self.mean += (value - self.mean) * max(WEIGHT_MIN, 1.0 / self.count)
         self.last = value
@@ -54,11 +53,9 @@ class RunningMeans:
         return len(self._means)
 
     def get(self, key: str | int) -> RunningMean | None:
-        """The mean of a key; None where there is none."""
         return self._means.get(key)
 
     def add(self, key: str | int, value: float) -> None:
-        """Takes one value of a key."""
         mean = self._means.get(key)
         if mean is None:
             if len(self._means) >= self._entries_max:
@@ -80,7 +77,6 @@ class LengthHistory:
 
     @property
     def outcomes(self) -> int:
-        """Lengths learnt so far."""
         return self._model.count
 
     def read(self, request: TagRequest, text: PromptText) -> list[float]:
@@ -95,7 +91,6 @@ class LengthHistory:
         ]
 
     def learn(self, *, key: str, opening: int, template: int, length: float) -> None:
-        """Takes one real length, tokens."""
         self._model.add(length)
         self._keys.add(key, length)
         self._openings.add(opening, length)

@@ -40,7 +40,6 @@ class MemoryRisk(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def highest(self) -> float:
-        """Greatest of the probabilities."""
         return max(self.probabilities, default=0.0)
 
 

@@ -69,7 +69,6 @@ class QuantileModel:
         return np.column_stack([np.exp(raw[:, 0]), p50, np.maximum(p50, np.expm1(raw[:, 2]))])
 
     def encode(self) -> bytes:
-        """The file's bytes: MessagePack, deflated to less than half."""
         return zlib.compress(msgspec.msgpack.encode(self.file), 9)
 
 

@@ -116,14 +116,11 @@ class Member:
 
     @property
     def serving(self) -> bool:
-        """Whether it takes new work."""
         return self.state is MemberState.SERVING
 
     @property
     def summary_drains(self) -> bool:
-        """Whether its last summary says that it drains."""
         return self.summary is not None and self.summary.draining
 
     def silence_ns(self, now_ns: int) -> int:
-        """Time since the last sign of life."""
         return now_ns - self.heard_ns

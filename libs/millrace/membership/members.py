@@ -10,7 +10,7 @@
 
 Invariants: at most ``members_max`` members; incarnations never fall; a summary is of the present incarnation.
 Overload: beyond ``members_max`` those that are expendable make room (by default the unregistered ones that are gone or
-were never heard), then new ones are ignored and counted in ``ignored``.
+were never heard), then new ones are ignored.
 """  # noqa: E501  (a table's row is one line)
 
 from __future__ import annotations
@@ -46,16 +46,11 @@ class MembershipChange(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether the state is another one than before."""
         return self.member is not None and self.member.state is not self.before
 
 
 class Membership:
-    """All instances that one observer knows, by subject token.
-
-    Attributes:
-        ignored: Inputs that did not count.
-    """
+    """All instances that one observer knows, by subject token."""
 
     def __init__(
         self, *, silence_ns: int, members_max: int, expendable: Callable[[Member], bool] | None = None
@@ -69,7 +64,6 @@ class Membership:
                 were never heard.
         """
         self.silence_ns = silence_ns
-        self.ignored = 0
         self._members_max = members_max
         self._expendable = expendable or _idle
         self._members: dict[str, Member] = {}
@@ -86,11 +80,9 @@ class Membership:
         return len(self._members)
 
     def find(self, name: str) -> Member | None:
-        """The member of that name or token; None if unknown."""
         return self._members.get(subject_token(name)) if name else None
 
     def registered(self) -> Iterator[tuple[Member, InstanceRecord]]:
-        """Members that have a record, with it."""
         return ((member, member.record) for member in self if member.record is not None)
 
     # inputs
@@ -105,7 +97,7 @@ class Membership:
             return self._on_deleted(key)
         member = self._get(record.instance) if subject_token(key) == subject_token(record.instance or "-") else None
         if member is None or record.incarnation < member.incarnation:
-            return self._ignore(member)
+            return _ignored(member)
         before, rerecorded = member.state, record != member.record
         member.record = record
         restarted = self._observe(member, record.incarnation, now_ns)
@@ -115,10 +107,10 @@ class Membership:
         """A heartbeat of an instance."""
         member = self._get(summary.instance)
         if member is None or summary.incarnation < member.incarnation or summary.incarnation <= member.dead_through:
-            return self._ignore(member)
+            return _ignored(member)
         known = member.summary
         if known is not None and summary.incarnation == known.incarnation and summary.at_ns <= known.at_ns:
-            return self._ignore(member)
+            return _ignored(member)
         before = member.state
         restarted = self._observe(member, summary.incarnation, now_ns)
         member.summary, member.heard_ns = summary, now_ns
@@ -129,7 +121,7 @@ class Membership:
         """An incarnation showed itself: by a snapshot or by tokens. It says nothing of draining."""
         member = self._get(name)
         if member is None or incarnation < member.incarnation or incarnation <= member.dead_through:
-            return self._ignore(member)
+            return _ignored(member)
         before = member.state
         restarted = self._observe(member, incarnation, now_ns)
         member.heard_ns = now_ns
@@ -141,12 +133,12 @@ class Membership:
         """A worker leaves, or its process was seen to end. Other presences change nothing."""
         member = self.find(presence.name)
         if member is None or presence.role != _WORKER or presence.state is PresenceState.ALIVE:
-            return MembershipChange(member, False, member.state if member is not None else MemberState.UNKNOWN)
+            return _ignored(member)
         if presence.state is PresenceState.DEAD:
             return self._on_dead(member, presence.incarnation or presence.at_ns)
         before = member.state
         if presence.incarnation != member.incarnation:
-            return self._ignore(member)
+            return _ignored(member)
         _apply(member, MemberEvent.LEAVING)
         return MembershipChange(member, True, before)
 
@@ -160,7 +152,6 @@ class Membership:
         return MembershipChange(member, True, before)
 
     def forget(self, name: str) -> None:
-        """Drop a member and all that is known of it."""
         self._members.pop(subject_token(name), None)
 
     # time
@@ -180,7 +171,6 @@ class Membership:
             member.heard_ns = max(member.heard_ns, now_ns)
 
     def check_invariants(self) -> None:
-        """Raise AssertionError where bounds or facts contradict each other."""
         assert len(self) <= self._members_max
         for token, member in self._members.items():
             assert token == member.token
@@ -213,10 +203,6 @@ class Membership:
         for member in [each for each in self if each.record is None and self._expendable(each)]:
             del self._members[member.token]
 
-    def _ignore(self, member: Member | None) -> MembershipChange:
-        self.ignored += 1
-        return MembershipChange(member, False, member.state if member is not None else MemberState.UNKNOWN)
-
     def _observe(self, member: Member, incarnation: int, now_ns: int) -> bool:
         """Notes an incarnation. True where it replaces an earlier one."""
         if incarnation == member.incarnation:
@@ -243,7 +229,7 @@ class Membership:
         before = member.state
         member.dead_through = max(member.dead_through, through)
         if member.incarnation > through:
-            return self._ignore(member)
+            return _ignored(member)
         _apply(member, MemberEvent.DIED)
         return MembershipChange(member, True, before)
 
@@ -256,6 +242,10 @@ class Membership:
         if member.record is None:
             _apply(member, MemberEvent.UNREGISTERED)
         return True
+
+
+def _ignored(member: Member | None) -> MembershipChange:
+    return MembershipChange(member, False, member.state if member is not None else MemberState.UNKNOWN)
 
 
 def _idle(member: Member) -> bool:

@@ -18,7 +18,6 @@ class ServiceLiveness:
         self._incarnations: dict[str, int] = {}
 
     def heard(self, name: str, now_ns: int) -> None:
-        """Note a sign of life."""
         self._heard_ns.pop(name, None)
         self._heard_ns[name] = now_ns
         if len(self._heard_ns) > self._services_max:

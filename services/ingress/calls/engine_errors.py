@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 from millrace.contracts.worker import SequenceRefused
 
 from services.ingress.calls.messages import Call
@@ -15,17 +14,9 @@ _LOCATION = re.compile(r"(?:\[\d\d:\d\d:\d\d\]\s*)?(?:[\w.+-]*/)+[\w.+-]+\.(?:cc
 _CONSTRAINT = re.compile(r"constraint|grammar|regex|json|schema|structured|choice|guided", re.IGNORECASE)
 
 
-class EngineRefusal(msgspec.Struct, frozen=True):
-    """A refusal as a client gets it; ``param`` is empty where no field is at fault."""
-
-    detail: str
-    param: str = ""
-
-
-def engine_error(call: Call, answer: SequenceRefused) -> EngineRefusal:
-    """The refusal of an engine that every engine would repeat."""
+def engine_error(call: Call, answer: SequenceRefused) -> tuple[str, str]:
+    """Text and request field of a refusal that every engine would repeat; the field is empty where none is at fault."""
     detail = _LOCATION.sub("", answer.detail).strip()
     if not detail:
-        return EngineRefusal(f"The engine refuses the request: {answer.reason.value}.")
-    param = call.constraint_param if _CONSTRAINT.search(detail) else ""
-    return EngineRefusal(detail, param)
+        return f"The engine refuses the request: {answer.reason.value}.", ""
+    return detail, call.constraint_param if _CONSTRAINT.search(detail) else ""

@@ -110,7 +110,6 @@ class AdmissionLimits:
         return None
 
     def release(self, call: Call, sequences: int, output_tokens: int, now_ns: int) -> None:
-        """The call ended, however it did."""
         self.calls_open -= 1
         self.sequences_open -= sequences
         if call.key:

@@ -80,7 +80,6 @@ class OpenCall:
             self.held += deltas
 
     def deliver_held(self) -> None:
-        """Deliver what arrived before the call was accepted."""
         if self.held:
             held, self.held = self.held, []
             self.deliver(held)

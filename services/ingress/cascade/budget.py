@@ -24,7 +24,6 @@ class EscalationBudget:
         self._scores: deque[tuple[int, float]] = deque(maxlen=SCORES_MAX)
 
     def note(self, score: float | None, now_ns: int) -> None:
-        """Remember the score of an answer that was judged."""
         if self._share_max < 1.0:
             self._scores.append((now_ns, score or 0.0))
 

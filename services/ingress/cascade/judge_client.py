@@ -82,7 +82,6 @@ def take_answer(state: IngressState, pending: PendingJudge, answer: Any) -> None
 
 
 def _result(answer: Any) -> str:
-    """Label of the metric ``judgements``."""
     if answer is None:
         return "unanswered"
     if not isinstance(answer, AnswerJudged):

@@ -61,7 +61,6 @@ class Attempt:
         return self.outcome in ("complete", "rejected")
 
     def usage(self) -> Usage:
-        """Counts of its call so far."""
         return Usage(0, 0) if self.call is None else self.call.usage()
 
     def texts(self) -> list[str]:
@@ -73,7 +72,6 @@ class Attempt:
         return texts
 
     def told(self) -> CascadeAttempt:
-        """As it is published."""
         usage = self.usage()
         return CascadeAttempt(
             request=self.request,
@@ -92,7 +90,6 @@ class Attempt:
         )
 
     def report(self) -> AttemptReport:
-        """As clients see it."""
         return AttemptReport(
             tier=self.tier,
             model=self.model,
@@ -148,12 +145,10 @@ class OpenCascade:
 
     @property
     def attempt(self) -> Attempt:
-        """The current, or last, attempt."""
         return self.attempts[-1]
 
     @property
     def choices(self) -> int:
-        """Number of choices over all prompts."""
         return len(self.call.prompts) * self.call.n
 
     def best(self) -> Attempt | None:
@@ -162,7 +157,6 @@ class OpenCascade:
         return max(complete, key=lambda a: (-1.0 if a.score is None else a.score, a.tier), default=None)
 
     def report(self, delivered: Attempt) -> CascadeReport:
-        """As clients see it."""
         return CascadeReport(
             name=self.call.model,
             tier=delivered.tier,

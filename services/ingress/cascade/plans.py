@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 
 from millrace.actor.errors import ConfigError
-from millrace.actor.metric_set import LabelledCounter
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.subjects import subject_token
 
@@ -36,7 +35,6 @@ class ServedCascade:
 
     @property
     def plan(self) -> CascadePlan:
-        """The plan in force."""
         return self._plan
 
     @plan.setter
@@ -57,11 +55,7 @@ class ServedCascade:
 
 
 class CascadePlans:
-    """Plans by name of the cascade.
-
-    Attributes:
-        results: Published plans by what became of them: ``taken``, ``outdated`` or ``refused``.
-    """
+    """Plans by name of the cascade."""
 
     def __init__(self, configs: Iterable[CascadeConfig], models: Iterable[str]) -> None:
         """Start with the configured plans.
@@ -71,7 +65,6 @@ class CascadePlans:
         """
         self._models = frozenset(models)
         self._served: dict[str, ServedCascade] = {}
-        self.results = LabelledCounter()
         self._configs = {config.name: config for config in configs}
         for config in self._configs.values():
             _check(config, self._models)
@@ -79,7 +72,6 @@ class CascadePlans:
                 self._served[config.name] = ServedCascade(config, _configured_plan(config))
 
     def get(self, name: str) -> ServedCascade | None:
-        """The cascade of that name."""
         return self._served.get(name)
 
     def wants(self, model: str, *, seen: bool) -> bool:
@@ -94,7 +86,6 @@ class CascadePlans:
 
     @property
     def served(self) -> Mapping[str, ServedCascade]:
-        """All of them."""
         return self._served
 
     def take(self, key: str, plan: CascadePlan | None) -> str:
@@ -109,17 +100,14 @@ class CascadePlans:
         known = self._served.get(plan.cascade)
         fault = self._fault(key, plan)
         if fault:
-            self.results.add("refused")
             return fault
         if known is None:
             config = self._configs.get(plan.cascade, CascadeConfig(name=plan.cascade))
             known = self._served[plan.cascade] = ServedCascade(config, plan)
         elif plan.epoch < known.plan.epoch and not known.unconfirmed:
-            self.results.add("outdated")
             return ""
         known.plan = plan
         known.unconfirmed = False
-        self.results.add("taken")
         return ""
 
     def confirm_anew(self) -> None:

@@ -178,13 +178,18 @@ def judge(state: IngressState, parent: OpenCascade, event: AnswerCompleted) -> N
 
 
 def _scored(state: IngressState, parent: OpenCascade) -> None:
-    attempt = parent.attempt
-    attempt.threshold, attempt.epoch = threshold_now(state, parent), parent.served.plan.epoch
-    parent.served.budget(attempt.model).note(attempt.score, state.now_ns)
+    _compare(state, parent)
     fire(state, parent, AnswerScored())
 
 
-def escalate(state: IngressState, parent: OpenCascade, event: AnswerScored | AttemptFailed) -> None:
+def _compare(state: IngressState, parent: OpenCascade) -> None:
+    """Note the threshold in force for the attempt's score, and the score for the next one's."""
+    attempt = parent.attempt
+    attempt.threshold, attempt.epoch = threshold_now(state, parent), parent.served.plan.epoch
+    parent.served.budget(attempt.model).note(attempt.score, state.now_ns)
+
+
+def escalate(state: IngressState, parent: OpenCascade, event: AnswerScored | AttemptFailed | ScoreOutOfReach) -> None:
     """Start the next tier's attempt."""
     position, _ = next_tier(state, parent)
     assert position is not None
@@ -208,16 +213,11 @@ def reject_early(state: IngressState, parent: OpenCascade, event: ScoreOutOfReac
     attempt = parent.attempt
     assert attempt.call is not None
     score_by_confidence(state, attempt)
-    attempt.threshold, attempt.epoch = threshold_now(state, parent), parent.served.plan.epoch
-    parent.served.budget(attempt.model).note(attempt.score, state.now_ns)
+    _compare(state, parent)
     abandon(state, attempt.call, "rejected_early")
     attempt.outcome, attempt.ended_ns = "rejected_early", state.now_ns
     attempt.deltas = []
-    state.metrics.escalations.add(parent.call.model, "rejected_early")
-    ending.record_attempt(state, parent, attempt)
-    position, _ = next_tier(state, parent)
-    assert position is not None
-    start_attempt(state, parent, position)
+    escalate(state, parent, event)
 
 
 def commit(state: IngressState, parent: OpenCascade, event: TextReady) -> None:

@@ -30,7 +30,6 @@ class IngressClusterView:
         self.plans: dict[str, Plan] = {}
         self._once_planned: set[str] = set()
         self._unconfirmed: set[str] = set()  # models whose plan the store may have lost: any epoch replaces it
-        self._ignored = 0
         self._stages: dict[str, list[StageCandidates]] = {}
         self._boundaries = StageBoundaries()
         self._keys: dict[str, str] = {}  # KV key -> model
@@ -38,13 +37,8 @@ class IngressClusterView:
         self._block_sizes: dict[str, int] = {}  # the same
         self._usable: dict[str, int] = {}  # the same
 
-    @property
-    def ignored(self) -> int:
-        """Observations that did not count."""
-        return self._ignored + self.members.ignored
-
     def take_plan(self, key: str, plan: Plan | None) -> None:
-        """A plan is new, changed or gone. One of an older epoch than the known one is ignored and counted.
+        """A plan is new, changed or gone. One of an older epoch than the known one is ignored.
 
         Nobody deletes plans, so one that is gone was lost with the store: the last one holds until the coordinator has
         written one again, whose epochs may begin anew.
@@ -56,7 +50,6 @@ class IngressClusterView:
             return
         known = self.plans.get(plan.model)
         if known is not None and plan.epoch < known.epoch and plan.model not in self._unconfirmed:
-            self._ignored += 1
             return
         self._unconfirmed.discard(plan.model)
         self._keys[key] = plan.model
@@ -73,7 +66,6 @@ class IngressClusterView:
     def take_record(self, key: str, record: InstanceRecord | None, now_ns: int) -> bool:
         """A registration is new, changed or gone. True if this says that an earlier incarnation is lost."""
         if record is not None and not self._registers(key, record):
-            self._ignored += 1
             return False
         change = self.members.on_record(key, record, now_ns)
         if change.rerecorded:  # else it was renewed, as every few seconds
@@ -84,7 +76,6 @@ class IngressClusterView:
         """A heartbeat. True if it says that an earlier incarnation is lost. Replayed and late ones are ignored."""
         instance = self._instance(summary.instance)
         if instance is None:
-            self._ignored += 1
             return False
         change = self.members.on_summary(summary, now_ns)
         if change.restarted:
@@ -167,7 +158,6 @@ class IngressClusterView:
         return None if lengths is None else lengths[1]
 
     def usable(self, model: str) -> int:
-        """Number of instances that take new work."""
         if model not in self._usable:
             usable = {i.name for s in self._stages.get(model, ()) for i in s.instances if i.usable}
             self._usable[model] = len(usable)

@@ -91,7 +91,6 @@ class KnownInstance:
             entry[1] = self._summaries + IN_FLIGHT_SUMMARIES
 
     def remove(self, sequence: str, *, refresh: bool = True) -> None:
-        """It ended or went elsewhere."""
         entry = self._in_flight.pop(sequence, None)
         if entry is not None:
             self._in_flight_tokens -= entry[0]
@@ -148,7 +147,6 @@ class KnownInstance:
             stage.patch(self)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the sums are wrong."""
         assert self._in_flight_tokens == sum(tokens for tokens, _ in self._in_flight.values())
         assert self.usable == (not self.why_not())
 
@@ -188,13 +186,11 @@ class StageCandidates:
             self._tuple = None
 
     def candidates(self) -> tuple[InstanceView, ...]:
-        """All usable views."""
         if self._tuple is None:
             self._tuple = tuple(self._views)
         return self._tuple
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the list is not that of the usable instances."""
         assert self.candidates() == tuple(i.view for i in self.instances if i.usable)
 
     def filtered(self) -> Iterator[CandidateScore]:

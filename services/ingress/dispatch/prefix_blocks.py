@@ -61,7 +61,6 @@ class PrefixHolders:
         self._holders: OrderedDict[int, str] = OrderedDict()
 
     def note(self, blocks: PromptBlocks, instance: str) -> None:
-        """Remember that a prompt was sent to an instance."""
         for block in blocks.hashes[HOLDER_STRIDE - 1 :: HOLDER_STRIDE]:
             self._holders[block] = instance
             self._holders.move_to_end(block)

@@ -92,7 +92,7 @@ def unheard(state: IngressState, sequence: OpenSequence, event: SubmissionUnansw
 def _ask(state: IngressState, sequence: OpenSequence, instance: KnownInstance, *, replica: str = "") -> None:
     call = sequence.call
     timeout_ns = SUBMIT_TIMEOUT_NS + (CONSTRAINT_NS if sequence.sampling.structured is not None else 0)
-    sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch, instance))
+    sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch))
     state.emit(
         Request(
             subject=state.subjects.engine(instance.name, "submit"),
@@ -149,8 +149,8 @@ def retry_refused(state: IngressState, sequence: OpenSequence, event: Submission
     kind = _PERMANENT.get(answer.reason)
     if kind is not None:
         _take_back(state, sequence, answer.reason.value)
-        error = engine_error(sequence.call.call, answer)
-        refuse_or_fail(state, sequence.call, kind, error.detail, param=error.param)
+        detail, param = engine_error(sequence.call.call, answer)
+        refuse_or_fail(state, sequence.call, kind, detail, param=param)
         return
     if answer.reason in (RefusalReason.DRAINING, RefusalReason.ENGINE_DOWN):
         state.cluster.withdraw(instance)

@@ -17,7 +17,6 @@ class HttpMetrics(MetricSet):
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Register itself; ``registry`` is what ``/metrics`` shows."""
         super().__init__("millrace_http", registry)
         self.registry = registry
         self.responses = self.counter("responses", "Responses begun.", "path", "status")
