@@ -141,4 +141,4 @@ def test_a_workers_refusal_of_a_constraint_names_the_field() -> None:
     detail = "The output constraint takes more than 2.0 s to compile."
     answer = SequenceRefused(sequence="r.0", epoch=0, reason=RefusalReason.INVALID, detail=detail)
     refusal = engine_error(make_call("r", constraint_param="response_format"), answer)
-    assert (refusal.param, refusal.detail) == ("response_format", detail)
+    assert refusal == (detail, "response_format")
