@@ -77,9 +77,9 @@ from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, 
 from services.ingress.cascade.reactions import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
 from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
-from services.ingress.failover.hangs import leave_hung_engines
 from services.ingress.failover.instance_loss import (
     clear_suspects,
+    leave_hung_engines,
     lose_earlier_incarnation,
     lose_instance,
     lose_silent,

@@ -11,7 +11,7 @@ from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import CancelSequence
 from millrace.policies.dispatch import DispatchPolicy
 
-from services.ingress.answer_health import AnswerHealth
+from services.ingress.answer_health import AnswerHealth, PredictorsHealth
 from services.ingress.calls.limits import AdmissionLimits
 from services.ingress.calls.listener import ClientListener
 from services.ingress.calls.open_call import OpenCall
@@ -20,7 +20,6 @@ from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.cascade.plans import CascadePlans
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import IngressConfig, policy_parameters
-from services.ingress.dispatch.forecast_budget import ForecastBudget
 from services.ingress.dispatch.prefix_blocks import PrefixHolders, PromptBlocks
 from services.ingress.lifecycle import SequenceEvent
 from services.ingress.metrics import IngressMetrics
@@ -28,23 +27,6 @@ from services.ingress.pending import Pending
 from services.ingress.sequence import OpenSequence
 from services.ingress.times import Times
 from services.ingress.tokens.detokenizer import TextModel
-
-
-class PredictorsHealth(AnswerHealth):
-    """Record of how the predictors of one model have answered.
-
-    Attributes:
-        logged_absurd: The log has shown a prediction that cannot be true.
-        budget: Forecasts that may be asked for now.
-    """
-
-    __slots__ = ("budget", "logged_absurd")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.budget = ForecastBudget()
-        self.logged_absurd = False
-
 
 #: Advances a sequence by an event and carries out the reaction (``transitions.react``).
 React = Callable[["IngressState", OpenSequence, SequenceEvent], None]

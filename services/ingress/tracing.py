@@ -15,7 +15,7 @@ from millrace.contracts.observers import CandidateForecast
 from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
 
 from services.ingress.calls.open_call import OpenCall
-from services.ingress.dispatch.choice_record import DispatchChoice
+from services.ingress.lifecycle import DispatchChoice
 from services.ingress.pending import PendingForecast, PendingTag
 from services.ingress.sequence import EpochGrant, OpenSequence
 from services.ingress.state import IngressState

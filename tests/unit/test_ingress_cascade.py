@@ -29,13 +29,12 @@ from services.ingress.calls.messages import (
     RefusalKind,
     RefuseCall,
 )
-from services.ingress.cascade.budget import SCORES_MIN, EscalationBudget
 from services.ingress.cascade.entry import enter
 from services.ingress.cascade.lifecycle import (
     CascadeEvent,
     CascadePhase,
 )
-from services.ingress.cascade.plans import CascadePlans
+from services.ingress.cascade.plans import SCORES_MIN, CascadePlans, EscalationBudget
 from services.ingress.cascade.reactions import CASCADE_TRANSITIONS
 from services.ingress.config import CascadeConfig
 from tests.unit.cascade_core import CASCADE, CascadeBench, cascade_plan, logprob

@@ -6,13 +6,13 @@ GPUs for each exactly, simulates the end-to-end latency of the promising ones an
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from millrace.cascade.candidates import shifts, thinned
 from millrace.cascade.capacity import TierCapacity, TierDeployment, allocate
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
 from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
@@ -290,3 +290,21 @@ def _spread(needs: Sequence[int], gpus: int, rates: Sequence[float]) -> list[int
 
 def _with(design: CascadeDesign, meets: bool, reason: str) -> CascadeDesign:
     return replace(design, meets=meets, reason=reason)
+
+
+def shifts(gpus: Sequence[int], shares: Sequence[float]) -> Iterator[list[int]]:
+    """Other divisions of the GPUs: 8, 4, 2 or 1 of one tier's go to another one that is reached."""
+    reached = [tier for tier, share in enumerate(shares) if share > 0]
+    for count, source, target in itertools.product((8, 4, 2, 1), reached, reached):
+        if source != target and gpus[source] > count:
+            given = list(gpus)
+            given[source] -= count
+            given[target] += count
+            yield given
+
+
+def thinned(found: list[CascadeDesign], most: int) -> list[CascadeDesign]:
+    """At most so many, evenly spaced."""
+    if len(found) <= most:
+        return found
+    return [found[position] for position in np.unique(np.linspace(0, len(found) - 1, most).round().astype(int))]

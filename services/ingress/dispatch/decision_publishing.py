@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.actor.effects import Publish
 from millrace.contracts.observers import DecisionMade
 
-from services.ingress.dispatch.choice_record import DispatchChoice
+from services.ingress.lifecycle import DispatchChoice
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 

@@ -24,7 +24,6 @@ from services.ingress.calls.completion import refuse_or_fail
 from services.ingress.calls.messages import RefusalKind
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.dispatch.candidates import candidates_of, left_out, view_of
-from services.ingress.dispatch.choice_record import DispatchChoice
 from services.ingress.dispatch.decision_publishing import publish_decision
 from services.ingress.dispatch.forecast_client import (
     ForecastAnswers,
@@ -35,7 +34,7 @@ from services.ingress.dispatch.forecast_client import (
 )
 from services.ingress.dispatch.tag_client import ask_tag, take_tag, wants_tag
 from services.ingress.dispatch.trial import must_wait
-from services.ingress.lifecycle import Deferred, ForecastsReceived, Submitted
+from services.ingress.lifecycle import Deferred, DispatchChoice, ForecastsReceived, Submitted
 from services.ingress.migration.replicas import choice_of
 from services.ingress.pending import PendingForecast, PendingTag
 from services.ingress.sequence import OpenSequence

@@ -23,11 +23,12 @@ from millrace.policies.dispatch import DispatchView, QueryParameters
 from millrace.policies.dispatch.view import Prediction
 
 from services.ingress import tracing
+from services.ingress.answer_health import PredictorsHealth
 from services.ingress.dispatch.decision_publishing import expected_output_of
 from services.ingress.lifecycle import ForecastsRequested
 from services.ingress.pending import PendingForecast
 from services.ingress.sequence import OpenSequence
-from services.ingress.state import IngressState, PredictorsHealth
+from services.ingress.state import IngressState
 from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
 #: A longer prediction is discarded: no request may take so long.

@@ -4,7 +4,7 @@
     presence says DEAD                                                       instance_dead
     a new incarnation of the instance shows itself                           instance_restarted
     no summary for ``instance_silence_ms``                                   instance_silent
-    no sign of life of the engine process (``hangs.py``)                     instance_hung
+    no sign of life of the engine process (``instance_loss.py``)                     instance_hung
     SequencesReturned                                                        returned_draining, returned_engine_died,
                                                                              returned_requested
     a chunk with FinishReason.ERROR, or CANCELLED that ingress did not ask   engine_gave_up

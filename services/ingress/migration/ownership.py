@@ -41,8 +41,7 @@ from services.ingress.pending import PendingProof
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.times import PROBE_NS
-from services.ingress.tokens.ingest import take_late
-from services.ingress.tokens.stale import cancel_stale
+from services.ingress.tokens.ingest import cancel_stale, take_late
 
 
 def take_move(state: IngressState, body: SequenceMoved) -> None:

@@ -16,8 +16,8 @@ from millrace.contracts.migration import KvReplicated
 from millrace.policies.dispatch import Decision, InstanceView
 
 from services.ingress.cluster.instances import KnownInstance
-from services.ingress.dispatch.choice_record import DispatchChoice
 from services.ingress.dispatch.trial import needs_trial
+from services.ingress.lifecycle import DispatchChoice
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 
