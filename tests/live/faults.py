@@ -59,6 +59,18 @@ async def told(rig: UpRig, **totals: int) -> None:
     await rig.until(lambda seen: all(getattr(seen, name) == count for name, count in totals.items()), PATIENCE_S)
 
 
+async def shown(rig: UpRig, verb: str, request: str, *words: str) -> str:
+    """Return the text of `millrace trace` or `explain` about a request once it has all of these words: services write
+    their spans a moment after its end.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            said = await asyncio.to_thread(rig.cli, verb, request)
+            if all(word in said for word in words):
+                return said
+            await asyncio.sleep(0.1)
+
+
 def expect_identical(results: list[tuple[int, Streamed]], expected: dict[int, tuple[str, str, int]]) -> None:
     """No stream failed, and each gave what it gives undisturbed."""
     failed = [result.error for _, result in results if result.error]

@@ -10,8 +10,6 @@ from typing import Any
 import nats.errors
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.migration import (
-    EvacuateInstance,
-    InstanceEvacuated,
     MigrateSequence,
     MigrationFinished,
     MigrationMode,
@@ -89,14 +87,6 @@ class Mover:
         """Waits until so many sequences decode."""
         while sum(map(len, self._running.values())) < count:  # noqa: ASYNC110 - the bus fills it
             await asyncio.sleep(0.02)
-
-    async def evacuate(self, instance: str, *, limit_ms: int) -> InstanceEvacuated:
-        """Empties an instance that stays in service."""
-        body = encode(EvacuateInstance(limit_ms=limit_ms))
-        raw = await self._bus.request(self._subjects.migrate(instance, "evacuate"), body, timeout=limit_ms / 1e3 + 2)
-        answer = decode(raw.data)
-        assert isinstance(answer, InstanceEvacuated), answer
-        return answer
 
     def outcomes(self) -> dict[str, int]:
         """Count how often each outcome and refusal came."""

@@ -13,7 +13,7 @@ from langchain_openai import ChatOpenAI
 from millrace.contracts.cascade import CascadePlan
 
 from tests.live.cascading import MISSING, ask, barrage, client_of, plan_in_force, swap_thresholds
-from tests.live.faults import PATIENCE_S, kill
+from tests.live.faults import PATIENCE_S, kill, shown
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig, prompt_text
 
@@ -123,12 +123,8 @@ async def test_explain_and_trace_show_attempts_scores_and_thresholds(rig: UpRig)
             model=CASCADE, messages=[{"role": "user", "content": PROMPTS[1]}], max_tokens=8
         )
     request = raw.parse().id
-    await asyncio.sleep(1.0)  # spans are written behind
     for verb in ("explain", "trace"):
-        told = rig.cli(verb, request)
-        for tier in TIERS:
-            assert tier in told, told
-        assert "rejected" in told, told
+        await shown(rig, verb, request, *TIERS, "rejected")
     told = rig.cli("explain", request)
     assert "100" in told, told
     assert "last_tier" in told or "last tier" in told, told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders
 
 from tests.live.cascading import ask, barrage, client_of
-from tests.live.faults import kill
+from tests.live.faults import kill, shown
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, prompt_text
@@ -94,8 +93,7 @@ async def test_explain_names_the_judge(rig: UpRig) -> None:
         raw = await client.chat.completions.with_raw_response.create(
             model=CASCADE, messages=[{"role": "user", "content": PROMPTS[1]}], max_tokens=8
         )
-    await asyncio.sleep(1.0)  # spans are written behind
-    assert "llm" in rig.cli("explain", raw.parse().id)
+    await shown(rig, "explain", raw.parse().id, "llm")
 
 
 async def test_a_judging_model_that_dies_costs_no_request(rig: UpRig) -> None:

@@ -21,6 +21,7 @@ from millrace.contracts.codec import decode
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.subjects import Subjects
 
+from tests.live.faults import shown
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig
 
@@ -140,10 +141,7 @@ async def test_the_faster_engine_gets_more_and_predictions_are_joined_with_what_
 async def test_the_explanation_says_what_was_predicted_and_what_happened(rig: UpRig) -> None:
     async with listening(rig) as listener:
         request = await predicting(rig, listener)
-    text = ""
-    async with asyncio.timeout(PATIENCE_S):
-        while "what happened: completed" not in text:
-            text = await asyncio.to_thread(rig.cli, "explain", request)
+    text = await shown(rig, "explain", request, "what happened: completed")
     assert "by forecast: lowest of 2" in text
     assert "→ worker-" in text
     assert "end to end" in text

@@ -11,7 +11,7 @@ from millrace.http.exchange import Exchange, HttpRefusal
 from millrace.http.server import HttpServer
 
 LIMITS = ConnectionLimits(body_bytes_max=1000, buffer_bytes_max=1 << 20, slow_reader_s=5, read_s=0.2, idle_s=5)
-GONE = asyncio.Event()
+TAKEN, GONE = asyncio.Event(), asyncio.Event()
 PAGE = b"<!doctype html><title>Census</title><p>2 instances</p>"
 
 
@@ -31,6 +31,7 @@ def _page(exchange: Exchange) -> None:
         loop.call_later(0.3, exchange.end, b"data: 2\n\n")
     elif exchange.request.path == "/never":
         exchange.on_gone = lambda _: GONE.set()
+        TAKEN.set()
     else:
         exchange.respond(404, b"no such page", b"text/plain")
 
@@ -96,10 +97,11 @@ async def test_a_client_that_sends_no_more_gets_its_answer():
 
 async def test_a_client_that_left_before_its_answer_is_noticed():
     async with _served() as url:
+        TAKEN.clear()
         GONE.clear()
         _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(b"GET /never HTTP/1.1\r\nHost: a\r\n\r\n")
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(TAKEN.wait(), 10)
         writer.close()
         await asyncio.wait_for(GONE.wait(), 10)
 

@@ -15,7 +15,7 @@ import pytest
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.migration import MigrationMode, MigrationOutcome
 
-from tests.live.faults import expect_identical, expected_outcomes, kill, told, under_fire
+from tests.live.faults import expect_identical, expected_outcomes, kill, shown, told, under_fire
 from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 from tests.testbed.timed_streams import client
@@ -66,17 +66,9 @@ async def test_a_person_moves_a_request_and_its_reader_does_not_notice(rig: UpRi
         said = await asyncio.to_thread(rig.cli, "migrate", client_id or f"cmpl-{request}", "--to", to)
         assert f"{place} → {to}  moved in epoch 1" in said
         expect_identical([(3, await reading)], expected)
-        trace = await _traced(rig, client_id or request, "migration")
+        trace = await shown(rig, "trace", client_id or request, "migration")
     assert f"source={place} target={to}" in trace
     await expect_empty(rig)
-
-
-async def _traced(rig: UpRig, request: str, span: str) -> str:
-    """The drawing of `millrace trace` once it has this span: services write theirs a moment after a request's end."""
-    async with asyncio.timeout(30):
-        while span not in (said := await asyncio.to_thread(rig.cli, "trace", request)):  # noqa: ASYNC110 a process answers
-            await asyncio.sleep(0.1)
-    return said
 
 
 async def test_who_runs_nowhere_is_said_to(rig: UpRig) -> None:

@@ -82,7 +82,7 @@ async def test_sigterm_asks_every_actor_and_the_runtime_ends_with_the_last(nats_
     for name in ("one", "two"):
         runtime.add(Probe(name), accepts=())
     running = asyncio.create_task(runtime.run())
-    await asyncio.sleep(0.05)
+    await _until(lambda: signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None))
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, FOREVER_S) == "asked"
 
@@ -101,9 +101,7 @@ async def test_effects_before_a_stop_still_leave(nats_server: NatsProcess):
     await asyncio.sleep(0)
     leaver.request_stop()
     await asyncio.wait_for(leaving, FOREVER_S)
-    async with asyncio.timeout(FOREVER_S):
-        while len(hearer.got) < 5000:  # noqa: ASYNC110 the probe signals nobody
-            await asyncio.sleep(0.01)
+    await _until(lambda: len(hearer.got) == 5000)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -174,9 +172,7 @@ async def _record(url: str, path: Path) -> None:
     asker = Probe("asker", *asks)
     runtime.add(asker, accepts=(), record=str(path / "asker"))
     running = asyncio.create_task(runtime.run(signals=False))
-    async with asyncio.timeout(FOREVER_S):
-        while len(asker.got) < 5:  # noqa: ASYNC110 the probe signals nobody
-            await asyncio.sleep(0.01)
+    await _until(lambda: len(asker.got) == 5)
     runtime.request_stop()
     await running
 
@@ -224,9 +220,7 @@ async def test_what_was_handled_refused_and_dropped_is_counted(nats_server: Nats
         accepts=(),
     )
     running = asyncio.create_task(runtime.run(signals=False))
-    async with asyncio.timeout(FOREVER_S):
-        while len(probe.got) < 200:  # noqa: ASYNC110 the probe signals nobody
-            await asyncio.sleep(0.01)
+    await _until(lambda: len(probe.got) == 200)
     text = generate_latest(registry).decode()
     assert 'millrace_actor_handled_total{actor="probe",type="LengthTag"} 200.0' in text
     assert 'millrace_actor_refused_total{actor="probe",kind="unexpected"} 3.0' in text

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.tagger import LengthTag, TagRequest
-from millrace.lengths.files import MODEL_FILE, read_models
+from millrace.lengths.files import MODEL_FILE
 from nats.errors import NoRespondersError
 
 from tests.testbed.nats_process import NatsProcess
@@ -110,21 +110,6 @@ async def _until_the_model_answers(ingress: Asking, rng: Random) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while (await ingress.count(rng))[0].source != "model":  # noqa: ASYNC110 each turn asks
             await asyncio.sleep(0.01)
-
-
-async def test_its_error_falls_once_a_model_was_trained_beside_it(
-    tagger: Tagger, nats_server: NatsProcess, request: pytest.FixtureRequest
-) -> None:
-    rng = Random(1)
-    async with Asking(nats_server.url, request.node.name) as ingress:
-        first = [await ingress.count(rng) for _ in range(240)]
-        await _until_the_model_answers(ingress, rng)
-        last = [await ingress.count(rng) for _ in range(240)]
-    before, after = (sum(abs((tag.p50 or 0) - length) for tag, length in part) for part in (first, last))
-    assert after < before / 2
-    models, problems = read_models(tagger.kept, shipped=False)
-    assert list(models) == ["m.1"]
-    assert not problems
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

@@ -3,13 +3,11 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import nats
 import pytest
@@ -25,9 +23,11 @@ from millrace.contracts.subjects import Subjects
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from nats.aio.client import Client
 
+from tests.testbed.nats_process import NatsProcess
+from tests.testbed.up_cluster import free_port
+
 PASSWORDS = {role: f"secret-of-{role}" for role in Role}
 SUBJECTS = Subjects("local")
-START_S_MAX = 10.0
 
 
 class Server:
@@ -35,10 +35,10 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = _free_port()
-        self.url = f"nats://127.0.0.1:{self.port}"
-        options = NatsServerOptions(port=self.port, store_dir=str(folder / "js"))
-        (folder / "nats.conf").write_text(nats_config(options, PASSWORDS))
+        options = NatsServerOptions(store_dir=str(folder / "js"))
+        self._nats = NatsProcess(folder, nats_config(options, PASSWORDS))
+        self.start()
+        self.kill = self._nats.close
         (folder / ".millrace" / "run").mkdir(parents=True)
         known = {
             "cluster": "local",
@@ -48,43 +48,18 @@ class Server:
             "ingress_url": "http://127.0.0.1:8000",
         }
         (folder / ".millrace" / "run" / "cluster.json").write_text(json.dumps(known))
-        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return self._nats.url
 
     def start(self) -> None:
-        binary = Path(sys.executable).with_name("nats-server")
-        with open(self.folder / "log", "ab") as log:
-            self._process = subprocess.Popen([binary, "-c", self.folder / "nats.conf"], stdout=log, stderr=log)
-        deadline = time.monotonic() + START_S_MAX
-        while time.monotonic() < deadline:
-            with _socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.02)
-        raise TimeoutError("nats-server did not open its port")
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait(timeout=10)
-            self._process = None
-
-
-def _socket() -> Any:
-    import socket
-
-    return socket.socket()
-
-
-def _free_port() -> int:
-    with _socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        self._nats.start()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made = Server(tmp_path_factory.mktemp("observed"))
-    made.start()
     yield made
     made.kill()
 
@@ -197,7 +172,6 @@ async def test_a_record_of_the_bus_reads_back_as_it_was(server: Server, tmp_path
 
 async def test_tap_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     server = Server(tmp_path)
-    server.start()
     try:
         async with millrace(server, "tap", "decision.>") as tap:
             assert tap.stdout is not None
@@ -222,7 +196,7 @@ async def test_a_wrong_password_and_a_missing_server_are_one_sentence(server: Se
     code, _, error = await output(server, "tap", "--password", "wrong")
     assert code == 1
     assert "refuses user observer" in error
-    code, _, error = await output(server, "status", "--nats", f"nats://127.0.0.1:{_free_port()}")
+    code, _, error = await output(server, "status", "--nats", f"nats://127.0.0.1:{free_port()}")
     assert code == 1
     assert "no NATS server answers at" in error
     assert error.count("\n") == 1

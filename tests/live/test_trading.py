@@ -1,13 +1,11 @@
 """Brokers hand running requests on through stages of modelled engines, each with worker and migrator in processes of
-their own, on a real nats-server: under load, while an instance drains, and while whoever takes part is killed.
+their own, on a real nats-server: under load, and while whoever takes part is killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -72,35 +70,6 @@ async def test_requests_flow_up_the_stages_and_no_reader_notices(rig: UpRig, exp
     assert {body.reason for body in moved(onlooker)} <= {MoveReason.BOUNDARY, MoveReason.BALANCE}
     assert all(body.award for body in moved(onlooker)), "each move follows a bid"
     await expect_empty(rig)
-
-
-async def test_an_instance_that_does_not_drain_is_emptied_by_its_broker(rig: UpRig, expected: Outcomes) -> None:
-    async with Mover(rig, modes=()) as onlooker:
-        load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
-        await onlooker.seen(9)
-        place, _ = await onlooker.place()
-        answer = await onlooker.evacuate(place, limit_ms=8_000)
-        expect_identical(await load, expected)
-    assert (answer.moved > 0, answer.left) == (True, {}), answer
-    drained = [body for body in moved(onlooker) if body.reason is MoveReason.DRAIN]
-    assert drained
-    await expect_empty(rig)
-
-
-async def test_a_worker_that_is_asked_to_end_moves_its_work_and_nothing_is_computed_anew(
-    rig: UpRig, expected: Outcomes
-) -> None:
-    before = await rig.metric("millrace_ingress_continuations_total")
-    async with Mover(rig, modes=()) as onlooker:
-        load = asyncio.create_task(offer(rig, rate=50, count=9, prompts=8, **LONG))
-        await onlooker.seen(9)
-        place, _ = await onlooker.place()
-        os.kill(rig.pids(f"{place}.json")[0], signal.SIGTERM)
-        expect_identical(await load, expected)
-    assert await rig.metric("millrace_ingress_continuations_total") == before
-    drained = [body for body in moved(onlooker) if body.reason is MoveReason.DRAIN]
-    assert drained
-    await rig.well(INSTANCES)
 
 
 VICTIMS = ["migrator-0.json", "migrator-1.json", "worker-1.json", "coordinator-0.json", "nats-server"]

@@ -183,14 +183,6 @@ def test_lengths_under_load_bring_stages_with_what_they_expect() -> None:
     assert story.plan is plan  # the same lengths
 
 
-def test_uniform_lengths_and_light_load_stay_one_stage() -> None:
-    for rate, output in ((20.0, 500), (0.5, None)):
-        story = Story(window_s=1e5)
-        story.tick()
-        story.hear(2000, rate, prompt=300 if output else None, output=output)
-        assert len(story.tick().stages) == 1
-
-
 def test_a_steady_load_of_long_requests_is_planned_while_most_still_run() -> None:
     """From an empty cluster, a minute at 40 ms per token: nobody has generated more than 1,500 tokens of 60,000."""
     story = Story(parameters={"requests_min": 200, "margin": 0.02, "change_margin": 0.02}, period_s=30.0)
@@ -233,13 +225,6 @@ def summary(running: int, produced: int) -> InstanceSummary:
         preemptions=0,
         output_tokens_total=produced,
     )
-
-
-def test_two_equal_engines_stay_one_stage() -> None:
-    story = Story(2)
-    story.tick()
-    story.hear(3000, 3.0)
-    assert len(story.tick().stages) == 1
 
 
 def test_the_policy_is_asked_once_a_period() -> None:
@@ -337,13 +322,6 @@ def test_fixed_ranges_of_a_model_hold_whatever_the_policy_is() -> None:
     story.records.append(record("other"))
     story.write()
     assert story.members()["w10"] == "s1"
-
-
-def test_one_stage_can_be_configured() -> None:
-    story = Story(policy="one_stage", parameters={})
-    story.tick()
-    story.hear(3000, 20.0)
-    assert len(story.tick().stages) == 1
 
 
 def test_plans_may_change_at_every_tick() -> None:
