@@ -175,6 +175,7 @@ class IngressProcess:
             keys=self._keys,
             metrics=self._metrics,
             on_bug=self._report_bug,
+            origins=http.cors_origins,
         )
         server = HttpServer(app.handle, app.refused, limits=_limits(http), connections_max=CONNECTIONS_MAX)
         self._metrics.connections = lambda: server.connections

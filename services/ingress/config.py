@@ -25,6 +25,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         body_bytes_max: Largest request body; a 128 Ki-token prompt is under 1 MB.
         keep_alive_s: Longest time without a byte in a stream: then it gets a comment, which clients skip.
         keys_file: File of API keys (hashed); empty for no keys.
+        cors_origins: Origins of web pages that may call the API from a browser, such as ``https://chat.example``; ``*``
+            for any.
     """
 
     host: Annotated[str, WIRED] = "127.0.0.1"
@@ -34,6 +36,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     body_bytes_max: Count = 4_000_000
     keep_alive_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     keys_file: Annotated[str, WIRED] = ""
+    cors_origins: list[str] = []
 
     @property
     def address(self) -> str:
@@ -57,8 +60,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str
     path: str
     judge: str = ""
-    reasoning_parser: str = "auto"
-    tool_call_parser: str = "auto"
+    reasoning_parser: Annotated[str, WIRED] = "auto"
+    tool_call_parser: Annotated[str, WIRED] = "auto"
 
 
 class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

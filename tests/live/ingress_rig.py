@@ -199,6 +199,7 @@ async def served(
         keys=keys,
         metrics=metrics,
         on_bug=lambda error, path: bugs.append(error),
+        origins=["https://chat.example"],
     )
     server = HttpServer(app.handle, app.refused, limits=limits, connections_max=1000)
     metrics.connections = lambda: server.connections

@@ -158,6 +158,19 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str | None]] = {
 }  # fmt: skip
 
 
+async def test_pages_of_allowed_origins_may_call_from_a_browser(rig: Rig):
+    async with httpx.AsyncClient(base_url=rig.url) as client:
+        ours, theirs = {"origin": "https://chat.example"}, {"origin": "https://evil.example"}
+        asked = await client.options(CHAT, headers=ours | {"access-control-request-method": "POST"})
+        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://chat.example")
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        for body in (chat(max_tokens=2, stream=True), chat(max_tokens=2), b"{"):
+            answer = await client.post(CHAT, content=body, headers=ours)
+            assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+            assert "access-control-allow-origin" not in (await client.post(CHAT, content=body, headers=theirs)).headers
+        assert (await client.options(CHAT, headers=theirs)).status_code == 405
+
+
 @pytest.mark.parametrize("name", CASES)
 async def test_bad_bodies_get_an_error_that_names_the_field_and_reach_nobody(rig: Rig, name: str):
     path, body, status, param, code = CASES[name]

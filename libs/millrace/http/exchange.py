@@ -63,15 +63,17 @@ class Exchange:
 
     Attributes:
         on_gone: Called once, with the reason, if the connection ends before the response is complete.
+        headers: Further headers of its response, whatever it is.
     """
 
-    __slots__ = ("_channel", "_streaming", "closed", "on_gone", "request")
+    __slots__ = ("_channel", "_streaming", "closed", "headers", "on_gone", "request")
 
     def __init__(self, request: HttpRequest, channel: HttpConnection) -> None:
         self.request = request
         self._channel = channel
         self._streaming = False
         self.closed = False
+        self.headers: HeaderPairs = ()
         self.on_gone: Callable[[DisconnectReason], None] | None = None
 
     @property
@@ -142,7 +144,7 @@ class Exchange:
         return b"%x\r\n%b\r\n" % (len(events), events) if self.request.chunked else events
 
     def _add_headers(self, head: list[bytes], headers: HeaderPairs) -> None:
-        for name, value in headers:
+        for name, value in (*headers, *self.headers):
             head += (name, b": ", value, b"\r\n")
         if not self.request.keep_alive:
             head.append(b"connection: close\r\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from millrace.http.exchange import Exchange, HttpRefusal
@@ -24,6 +24,14 @@ from services.ingress.http.open_calls import OpenCalls, bearer, client_id
 _encode = msgspec.json.Encoder().encode
 _MODELS = "/v1/models/"
 
+#: What a browser lets a page of an allowed origin read, and send; it remembers the latter for ten minutes.
+_ALLOWED = ((b"vary", b"origin"), (b"access-control-expose-headers", b"*"))
+_PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-request-id, traceparent"),
+    (b"access-control-max-age", b"600"),
+)
+
 Handler = Callable[[Exchange, KeyHolder], None]
 
 
@@ -39,8 +47,10 @@ class App:
         keys: ApiKeyStore | None,
         metrics: HttpMetrics,
         on_bug: Callable[[Exception, str], None],
+        origins: Sequence[str] = (),
     ) -> None:
         """Args:
+        origins: Of web pages that may call from a browser; ``*`` for any.
         keys: None where no key is asked for.
         on_bug: Told of an exception that should not have been.
         """
@@ -51,6 +61,7 @@ class App:
         self._metrics = metrics
         self._version = package_version()
         self._on_bug = on_bug
+        self._origins = frozenset(origin.encode() for origin in origins)
         self._openapi = openapi_body(self._version, models.names())
         self._routes: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": self._chat},
@@ -75,6 +86,12 @@ class App:
         """Answers one request, or hands it to the core. Never raises."""
         path = exchange.request.path
         label = path if path in self._routes else "other"
+        origin = exchange.request.headers.get(b"origin", b"")
+        if origin and (origin in self._origins or b"*" in self._origins):
+            exchange.headers = ((b"access-control-allow-origin", origin), *_ALLOWED)
+            if exchange.request.method == "OPTIONS":
+                exchange.respond(200, b"", headers=_PREFLIGHT)
+                return
         try:
             handler = self._find(exchange)
             holder = ANYBODY if self._keys is None or path in self._open else self._holder(exchange, self._keys)
