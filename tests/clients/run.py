@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,12 +21,22 @@ from pathlib import Path
 from tests.testbed.up_cluster import UpRig
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS, ENVIRONMENTS = ROOT / "locks", ROOT / ".millrace"
+LOCKS, ENVIRONMENTS = ROOT / "setup" / "locks", ROOT / ".millrace"
 MODEL = "millrace-agent"
+#: Agents' programs from npm, with the versions that were tried.
+PROGRAMS = ("@openai/codex@0.169.0", "@anthropic-ai/claude-code@2.1.197")
 
 
 def main(words: list[str]) -> int:
     """Return pytest's exit status."""
+    if shutil.which("npm"):
+        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", ENVIRONMENTS / "npm"]
+        subprocess.run([*install, *PROGRAMS], check=True)
+        tried = subprocess.run(
+            [sys.executable, "-m", "pytest", ROOT / "tests/live/test_agent_programs.py"], check=False
+        )
+        if tried.returncode:
+            return tried.returncode
     python, guidellm = environment("clients"), environment("guidellm", on_top=True)
     with tempfile.TemporaryDirectory(prefix="millrace-clients-") as folder:
         start = ("--model", str(ROOT / "models" / MODEL), "--instances", "1")

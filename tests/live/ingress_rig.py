@@ -78,6 +78,7 @@ class FakeCore:
         fail_after: Fails a call after so many tokens.
         words: What token i says.
         finish: Finish reason of every choice.
+        tokens_max: Tokens after which it ends whatever was asked.
     """
 
     def __init__(self) -> None:
@@ -89,6 +90,7 @@ class FakeCore:
         self.fail_after: int | None = None
         self.words: Callable[[Call, int], str] = lambda call, i: f"w{i} "
         self.finish = "length"
+        self.tokens_max = 1 << 20
         self.handlers: dict[type, Callable[[Any], None]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -110,15 +112,16 @@ class FakeCore:
         self._do(AcceptCall(request=call.request))
         choices = len(call.prompts) * call.n
         prompt_tokens = sum(map(len, call.prompts))
-        for i in range(call.sampling.max_tokens):
+        tokens = min(call.sampling.max_tokens, self.tokens_max)
+        for i in range(tokens):
             await asyncio.sleep(self.pace_s)
             if i == self.fail_after:
                 self._do(FailCall(request=call.request, kind=RefusalKind.CONTINUATION_FAILED, detail="no instance"))
                 return
-            last = i + 1 == call.sampling.max_tokens
+            last = i + 1 == tokens
             deltas = [self._delta(call, c, i, last) for c in range(choices)]
             self._do(DeliverDeltas(request=call.request, deltas=deltas, usage=Usage(prompt_tokens, (i + 1) * choices)))
-        self._do(CompleteCall(request=call.request, usage=Usage(prompt_tokens, call.sampling.max_tokens * choices)))
+        self._do(CompleteCall(request=call.request, usage=Usage(prompt_tokens, tokens * choices)))
 
     def _delta(self, call: Call, choice: int, i: int, last: bool) -> ChoiceDelta:
         word = self.words(call, i)
@@ -161,6 +164,7 @@ async def served(
     core: FakeCore | None = None,
     cascades: Mapping[str, Sequence[str]] = MappingProxyType({}),
     parsers: Mapping[str, ModelParsers] = MappingProxyType({}),
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> AsyncIterator[Rig]:
     """Serves models ``tiny`` and ``tools``, and cascades of them, on a free port of the loopback."""
     core, registry, bugs = core or FakeCore(), CollectorRegistry(), []
@@ -168,8 +172,8 @@ async def served(
     served_models = {
         name: ServedModel(
             name=name,
-            tokenizer=ModelTokenizer.load(write_model_folder(folder / name, template)),
-            max_model_len=MAX_MODEL_LEN,
+            tokenizer=ModelTokenizer.load(write_model_folder(folder / name, template, max_model_len)),
+            max_model_len=max_model_len,
             parsers=parsers.get(name, ModelParsers()),
         )
         for name, template in (("tiny", TEMPLATE), ("tools", TOOL_TEMPLATE))
