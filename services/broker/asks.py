@@ -313,7 +313,11 @@ class Asks:
             return [LoadView(name=intent.target, tokens=0)]
         status = intent.status
         length, blocks = status.prompt_tokens + status.output_tokens, status.blocks + GROWTH_BLOCKS
-        found = list(self._ctx.view.targets(own.instance, intent.reason, length, now_ns, blocks=blocks))
+        found = list(
+            self._ctx.view.targets(
+                own.instance, intent.reason, length, now_ns, blocks=blocks, recompute=intent.recompute
+            )
+        )
         if len(found) > CANDIDATES_MAX:
             found = self._ctx.rng.sample(found, min(len(found), 2 * CANDIDATES_MAX))
         return lightest(found, blocks=blocks, count=CANDIDATES_MAX)

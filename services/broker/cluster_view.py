@@ -218,7 +218,7 @@ class BrokerView:
         return self._open(next(sampled(names, instance, now_ns)), record, now_ns)
 
     def targets(
-        self, instance: str, reason: MoveReason, length: int, now_ns: int, *, blocks: int = 0
+        self, instance: str, reason: MoveReason, length: int, now_ns: int, *, blocks: int = 0, recompute: bool = False
     ) -> tuple[LoadView, ...]:
         """Loads of those that may take a sequence of that length from it, in order of name: the nearest set in which
         anybody has so many blocks free, else the nearest one that has anybody. Of a large set some that have room.
@@ -232,7 +232,7 @@ class BrokerView:
         nearest: tuple[LoadView, ...] = ()
         for names in sets:
             for some in sampled(names, instance, now_ns):
-                found = self._open(some, record, now_ns)
+                found = self._open(some, record, now_ns, recompute=recompute)
                 if reason is MoveReason.HANDOFF:
                     found = tuple(load for load in found if self.role(load.name) is InstanceRole.DECODE) or found
                 if any(load.blocks_free >= blocks for load in found):
@@ -270,13 +270,17 @@ class BrokerView:
     def _unplanned(self, model: str) -> list[str]:
         return sorted(record.instance for _, record in self.members.registered() if record.model == model)
 
-    def _open(self, names: list[str], source: InstanceRecord, now_ns: int) -> tuple[LoadView, ...]:
+    def _open(
+        self, names: list[str], source: InstanceRecord, now_ns: int, *, recompute: bool = False
+    ) -> tuple[LoadView, ...]:
         found: list[LoadView] = []
         for name in sorted(names):
             candidate = self._candidates.get(name)
             if candidate is None or now_ns >= candidate.until_ns:
                 candidate = self._candidate(name, now_ns)
-            if candidate is not None and name != source.instance and compatible(source.kv, candidate.record.kv):
+            if candidate is None or name == source.instance:
+                continue
+            if recompute or compatible(source.kv, candidate.record.kv):
                 found.append(candidate.view)
         return tuple(found)
 

@@ -91,7 +91,7 @@ class Orders:
         source, target = self._ctx.view.record(own.instance), self._ctx.view.record(body.target)
         if source is None:
             return KvRefusal.UNABLE, f"{own.instance} is not registered"
-        if source.kv is None:
+        if source.kv is None and body.mode is not MigrationMode.RECOMPUTE:
             return KvRefusal.UNABLE, source.kv_refusal or f"{own.instance} moves nothing"
         if not body.target:
             return None

@@ -117,8 +117,8 @@ def pull_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int) -> 
 
 def freeze_ms_of(out: OutgoingMigration, limits: MigratorLimits) -> int:
     """Longest freeze of the source, ms; at most its worker's limit, as the worker would resume unnoticed after that."""
-    assert out.lease.endpoint is not None
-    bound = out.lease.endpoint.freeze_ms_max or limits.copy_freeze_ms
+    endpoint = out.lease.endpoint  # none where only KV cannot move
+    bound = (endpoint.freeze_ms_max if endpoint is not None else 0) or limits.copy_freeze_ms
     wanted = limits.copy_freeze_ms
     if out.mode is MigrationMode.LIVE:
         wanted = min(wanted, limits.freeze_ms + 2 * (out.lease.slow_ns // 1_000_000))
@@ -149,10 +149,10 @@ def commit_of(out: OutgoingMigration, *, read_ms: int, until_ns: int) -> SubmitS
         until_ns: And until this time, by our clock.
     """
     assert out.lease.submission is not None
-    assert out.lease.endpoint is not None
     assert out.freeze.frozen is not None
     frozen, handover = out.freeze.frozen, None
     if out.mode is not MigrationMode.RECOMPUTE:
+        assert out.lease.endpoint is not None
         handover = KvHandover(
             migration=out.migration,
             endpoint=out.lease.endpoint,
@@ -217,9 +217,13 @@ def finished(out: OutgoingMigration, model: str, now_ns: int) -> MigrationFinish
 def _taken_along(out: OutgoingMigration) -> tuple[int, bytes]:
     """Size, tokens, and packed hashes of the blocks that the target has now, too; 0 and none where it did not move."""
     lease, frozen = out.lease, out.freeze.frozen
-    if out.outcome is not MigrationOutcome.MOVED or lease.submission is None or frozen is None:
+    if (
+        out.outcome is not MigrationOutcome.MOVED
+        or lease.submission is None
+        or frozen is None
+        or lease.endpoint is None
+    ):
         return 0, b""
-    assert lease.endpoint is not None
     tokens = [*lease.submission.prompt_token_ids, *frozen.output_token_ids][: frozen.computed_tokens]
     hashes: list[int] = []
     extend_chain(hashes, tokens, lease.endpoint.block_tokens)

@@ -81,9 +81,10 @@ class OutgoingMigrations:
         """Reason not to try the migration at all."""
         records, under_way = self._context.records, self.of(out.source)
         source = records.get(out.source)
-        if source is None or source.kv is None:
-            why = (source.kv_refusal or f"{out.source} moves nothing") if source is not None else "not registered"
-            return KvRefusal.UNABLE, why
+        if source is None:
+            return KvRefusal.UNABLE, "not registered"
+        if source.kv is None and out.mode is not MigrationMode.RECOMPUTE:
+            return KvRefusal.UNABLE, source.kv_refusal or f"{out.source} moves nothing"
         if any(other.sequence == out.sequence for other in under_way):
             return KvRefusal.INVALID, "it moves already"
         if len(under_way) >= MIGRATIONS_MAX:
@@ -158,7 +159,7 @@ class OutgoingMigrations:
         lease.until_ns = lease.asked_ns + lease_ns
         lease.slow_ns = max(lease.slow_ns, now_ns - lease.asked_ns)
         lease.epoch, lease.answer = body.epoch, body
-        if body.submission is not None and body.endpoint is not None:
+        if body.submission is not None:
             lease.submission, lease.endpoint = body.submission, body.endpoint
         if out.step is MigrationStep.LEASING:
             out.traceparent, out.span = traceparent, spans.below(traceparent, self._context.rng)

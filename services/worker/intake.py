@@ -93,7 +93,7 @@ class Intake:
             max_tokens=body.sampling.max_tokens,
             received_ns=now_ns,
             deadline_ns=body.deadline_ns,
-            submission=body if self._info.kv is not None else None,
+            submission=body,
             logprobs=[] if body.sampling.logprobs is not None else None,
             waiters=[message.reply_to] if message.reply_to else [],
         )

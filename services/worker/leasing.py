@@ -116,8 +116,8 @@ class Leasing:
     def _refusal(self, body: LeaseKv) -> KvRefused | None:
         """Reason to refuse a lease without asking the engine."""
         migration, held = body.migration, self._ctx.ledger.get(body.sequence)
-        if self._info.kv is None or not self._config.enabled:
-            return refused(migration, KvRefusal.UNABLE, self._info.kv_refusal or "migration is off")
+        if not self._config.enabled:
+            return refused(migration, KvRefusal.UNABLE, "migration is off")
         if migration in self._ended:
             return refused(migration, KvRefusal.LEASE_LOST, "this migration is over here")
         if held is None or body.epoch not in (-1, held.epoch) or not held.live:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
+from millrace.actor.engine import EndLeaseInEngine, FreezeInEngine, LeaseInEngine, SequenceStopped
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.worker import Sampling
 
 from services.worker.vllm_engine.startup import checked_config, engine_args
 from tests.engine.bench_engine import BenchEngine, config
+from tests.engine.moving import ask, prompt_of, tell, until_tokens
 from tests.testbed import tiny_families, tiny_llama
 
 PLAIN = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
 
 
-def start(folder: Path, **fields: object) -> BenchEngine:
+def start(folder: Path, **fields: Any) -> BenchEngine:
     return BenchEngine(config(folder, load_format="dummy", max_num_batched_tokens=0, **fields))
 
 
@@ -50,3 +53,29 @@ def test_a_model_whose_module_cannot_be_imported_is_refused_in_a_line(tmp_path: 
         start(tiny_families.build(tmp_path, "qwen3.5"))
     assert "\n" not in str(refused.value)
     assert "failed to be inspected" in str(refused.value)
+
+
+def test_a_sequence_that_is_to_be_computed_elsewhere_stands_still_and_goes_on_here_or_anew(tmp_path: Path) -> None:
+    """Whether or not the KV of its family can move."""
+    engine = start(tiny_families.build(tmp_path, "mamba2"))
+    sampling, prompt = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True), prompt_of(40)
+    try:
+        expected = engine.run(prompt, sampling).tokens
+        for moved in (False, True):
+            name = engine.add(prompt, sampling)
+            until_tokens(engine, name, 30)
+            ask(engine, LeaseInEngine(migration=name, sequence=name, from_block=0))
+            stopped = ask(engine, FreezeInEngine(migration=name, sequence=name, from_block=0))
+            assert isinstance(stopped, SequenceStopped)
+            known = stopped.output_token_ids
+            engine.run(prompt_of(8), PLAIN)  # meanwhile
+            assert engine.decoded[name].tokens == known == expected[: len(known)]
+            assert len(known) < len(expected)
+            tell(engine, EndLeaseInEngine(migration=name, moved=moved))
+            if moved:
+                assert known + engine.run(prompt, sampling, known).tokens == expected
+                assert engine.decoded[name].tokens == known
+            else:
+                assert engine.finish(name)[0].tokens == expected
+    finally:
+        engine.stop()

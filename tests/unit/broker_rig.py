@@ -111,6 +111,7 @@ class FakeInstance:
     incarnation: int = 5
     draining: bool = False
     silent: bool = False
+    kv_moves: bool = True
     steps: int = 0
 
     def statuses(self, now_ns: int) -> list[SequenceStatus]:
@@ -190,7 +191,7 @@ class FakeInstance:
             block_size=BLOCK,
             blocks_total=self.blocks,
             step_time="linear",
-            kv=kv,
+            kv=kv if self.kv_moves else None,
         )
 
 

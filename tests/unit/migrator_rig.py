@@ -126,6 +126,7 @@ class FakeWorker:
         self.clock_ns: int | None = 0  # by how much its clock is ahead; None: it does not say
         self.matched = 0
         self.reservations_max = 3
+        self.kv_moves = True
         self.freeze_ms_max = 0  # 0: it neither tells nor keeps one
 
     def answer(self, body: Body, now_ns: int) -> Body | None:
@@ -178,7 +179,7 @@ class FakeWorker:
             computed_tokens=prompt + len(outputs) - 1,
             checksums=[list(range(body.from_block, full))],
             submission=msgspec.structs.replace(held.submission, output_token_ids=outputs) if first else None,
-            endpoint=endpoint(freeze_ms_max=self.freeze_ms_max) if first else None,
+            endpoint=endpoint(freeze_ms_max=self.freeze_ms_max) if first and self.kv_moves else None,
         )
 
     def _prepare(self, body: PrepareMigration, now_ns: int) -> Body:

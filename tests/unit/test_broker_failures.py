@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadReported, MoveBid, MoveReason
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.migration import EvacuateInstance, InstanceEvacuated, MigrationFinished, MigrationOutcome
+from millrace.contracts.migration import (
+    EvacuateInstance,
+    InstanceEvacuated,
+    MigrationFinished,
+    MigrationMode,
+    MigrationOutcome,
+)
 from millrace.contracts.status import SequenceState
 from millrace.contracts.worker import ReturnSequences
 
@@ -385,6 +391,19 @@ def test_an_order_moves_a_sequence_to_the_named_target():
     assert moved(answers) == [(MigrationOutcome.MOVED, None, "c")]
     assert {body.reason for body in world.bodies(AskForMove)} == {MoveReason.ORDER}
     assert len(world.bodies(AskForMove)) == 1
+
+
+@pytest.mark.parametrize("target", ["", "b"])
+def test_an_order_to_recompute_needs_no_kv_that_can_move(target: str):
+    source = filled("a", 1, 100)
+    source.kv_moves = False
+    world = BrokerWorld(source, FakeInstance("b", kv_moves=False), reasons=[])
+    refused = world.ask_for("a", "ar0.0", target=target)
+    world.run(10)
+    assert moved(refused)[0][1] is KvRefusal.UNABLE
+    answers = world.ask_for("a", "ar0.0", target=target, mode=MigrationMode.RECOMPUTE)
+    world.run(100)
+    assert moved(answers) == [(MigrationOutcome.MOVED, None, "b")]
 
 
 def test_an_order_without_a_target_goes_where_there_is_room():

@@ -198,6 +198,17 @@ def test_recompute_moves_no_kv_and_needs_no_other_migrator() -> None:
     assert submitted.output_token_ids == rig.published(SequenceFrozen)[0].output_token_ids
 
 
+def test_recompute_needs_no_kv_that_can_move() -> None:
+    rig = Rig("a", "b")
+    for name in ("a", "b"):
+        rig.register(record(name, kv=None, kv_refusal="its self-test failed"))
+        rig.workers[name].kv_moves = False
+    rig.decode("a")
+    body = rig.migrate(target="b", mode=MigrationMode.RECOMPUTE)
+    assert (body.outcome, where(rig), body.block_hashes) == (MigrationOutcome.MOVED, ["b"], b"")
+    assert rig.published(SubmitSequence)[0].output_token_ids == rig.published(SequenceFrozen)[0].output_token_ids
+
+
 def test_a_named_target_that_refuses_ends_it() -> None:
     rig = Rig("a", "b", "c")
     rig.workers["b"].refuse[PrepareMigration] = KvRefusal.NO_BLOCKS

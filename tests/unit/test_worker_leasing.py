@@ -200,16 +200,18 @@ def test_a_finished_sequence_is_unknown() -> None:
     assert refusal(made.say(lease(), reply_to="s")) is KvRefusal.UNKNOWN_SEQUENCE
 
 
-@pytest.mark.parametrize(
-    ("options", "detail"),
-    [
-        ({"info": msgspec.structs.replace(INFO, kv_refusal="its self-test failed")}, "its self-test failed"),
-        ({"migration": MigrationConfig(enabled=False)}, "migration is off"),
-    ],
-)
-def test_an_engine_that_moves_nothing_says_why(options: dict[str, Any], detail: str) -> None:
-    (body,) = bodies(bench(**options).say(lease(), reply_to="s"), KvRefused)
-    assert (body.reason, body.detail) == (KvRefusal.UNABLE, detail)
+def test_a_lease_is_refused_where_migration_is_off() -> None:
+    (body,) = bodies(bench(migration=MigrationConfig(enabled=False)).say(lease(), reply_to="s"), KvRefused)
+    assert (body.reason, body.detail) == (KvRefusal.UNABLE, "migration is off")
+
+
+def test_a_sequence_whose_kv_cannot_move_is_leased_to_be_computed_elsewhere() -> None:
+    made = bench(info=msgspec.structs.replace(INFO, kv_refusal="its self-test failed"))
+    (asked,) = only(made.say(lease(), reply_to="s"), LeaseInEngine)
+    (body,) = bodies(made.say(taken()), KvLeased)
+    assert (asked.sequence, body.endpoint) == ("r1.0", None)
+    assert body.submission is not None
+    assert body.submission.output_token_ids == [1, 2, 3]
 
 
 def test_no_more_are_leased_than_may_and_each_to_one_migration() -> None:

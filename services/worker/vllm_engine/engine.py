@@ -51,6 +51,7 @@ from services.worker.vllm_engine.kv_selftest import LoopBack
 from services.worker.vllm_engine.sampling import FINISH, sampling_params, structured_params, token_logprobs
 from services.worker.vllm_engine.scheduler_config import scheduler_config
 from services.worker.vllm_engine.snapshot_scheduler import decode_snapshot
+from services.worker.vllm_engine.standing import StandingSequences
 from services.worker.vllm_engine.states_selftest import read_states
 
 #: How long the engine process has for ending by itself before it is killed. It owns nothing that outlives it; a GPU's
@@ -85,6 +86,7 @@ class VllmEngine:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._endpoint: KvEndpoint | None = None
         self._leased: dict[str, str] = {}
+        self._standing = StandingSequences()
         self._stopping = False
         self._failed = False
         self._memory = memory_busy(config.tensor_parallel_size)
@@ -195,6 +197,8 @@ class VllmEngine:
         active = _Active(sequence.sequence, sequence.sampling.logprobs, told=sequence.handover is None)
         self._active[request.request_id] = active
         self._identities[sequence.sequence] = request.request_id
+        if self._endpoint is None:
+            self._standing.follow(sequence)
         if active.told:
             self._answer(SequenceAdded(sequence=sequence.sequence))
             self._spawn(self._core().add_request_async(request))
@@ -240,6 +244,7 @@ class VllmEngine:
         """Aborts sequences; nothing more is heard of them, and their blocks are free in the next snapshot."""
         for name in sequences:
             self._on_trial.pop(name, None)
+            self._standing.forget(name)
         identities = [identity for name in sequences if (identity := self._identities.pop(name, None))]
         for identity in identities:
             del self._active[identity]
@@ -256,7 +261,7 @@ class VllmEngine:
         Without ``match_prefix`` a reservation leaves the prefix cache alone (self-test).
         """
         if self._endpoint is None:
-            self._deny(command, KvRefusal.UNABLE, "this engine moves nothing; its record says why")
+            self._stand(command)
             return
         call = kv_words.KvCall(command=command)
         match command:
@@ -275,6 +280,17 @@ class VllmEngine:
                     return
                 call = kv_words.KvCall(command=command, copiers=choice.kinds, match_prefix=match_prefix)
         self._spawn(self._move(call))
+
+    def _stand(self, command: KvCommand) -> None:
+        """The same where no KV moves: all that can be had is a sequence that stands still."""
+        if isinstance(command, EndLeaseInEngine):
+            sequence, withheld = self._standing.end(command)
+            if command.moved:
+                self.cancel([sequence])
+            for output in withheld:
+                self._say(EngineStepped(step=self._step, at_ns=time.time_ns(), outputs=[output]))
+        elif not isinstance(command, UnreserveInEngine):
+            self._answer(self._standing.ask(command, time.time_ns()))
 
     def _let_go(self, command: EndLeaseInEngine) -> None:
         """A sequence that moved away says nothing more."""
@@ -337,7 +353,7 @@ class VllmEngine:
             del self._active[output.request_id]
             self._identities.pop(active.sequence, None)
         lists = output.new_logprobs
-        return StepOutput(
+        told = StepOutput(
             sequence=active.sequence,
             token_ids=output.new_token_ids,
             finish=finish,
@@ -348,6 +364,7 @@ class VllmEngine:
             cached_tokens=output.prefill_stats.num_cached_tokens if output.prefill_stats else None,
             preemptions=active.preemptions,
         )
+        return self._standing.take(told)
 
     def _take_events(self, active: _Active, output: EngineCoreOutput) -> int:
         """Counts preemptions; returns when the sequence was first scheduled, unix ns, or 0."""
