@@ -60,7 +60,7 @@ class KvReplica:
     reserved: bool = False
     number: int = 0
     round: int = 0
-    known: list[int] = field(default_factory=list)
+    known: list[list[int]] = field(default_factory=list)
     checksums: list[list[int]] = field(default_factory=list)
     pulling: int = 0
     from_block: int = 0

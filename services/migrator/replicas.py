@@ -112,13 +112,18 @@ class Replicas:
         self._resting = {name: until for name, until in self._resting.items() if now_ns < until}
         without = self._resting.keys() | {each.sequence for each in self.of(instance)}
         group = [status for status in body.running if status.sequence not in without and self._deserves(status)]
-        if not group or self._context.records.prefills(instance):
+        if not group or self._context.records.prefills(instance) or self._is_whole_only(instance):
             return []
         chosen = max(group, key=lambda status: (status.computed_tokens, status.sequence))
         name = f"{self._context.rng.getrandbits(48):012x}"
         replica = KvReplica(name=name, sequence=chosen.sequence, source=instance)
         self._replicas[name] = replica
         return self._begin(replica, now_ns)
+
+    def _is_whole_only(self, instance: str) -> bool:
+        """Whether a part of a sequence's KV is of no use there."""
+        record = self._context.records.get(instance)
+        return record is not None and record.kv is not None and record.kv.whole_only
 
     def _deserves(self, status: SequenceStatus) -> bool:
         """Whether a sequence decodes and is long enough."""

@@ -57,14 +57,15 @@ class SequenceReservation:
         return self.asked.replica
 
 
-def handover_of(reservation: SequenceReservation, body: SubmitSequence, block_size: int) -> KvHandover | None:
+def handover_of(reservation: SequenceReservation, body: SubmitSequence) -> KvHandover | None:
     """The handover of a sequence that continues on its replica: proven blocks, and nothing left to read. None where
     nothing of it is of use.
 
     Only full blocks of tokens that ingress knows count: the source may have decoded further ones, which a continuation
     need not repeat.
     """
-    known = (len(body.prompt_token_ids) + len(body.output_token_ids) - 1) // block_size
+    block_tokens = reservation.asked.endpoint.block_tokens
+    known = (len(body.prompt_token_ids) + len(body.output_token_ids) - 1) // block_tokens
     blocks = min(reservation.proven, known)
     if reservation.granted is None or blocks < 1:
         return None
@@ -73,7 +74,7 @@ def handover_of(reservation: SequenceReservation, body: SubmitSequence, block_si
         endpoint=reservation.asked.endpoint,
         from_block=blocks,
         blocks=[],
-        computed_tokens=blocks * block_size,
+        computed_tokens=blocks * block_tokens,
         read_ms=0,
     )
 

@@ -124,7 +124,7 @@ class Reserving:
             return refused(migration, KvRefusal.TOO_MANY, f"{len(self)} reservations")
         if not 0 < len(body.token_ids) < self._info.max_model_len:
             return refused(migration, KvRefusal.INVALID, f"{len(body.token_ids)} tokens")
-        if body.blocks * self._info.block_size < len(body.token_ids):
+        if body.blocks * self._info.kv.block_tokens < len(body.token_ids):
             return refused(migration, KvRefusal.INVALID, f"{body.blocks} blocks for {len(body.token_ids)} tokens")
         if any(len(rank) != len(body.pull) for rank in body.checksums):
             return refused(migration, KvRefusal.INVALID, "blocks and checksums do not fit together")
@@ -195,7 +195,7 @@ class Reserving:
         reservation = self._reservations.get(body.replica)
         if reservation is None or not reservation.replica or reservation.sequence != body.sequence:
             return None, []
-        handover = handover_of(reservation, body, self._info.block_size)
+        handover = handover_of(reservation, body)
         if handover is None:
             return None, self._close(reservation, KvRefusal.CANCELLED)
         return handover, self._claimed(reservation)

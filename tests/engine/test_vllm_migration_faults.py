@@ -256,7 +256,7 @@ def test_engines_of_other_models_take_nothing(pair: Pair) -> None:
 
 
 def test_a_pull_without_reservation_or_outside_it_is_denied(pair: Pair) -> None:
-    command = PullIntoEngine(migration="x3", from_block=0, blocks=[1], checksums=[], until_ns=NEVER_NS)
+    command = PullIntoEngine(migration="x3", from_block=0, blocks=[[1]], checksums=[], until_ns=NEVER_NS)
     _denied(ask(pair.target, command), KvRefusal.INVALID)
     journey = begin(pair, prompt_of(150, salt=11), LONG, at=5)
     journey.lease()
@@ -267,7 +267,7 @@ def test_a_pull_without_reservation_or_outside_it_is_denied(pair: Pair) -> None:
         ask(pair.target, msgspec.structs.replace(command, migration=journey.migration, from_block=-1)),
         KvRefusal.INVALID,
     )
-    huge = msgspec.structs.replace(command, migration=journey.migration, blocks=[1 << 63])
+    huge = msgspec.structs.replace(command, migration=journey.migration, blocks=[[1 << 63]])
     _denied(ask(pair.target, huge), KvRefusal.COPY_FAILED)
     journey.unreserve()
     pair.source.cancel(journey.name)
@@ -280,7 +280,7 @@ def test_a_pull_of_wrong_bytes_is_denied_and_may_be_repeated(pair: Pair) -> None
     journey.reserve()
     flipped = lambda c: msgspec.structs.replace(c, checksums=[[c.checksums[0][0] ^ 1, *c.checksums[0][1:]]])  # noqa: E731
     _denied(journey.pull(damage=flipped), KvRefusal.COPY_FAILED)
-    beyond = lambda c: msgspec.structs.replace(c, blocks=[1 << 30, *c.blocks[1:]])  # noqa: E731
+    beyond = lambda c: msgspec.structs.replace(c, blocks=[[1 << 30], *c.blocks[1:]])  # noqa: E731
     _denied(journey.pull(damage=beyond), KvRefusal.COPY_FAILED)
     _denied(journey.pull(until_ns=1), KvRefusal.LEASE_LOST)
     assert isinstance(journey.pull(), KvBlocksRead)
@@ -389,7 +389,7 @@ def test_a_pull_goes_on_while_the_target_decodes_and_after_it_has_stopped(pair: 
         ({"checksums": [[1, 2, 3, 4, 5, 6, 7]]}, 20),
         ({"read_ms": 0}, 21),
         ({"blocks": []}, 22),
-        ({"blocks": [1 << 30] * 4}, 23),
+        ({"blocks": [[1 << 30]] * 4}, 23),
         ({"migration": "another"}, 24),
         ({"from_block": 9, "blocks": []}, 25),
         ({"computed_tokens": -5}, 26),

@@ -73,7 +73,8 @@ def _vllm_config(**fields: Any) -> Any:
         ({"speculative_config": object()}, 1, "speculatively"),
         ({"lora_config": object()}, 1, "LoRA"),
         ({"kv_transfer_config": object()}, 1, "connector"),
-        ({}, 2, "several groups"),
+        ({}, 2, ""),
+        ({}, 0, "no KV"),
     ],
 )
 def test_what_cannot_be_moved_is_said_with_its_reason(fields: dict[str, Any], groups: int, reason: str) -> None:
@@ -87,3 +88,14 @@ def test_what_cannot_be_moved_is_said_with_its_reason(fields: dict[str, Any], gr
     said = unmovable(_vllm_config(**fields), kv_config)
     assert reason in said
     assert bool(said) == bool(reason)
+
+
+def test_groups_that_nothing_here_knows_are_named() -> None:
+    import torch
+    from vllm.v1.kv_cache_interface import CrossAttentionSpec
+
+    from services.worker.vllm_engine.kv_mover import unmovable
+
+    spec = CrossAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    kv_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
+    assert unmovable(_vllm_config(), kv_config) == "its layers keep CrossAttentionSpec"

@@ -23,7 +23,7 @@ from millrace.contracts.migration import SequenceMoved
 from millrace.enginemodel.arrivals import Arrivals
 from millrace.enginemodel.contents import KvContent, KvContents
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.leases import ModelledLeases
+from millrace.enginemodel.leases import ModelledLeases, rows_of
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.kv_network import KvFaults
@@ -68,7 +68,7 @@ class OneTooEarly(ModelledLeases):
         answer = super()._stopped(lease, now_ns)
         if isinstance(answer, SequenceStopped) and answer.from_block and answer.blocks:
             before = lease.sequence.blocks[answer.from_block - 1]
-            return msgspec.structs.replace(answer, blocks=[before, *answer.blocks[:-1]])
+            return msgspec.structs.replace(answer, blocks=[[before], *answer.blocks[:-1]])
         return answer
 
 
@@ -81,7 +81,7 @@ class HalfFull(ModelledLeases):
             size = self._scheduler.parameters.block_size
             blocks = sequence.blocks[: -(-answer.computed_tokens // size)][command.from_block :]
             self._note(command.migration, blocks)
-            return msgspec.structs.replace(answer, blocks=blocks)
+            return msgspec.structs.replace(answer, blocks=rows_of(blocks))
         return answer
 
 

@@ -32,7 +32,7 @@ from millrace.contracts.observers import CandidateScore, DecisionMade, Provision
 from millrace.contracts.worker import AcknowledgeSequences, Sampling, SubmitSequence
 
 AT_NS = 1_795_245_192_986_000_000
-HEADERS = {"Mr-Type": "SubmitSequence/1", "Mr-Sender": "ingress-0", "Mr-Request": "r1", "traceparent": "00-a-b-01"}
+HEADERS = {"Mr-Type": "SubmitSequence/2", "Mr-Sender": "ingress-0", "Mr-Request": "r1", "traceparent": "00-a-b-01"}
 
 SUBMIT = SubmitSequence(
     sequence="r1.0",
@@ -63,17 +63,17 @@ def line(body: Body | bytes, *, width: int = 500, headers: dict[str, str] | None
 
 def test_a_line_names_subject_sender_type_request_and_what_matters() -> None:
     shown = line(SUBMIT, headers=HEADERS)
-    assert "engine.w0.submit  ingress-0 → SubmitSequence r1.0 epoch=2 prompt=5000 output_so_far=2 max=64" in shown
+    assert "engine.w0.submit  ingress-0 → SubmitSequence/2 r1.0 epoch=2 prompt=5000 output_so_far=2 max=64" in shown
     assert "mr.local" not in shown
 
 
 def test_headers_alone_tell_the_story() -> None:
     shown = line(SUBMIT, headers=HEADERS, headers_only=True)
-    assert shown.endswith("ingress-0 → SubmitSequence r1.0")
+    assert shown.endswith("ingress-0 → SubmitSequence/2 r1.0")
 
 
 def test_without_headers_the_body_names_type_and_request() -> None:
-    assert "? → SubmitSequence r1.0 " in line(SUBMIT)
+    assert "? → SubmitSequence/2 r1.0 " in line(SUBMIT)
 
 
 def test_long_arrays_are_bounded_and_counted() -> None:
@@ -124,7 +124,7 @@ def test_an_unknown_version_is_read_without_types() -> None:
 
 
 def test_a_known_type_with_wrong_fields_is_malformed_and_says_where() -> None:
-    shown = line(msgpack.packb({"type": "SubmitSequence/1", "sequence": 5}))
+    shown = line(msgpack.packb({"type": "SubmitSequence/2", "sequence": 5}))
     assert "malformed: Expected `str`, got `int` - at `$.sequence`" in shown
 
 
@@ -168,7 +168,7 @@ def test_every_wire_type_has_a_line_from_plain_types() -> None:
 def test_the_json_form_is_complete() -> None:
     whole = message_object(reading(encode(SUBMIT), HEADERS))
     assert len(whole["body"].prompt_token_ids) == 5_000
-    assert whole["type"] == "SubmitSequence/1"
+    assert whole["type"] == "SubmitSequence/2"
     assert whole["reply_to"] == "_INBOX.x"
     assert "trouble" not in whole
 
@@ -213,7 +213,7 @@ FINISHED = MigrationFinished(
 CONVERSATION: tuple[tuple[Body, str], ...] = (
     (MigrateSequence(sequence="r.0", target="w1"), "target=w1 within=2000ms"),
     (LeaseKv(migration=M, sequence="r.0", epoch=-1, from_block=0, lease_ms=9), "migration=0ab672 epoch=-1 "),
-    (PullKv(migration=M, from_block=3, blocks=[7, 8], read_ms=5, round=2), "blocks=[7 8] read=5ms round=2"),
+    (PullKv(migration=M, from_block=3, blocks=[[7], [8]], read_ms=5, round=2), "blocks=[[7] [8]] read=5ms round=2"),
     (EndLease(migration=M, sequence="r.0", epoch=1, moved=True), "moved=True"),
     (KvRefused(migration=M, reason=KvRefusal.CANCELLED, detail="x"), "reason=cancelled detail=x"),
     (

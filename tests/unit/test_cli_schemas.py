@@ -36,7 +36,7 @@ def test_the_same_catalog_gives_the_same_bytes() -> None:
 def test_drift_is_named_file_by_file(tmp_path: Path) -> None:
     write(tmp_path, DOCUMENTS)
     assert compare(tmp_path, DOCUMENTS) == []
-    (tmp_path / "worker" / "SubmitSequence.v1.json").write_text("{}")
+    (tmp_path / "worker" / "SubmitSequence.v2.json").write_text("{}")
     (tmp_path / "plan" / "Plan.v1.json").unlink()
     (tmp_path / "plan" / "Gone.v1.json").write_text("{}")
     lines = compare(tmp_path, DOCUMENTS)

@@ -370,7 +370,7 @@ def test_blocks_that_were_given_away_under_a_read_are_noticed(verify: bool) -> N
     else:
         assert isinstance(answer, KvBlocksRead)
         assert len(world.network.violations) == 1
-        assert world.network.accepted_reads[-1].stale == leased.blocks
+        assert world.network.accepted_reads[-1].stale == [block for (block,) in leased.blocks]
 
 
 def test_reads_of_a_source_that_is_gone_fail() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.contracts.kv import KvRefusal
+from millrace.contracts.kv import KvGroup, KvNeed, KvRefusal
 from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.migration import KvReplicated, MigrationOutcome
 
 from services.migrator.config import ReplicaConfig
-from tests.unit.migrator_rig import BLOCK_TOKENS, Rig
+from tests.unit.migrator_rig import BLOCK_TOKENS, Rig, endpoint, record
 
 PROMPT = 40
 
@@ -31,6 +31,15 @@ def test_nobody_gets_a_replica_unless_it_is_switched_on() -> None:
     bench.decode("a")
     bench.run(3_000)
     assert not bench.published(PrepareMigration)
+    assert not bench.published(LeaseKv)
+
+
+def test_a_sequence_whose_layers_keep_a_state_gets_none() -> None:
+    bench = rig()
+    groups = [KvGroup(need=KvNeed.STATE, block_tokens=16, block_bytes=9)]
+    bench.register(record("a", kv=endpoint(groups=groups)))
+    bench.decode("a", prompt=PROMPT)
+    bench.run(3_000)
     assert not bench.published(LeaseKv)
 
 

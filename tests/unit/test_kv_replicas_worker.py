@@ -78,7 +78,7 @@ def test_replicas_stay_within_their_number_and_their_share() -> None:
 
 def test_a_pull_beyond_the_share_is_refused_and_the_replica_stays() -> None:
     made = held()
-    more = pull(2, blocks=list(range(HALF)), checksums=[])
+    more = pull(2, blocks=[[block] for block in range(HALF)], checksums=[])
     (no,) = bodies(made.say(more, reply_to="t"), KvRefused)
     assert no.reason is KvRefusal.NO_BLOCKS
     assert only(continued(made), AddToEngine)[0].sequence.handover is not None

@@ -15,22 +15,22 @@ class TwoRanks:
     """Their sums are the block ids, and those times ten."""
 
     def __init__(self) -> None:
-        self.asked: list[list[int]] = []
+        self.asked: list[list[list[int]]] = []
 
-    def checksums(self, blocks: Sequence[int]) -> list[list[int]]:
-        self.asked.append(list(blocks))
-        return [list(blocks), [10 * block for block in blocks]]
+    def checksums(self, rows: Sequence[list[int]]) -> list[list[int]]:
+        self.asked.append(list(rows))
+        return [[block for (block,) in rows], [10 * block for (block,) in rows]]
 
 
 def summing(ranks: TwoRanks, blocks: list[int], wanted: list[bool]) -> Summing:
-    return Summing(cast(Ranks, ranks), blocks, block_bytes=100, wanted=wanted)
+    return Summing(cast(Ranks, ranks), [[block] for block in blocks], row_bytes=100, wanted=wanted)
 
 
 def test_a_share_of_the_bytes_is_summed_at_a_time_and_at_least_a_block() -> None:
     ranks = TwoRanks()
     work = summing(ranks, [5, 6, 7], [True] * 3)
     assert [work.advance(200), work.advance(1)] == [False, True]
-    assert ranks.asked == [[5, 6], [7]]
+    assert ranks.asked == [[[5], [6]], [[7]]]
     assert work.sums == [[5, 6, 7], [50, 60, 70]]
 
 
@@ -38,7 +38,7 @@ def test_blocks_outside_the_sample_are_not_read_and_say_so() -> None:
     ranks = TwoRanks()
     work = summing(ranks, [5, 6, 7], [False, True, False])
     assert work.advance(1000)
-    assert ranks.asked == [[6]]
+    assert ranks.asked == [[[6]]]
     assert work.sums == [[UNSUMMED, 6, UNSUMMED], [UNSUMMED, 60, UNSUMMED]]
 
 

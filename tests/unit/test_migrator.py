@@ -175,7 +175,7 @@ def test_checksums_travel_with_their_blocks() -> None:
     rig.decode("a")
     rig.migrate(target="b")
     for pull in rig.published(PullKv):
-        assert pull.checksums == [[block - 100 for block in pull.blocks]]
+        assert pull.checksums == [[block - 100 for (block,) in pull.blocks]]
 
 
 def test_stop_and_copy_reads_everything_while_the_source_stands_still() -> None:

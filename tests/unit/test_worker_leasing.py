@@ -78,7 +78,7 @@ def taken(migration: str = "m1", sequence: str = "r1.0", from_block: int = 0) ->
         migration=migration,
         sequence=sequence,
         from_block=from_block,
-        blocks=[5, 6],
+        blocks=[[5], [6]],
         prompt_tokens=3,
         output_tokens=3,
         computed_tokens=5,
@@ -91,7 +91,7 @@ def stopped(*tokens: int, migration: str = "m1", from_block: int = 1) -> Sequenc
         migration=migration,
         sequence="r1.0",
         from_block=from_block,
-        blocks=[6, 7],
+        blocks=[[6], [7]],
         output_token_ids=list(tokens),
         computed_tokens=5,
         at_ns=77,
@@ -141,7 +141,7 @@ def test_a_lease_is_asked_of_the_engine_and_answered_when_it_is_taken() -> None:
     (reply,) = only(made.say(taken()), Reply)
     assert (reply.to, reply.request) == ("s", "r1")
     assert isinstance(reply.body, KvLeased)
-    assert (reply.body.blocks, reply.body.checksums, reply.body.computed_tokens) == ([5, 6], [[50, 60]], 5)
+    assert (reply.body.blocks, reply.body.checksums, reply.body.computed_tokens) == ([[5], [6]], [[50, 60]], 5)
     assert (reply.body.epoch, reply.body.endpoint) == (0, TOLD)
 
 
@@ -309,7 +309,7 @@ def test_a_freeze_stops_it_and_is_answered_after_its_tokens() -> None:
     assert [type(effect).__name__ for effect in effects] == ["Publish", "Reply"]
     assert chunks(effects)[0].token_ids == [4]
     (body,) = bodies(effects, SequenceFrozen)
-    assert (body.output_token_ids, body.blocks, body.checksums) == ([1, 2, 3, 4], [6, 7], [[60, 70]])
+    assert (body.output_token_ids, body.blocks, body.checksums) == ([1, 2, 3, 4], [[6], [7]], [[60, 70]])
     assert (body.epoch, body.from_block, body.computed_tokens, body.frozen_ns) == (0, 1, 5, 77)
     assert body.logprobs is None
     assert not chunks(made.tick())  # nothing is left to tell

@@ -85,7 +85,7 @@ def test_a_handover_carries_the_length_expected_now() -> None:
         migration="m",
         sequence="x.0",
         from_block=0,
-        blocks=[1],
+        blocks=[[1]],
         prompt_tokens=3,
         output_tokens=30,
         computed_tokens=32,

@@ -72,7 +72,7 @@ def reserve(**fields: Any) -> PrepareMigration:
 
 
 def pull(from_block: int = 0, **fields: Any) -> PullKv:
-    defaults: dict[str, Any] = {"migration": "m1", "blocks": [7, 8], "read_ms": 500, "checksums": [[70, 80]]}
+    defaults: dict[str, Any] = {"migration": "m1", "blocks": [[7], [8]], "read_ms": 500, "checksums": [[70, 80]]}
     return PullKv(from_block=from_block, **{**defaults, **fields})
 
 
@@ -261,7 +261,9 @@ def test_a_pull_reads_until_its_deadline_and_renews_the_reservation() -> None:
     made = reserved()
     effects = made.say(pull(), reply_to="t", after_ms=1500)
     assert only(effects, PullIntoEngine) == [
-        PullIntoEngine(migration="m1", from_block=0, blocks=[7, 8], checksums=[[70, 80]], until_ns=made.now + 500 * MS)
+        PullIntoEngine(
+            migration="m1", from_block=0, blocks=[[7], [8]], checksums=[[70, 80]], until_ns=made.now + 500 * MS
+        )
     ]
     assert only(effects, StartTimer) == [StartTimer(name="reserve/m1", at_ns=made.now + 2000 * MS)]
     (body,) = bodies(made.say(read(), after_ms=300), KvPulled)
@@ -272,12 +274,12 @@ def test_a_pull_reads_until_its_deadline_and_renews_the_reservation() -> None:
 
 def test_a_preparation_reads_its_first_blocks_but_for_those_that_the_cache_has() -> None:
     made = bench()
-    body = reserve(pull=[7, 8, 9], checksums=[[70, 80, 90]], read_ms=500)
+    body = reserve(pull=[[7], [8], [9]], checksums=[[70, 80, 90]], read_ms=500)
     assert not only(made.say(body, reply_to="t"), PullIntoEngine)
     effects = made.say(room(), after_ms=7)
     until_ns = made.now + 493 * MS
     assert only(effects, PullIntoEngine) == [
-        PullIntoEngine(migration="m1", from_block=1, blocks=[8, 9], checksums=[[80, 90]], until_ns=until_ns)
+        PullIntoEngine(migration="m1", from_block=1, blocks=[[8], [9]], checksums=[[80, 90]], until_ns=until_ns)
     ]
     assert not only(effects, Reply)
     (answer,) = bodies(made.say(read(1), after_ms=20), MigrationPrepared)
@@ -287,7 +289,7 @@ def test_a_preparation_reads_its_first_blocks_but_for_those_that_the_cache_has()
 
 def test_a_preparation_whose_first_read_fails_keeps_no_room() -> None:
     made = bench()
-    made.say(reserve(pull=[7, 8], read_ms=500), reply_to="t")
+    made.say(reserve(pull=[[7], [8]], read_ms=500), reply_to="t")
     made.say(room())
     effects = made.say(denied(KvRefusal.COPY_FAILED))
     assert refusal(effects) is KvRefusal.COPY_FAILED
@@ -315,8 +317,8 @@ def test_a_repeated_pull_gets_the_same_answer_and_is_read_once() -> None:
     again = made.say(pull(), reply_to="t3")
     assert bodies(again, KvPulled) == bodies(first, KvPulled)[:1]
     assert not only(again, PullIntoEngine)
-    longer = made.say(pull(blocks=[7, 8, 9], checksums=[]), reply_to="t")
-    assert only(longer, PullIntoEngine)[0].blocks == [7, 8, 9]
+    longer = made.say(pull(blocks=[[7], [8], [9]], checksums=[]), reply_to="t")
+    assert only(longer, PullIntoEngine)[0].blocks == [[7], [8], [9]]
 
 
 def test_a_pull_of_an_unknown_migration_is_refused() -> None:

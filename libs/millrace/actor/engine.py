@@ -166,7 +166,7 @@ class PullIntoEngine(Effect, frozen=True, kw_only=True):
 
     migration: str
     from_block: int
-    blocks: list[int]
+    blocks: list[list[int]]
     checksums: list[list[int]]
     until_ns: int
     lease: str = ""
@@ -184,7 +184,7 @@ class KvLeaseTaken(Body, frozen=True, kw_only=True, tag="local.KvLeaseTaken/1"):
     migration: str
     sequence: str
     from_block: int
-    blocks: list[int]
+    blocks: list[list[int]]
     prompt_tokens: int
     output_tokens: int
     computed_tokens: int
@@ -199,7 +199,7 @@ class SequenceStopped(Body, frozen=True, kw_only=True, tag="local.SequenceStoppe
     migration: str
     sequence: str
     from_block: int
-    blocks: list[int]
+    blocks: list[list[int]]
     output_token_ids: list[int]
     computed_tokens: int
     at_ns: int

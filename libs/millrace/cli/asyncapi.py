@@ -131,7 +131,7 @@ def _headers() -> Schema:
         "type": "object",
         "description": "For people and tools: a message can be told apart without decoding it.",
         "properties": {
-            HEADER_TYPE: {"type": "string", "description": "Name and version, for example SubmitSequence/1."},
+            HEADER_TYPE: {"type": "string", "description": "Name and version, for example SubmitSequence/2."},
             HEADER_REQUEST: {"type": "string", "description": "Request id, where the message concerns one."},
             HEADER_SENDER: {"type": "string", "description": "Name of the sending actor."},
             HEADER_TRACE: {"type": "string", "description": "W3C trace context of the sender's span."},

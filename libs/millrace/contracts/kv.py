@@ -3,7 +3,9 @@
 What a worker is asked about them by its migrator is in leases.py.
 
 Block indices are of two kinds. A *position* counts a sequence's blocks from 0 (tokens ``position * block_tokens`` on);
-a *block id* names a block of one engine's cache. ``from_block`` is a position, ``blocks`` are ids of the source.
+a *block id* names a block of one engine's cache. ``from_block`` is a position. ``blocks`` is a list of *rows*, one per
+position: the source's block ids of that position in each group of layers, in the order of ``KvEndpoint.groups``, and
+``NO_BLOCK`` where the sequence needs none of a group. Where all layers keep the same, a row is one id.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import msgspec
 
 _MS = 1_000_000
 
-#: Stands for the checksum of a block that was left out of a sample.
+#: Stands for the checksum of a row that was left out of a sample.
 UNSUMMED = -1
+#: Stands for a block in a row: none is needed. No engine gives this one to a sequence.
+NO_BLOCK = 0
 
 
 class CopierKind(StrEnum):
@@ -26,6 +30,29 @@ class CopierKind(StrEnum):
     CUDA = "cuda"  # IPC handles and peer copies: one host
     NIXL = "nixl"  # whatever UCX finds
     MODELLED = "modelled"  # no bytes: a network model says how long they would take
+
+
+class KvNeed(StrEnum):
+    """Blocks of a group that a sequence goes on with."""
+
+    ALL = "all"  # one for all tokens of each block: full attention, MLA
+    WINDOW = "window"  # those of the last tokens: sliding window, chunked local attention
+    STATE = "state"  # one, rewritten with every token: Mamba, GDN, short convolution
+
+
+class KvGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers whose blocks are taken together.
+
+    Attributes:
+        block_tokens: Of one of its blocks. A row names one block of a state, and of others as many as a position has.
+        block_bytes: Of one of its blocks over all planes and ranks.
+        window: Last tokens that are needed; 0 where it is none.
+    """
+
+    need: KvNeed
+    block_tokens: int
+    block_bytes: int
+    window: int = 0
 
 
 class KvPlane(msgspec.Struct, frozen=True, array_like=True):
@@ -46,7 +73,8 @@ class KvRank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The KV region of one process of an engine (one per tensor-parallel rank) and the ways to read it.
 
     Attributes:
-        planes: In the order of layers; the same order on every engine of one fingerprint.
+        planes: In the order of layers, group by group; groups that lie in the same ones name them once. The same order
+            on every engine of one fingerprint.
         region_bytes: Size of the region that offsets point into.
         pid: Process that owns it.
         address: Where the region begins in that process's memory (cross-memory attach); 0 where it must not be used.
@@ -68,15 +96,16 @@ class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything another engine must know to read this one's KV. Part of InstanceRecord.
 
     Attributes:
-        fingerprint: Hash of weights' identity, dtype, heads, layers, block size, layout and parallelism: KV moves
-            between engines of equal fingerprints only.
+        fingerprint: Hash of weights' identity, dtype, heads, layers, groups, block size, layout and parallelism: KV
+            moves between engines of equal fingerprints only.
         machine: Boot id of the host; shared memory and cross-memory attach need equal ones. Empty for none.
         copiers: Kinds offered, best first.
-        block_tokens: Tokens per block.
-        block_bytes: Bytes of one block over all planes and ranks.
+        block_tokens: Tokens per position.
+        block_bytes: Bytes that a sequence grows by per position, over all planes and ranks.
         blocks: Block ids are below this.
         segments: Whether the allocator prefers contiguous runs.
         freeze_ms_max: No freeze of its sequences is longer, whatever is asked for; 0 where it does not say.
+        groups: In the order of a row's columns; empty for one that needs all.
     """
 
     fingerprint: str
@@ -88,6 +117,12 @@ class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     machine: str = ""
     segments: bool = False
     freeze_ms_max: int = 0
+    groups: list[KvGroup] = []
+
+    @property
+    def whole_only(self) -> bool:
+        """Whether a sequence can only go on from its KV where all of it is there: a state is that of its last token."""
+        return any(group.need is KvNeed.STATE for group in self.groups)
 
 
 class KvHandover(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,9 +134,9 @@ class KvHandover(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         migration: Names the reservation at the target.
         endpoint: Of the source.
-        blocks: Source block ids of positions ``from_block``, ``from_block + 1``, ... up to the tail.
-        checksums: Per rank, one per block of ``blocks`` (CRC-32C over its planes in order), -1 for those left out of a
-            sample; empty where none is verified.
+        blocks: Rows of positions ``from_block``, ``from_block + 1``, ... up to the tail.
+        checksums: Per rank, one per row of ``blocks`` (CRC-32C over the planes of its block in order; of several
+            blocks, the CRC-32 of theirs), -1 for those left out of a sample; empty where none is verified.
         computed_tokens: Tokens whose KV the source has: all but the last one, as a rule.
         read_ms: The source keeps the sequence frozen for so long from the asking on; a read that ends later is void.
         until_ns: And so is one that ends after this, by the clock of the target's worker; 0 where none is given. See
@@ -111,7 +146,7 @@ class KvHandover(msgspec.Struct, frozen=True, kw_only=True):
     migration: str
     endpoint: KvEndpoint
     from_block: int
-    blocks: list[int]
+    blocks: list[list[int]]
     computed_tokens: int
     read_ms: int
     checksums: list[list[int]] = []

@@ -31,12 +31,12 @@ class LeaseKv(Body, frozen=True, kw_only=True, tag="LeaseKv/1"):
     lease_ms: int
 
 
-class KvLeased(Body, frozen=True, kw_only=True, tag="KvLeased/1"):
+class KvLeased(Body, frozen=True, kw_only=True, tag="KvLeased/2"):
     """Full blocks of a running sequence, unchanged as long as the lease holds. Travels in the trace of its submission.
 
     Attributes:
         epoch: In which the instance holds the sequence.
-        blocks: Source block ids of positions ``from_block`` on; full ones only.
+        blocks: Rows of positions ``from_block`` on; full ones only.
         checksums: As in KvHandover.
         prompt_tokens, output_tokens: Lengths now.
         computed_tokens: Tokens whose KV is there.
@@ -49,7 +49,7 @@ class KvLeased(Body, frozen=True, kw_only=True, tag="KvLeased/1"):
     sequence: str
     epoch: int
     from_block: int
-    blocks: list[int]
+    blocks: list[list[int]]
     prompt_tokens: int
     output_tokens: int
     computed_tokens: int
@@ -77,13 +77,13 @@ class FreezeSequence(Body, frozen=True, kw_only=True, tag="FreezeSequence/2"):
     lease_ms: int = 0
 
 
-class SequenceFrozen(Body, frozen=True, kw_only=True, tag="SequenceFrozen/1"):
+class SequenceFrozen(Body, frozen=True, kw_only=True, tag="SequenceFrozen/2"):
     """The sequence stands still; every token of it has been sent to its ingress.
 
     Attributes:
         output_token_ids: All of them, over all epochs.
         logprobs: Of the last ``len(logprobs)`` tokens, where asked for: those that ingress may still miss.
-        blocks: Source block ids of positions ``from_block`` on, the partial tail included.
+        blocks: Rows of positions ``from_block`` on, up to that of the state or the partial tail.
         computed_tokens: Tokens whose KV is there: all but the last one.
         frozen_ns: Unix ns, on the source's clock.
     """
@@ -92,7 +92,7 @@ class SequenceFrozen(Body, frozen=True, kw_only=True, tag="SequenceFrozen/1"):
     sequence: str
     epoch: int
     from_block: int
-    blocks: list[int]
+    blocks: list[list[int]]
     output_token_ids: list[int]
     computed_tokens: int
     frozen_ns: int
@@ -114,7 +114,7 @@ class EndLease(Body, frozen=True, kw_only=True, tag="EndLease/2"):
     moved: bool
 
 
-class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/2"):
+class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/3"):
     """Asks the target's worker for idle blocks for a sequence to come, and to read the first of its full blocks.
     Answered by MigrationPrepared or KvRefused.
 
@@ -124,7 +124,7 @@ class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/2"
         token_ids: Prompt and output so far: what the target's prefix cache has of it need not travel.
         blocks: To reserve: for the whole of it now, and some to grow.
         reserve_ms: How long they stay reserved without news.
-        pull: Source block ids of the first positions: those that the prefix cache has not are read.
+        pull: Rows of the first positions: those that the prefix cache has not are read.
         checksums: Of them, as in KvLeased.
         read_ms: As in PullKv.
         award: The target's bid that this takes up; empty for a move by order and for a KV replica.
@@ -139,7 +139,7 @@ class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/2"
     token_ids: list[int]
     blocks: int
     reserve_ms: int
-    pull: list[int] = []
+    pull: list[list[int]] = []
     checksums: list[list[int]] = []
     read_ms: int = 0
     award: str = ""
@@ -168,7 +168,7 @@ class MigrationPrepared(Body, frozen=True, kw_only=True, tag="MigrationPrepared/
     at_ns: int = 0
 
 
-class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/2"):
+class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/3"):
     """Asks the target's worker to read full blocks from the source into its reservation. Answered by KvPulled or
     KvRefused.
 
@@ -183,7 +183,7 @@ class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/2"):
 
     migration: str
     from_block: int
-    blocks: list[int]
+    blocks: list[list[int]]
     read_ms: int
     checksums: list[list[int]] = []
     round: int = 1

@@ -12,7 +12,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
 
     @classmethod
     def type_name(cls) -> str:
-        """Tag of this type as it stands in the ``Mr-Type`` header, for example ``SubmitSequence/1``."""
+        """Tag of this type as it stands in the ``Mr-Type`` header, for example ``SubmitSequence/2``."""
         return str(cls.__struct_config__.tag)
 
 

@@ -67,7 +67,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     structured: StructuredOutput | None = None
 
 
-class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/1"):
+class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/2"):
     """Asks a worker to decode a sequence. Idempotent per (sequence, epoch). Answered by SequenceAccepted or
     SequenceRefused.
 

@@ -84,7 +84,7 @@ class ModelledLeases:
             migration=migration,
             sequence=sequence.sequence,
             from_block=command.from_block,
-            blocks=blocks,
+            blocks=rows_of(blocks),
             prompt_tokens=sequence.prompt_tokens,
             output_tokens=sequence.total - sequence.prompt_tokens,
             computed_tokens=computed,
@@ -141,7 +141,7 @@ class ModelledLeases:
             migration=lease.migration,
             sequence=sequence.sequence,
             from_block=from_block,
-            blocks=blocks,
+            blocks=rows_of(blocks),
             output_token_ids=sequence.output_token_ids(),
             computed_tokens=computed,
             at_ns=now_ns,
@@ -201,6 +201,11 @@ class ModelledLeases:
         for lease in self._leases.values():
             if lease.holds:
                 assert set(self.log[lease.migration]) <= set(lease.sequence.blocks), "leased, but not held"
+
+
+def rows_of(blocks: list[int]) -> list[list[int]]:
+    """Blocks of the one group that a modelled engine has, as they travel."""
+    return [[block] for block in blocks]
 
 
 def _checksum(salt: int, block: int, generation: int) -> int:

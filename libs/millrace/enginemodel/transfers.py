@@ -154,11 +154,12 @@ class Transfers:
         self,
         reservation: ModelledReservation,
         first: int,
-        blocks: list[int],
+        rows: list[list[int]],
         checksums: list[list[int]],
         *,
         lease: str = "",
     ) -> KvRead:
+        blocks = [block for (block,) in rows]
         return KvRead(
             migration=reservation.migration,
             endpoint=reservation.endpoint,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import vllm
-from millrace.contracts.kv import KvEndpoint
+from millrace.contracts.kv import KvEndpoint, KvGroup, KvNeed
 from millrace.kvcopy.weights import weights_fingerprint
 
 from services.worker.config import WorkerConfig
@@ -21,14 +21,21 @@ def endpoint(config: WorkerConfig, vllm_config: Any, offer: Offer) -> KvEndpoint
     """The endpoint of an engine that has made an offer."""
     return KvEndpoint(
         fingerprint=fingerprint(config, vllm_config, offer),
-        block_tokens=vllm_config.cache_config.block_size,
-        block_bytes=sum(plane.bytes for rank in offer.ranks for plane in rank.planes),
+        block_tokens=offer.block_tokens,
+        block_bytes=growth_bytes(offer.groups, offer.block_tokens),
         blocks=offer.blocks,
         copiers=offer.copiers,
         ranks=offer.ranks,
         machine=machine(),
         segments=config.migration.segments,
+        groups=offer.groups,
     )
+
+
+def growth_bytes(groups: list[KvGroup], block_tokens: int) -> int:
+    """Bytes that a long sequence grows by per position. Where none of its groups grows, what it has per position."""
+    growing = [group for group in groups if group.need is KvNeed.ALL] or groups
+    return sum(group.block_bytes * max(1, block_tokens // group.block_tokens) for group in growing)
 
 
 def fingerprint(config: WorkerConfig, vllm_config: Any, offer: Offer) -> str:
@@ -41,7 +48,7 @@ def fingerprint(config: WorkerConfig, vllm_config: Any, offer: Offer) -> str:
         "quantization": str(model.quantization),
         "weights": weights(str(model.model), config),
         "layout": offer.layout,
-        "block_tokens": vllm_config.cache_config.block_size,
+        "block_tokens": offer.block_tokens,
         "vllm": vllm.__version__,
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()

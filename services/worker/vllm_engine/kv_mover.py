@@ -27,10 +27,10 @@ from vllm.platforms import current_platform
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request
 
 from services.worker.vllm_engine import continuation, kv_words, length_estimates, process
+from services.worker.vllm_engine.kv_groups import CacheGroups, described, group_bytes, unknown_groups
 from services.worker.vllm_engine.kv_ranks import Job, Ranks, ReadFailed
 from services.worker.vllm_engine.kv_source import RequestLeases, denied
 from services.worker.vllm_engine.kv_target import Reservations
@@ -43,17 +43,23 @@ IDLE_BYTES = 64 << 20
 class Mover:
     """RequestLeases and reservations of one engine, and the work for them."""
 
-    def __init__(self, core: Any, settings: KvSettings, block_bytes: int) -> None:
+    def __init__(self, core: Any, settings: KvSettings) -> None:
         self._scheduler = core.scheduler
         self._settings = settings
-        self._ranks = Ranks(core.model_executor)
+        groups = CacheGroups(core.scheduler.kv_cache_manager)
+        columns = [index for index, group in enumerate(groups.all) for _ in range(group.columns)]
+        config = core.scheduler.kv_cache_config.kv_cache_groups
+        row_bytes = sum(group_bytes(config[index]) for index in columns)
+        self._ranks = Ranks(core.model_executor, columns)
         self._jobs: list[Job] = []
-        self.leases = RequestLeases(self._scheduler, verify=settings.verify, block_bytes=block_bytes)
+        self.groups = groups
+        self.leases = RequestLeases(self._scheduler, groups, verify=settings.verify, row_bytes=row_bytes)
         self.reservations = Reservations(
             self._scheduler,
+            groups,
             hasher=core.request_block_hasher,
             verify=settings.verify,
-            block_bytes=block_bytes,
+            row_bytes=row_bytes,
             ranks=self._ranks,
         )
         self._give_way(core.scheduler.kv_cache_manager)
@@ -250,15 +256,18 @@ def _offer(core: Any) -> bytes:
     if refusal:
         return kv_words.encode(Offer(refusal=refusal))
     config = core.scheduler.kv_cache_config
-    (group,) = config.kv_cache_groups
-    block_bytes = group.kv_cache_spec.page_size_bytes * len(group.layer_names)
     settings = kv_words.decode_settings(core.vllm_config.additional_config[kv_words.SETTINGS])
-    mover = Mover(core, settings, block_bytes)
+    mover = Mover(core, settings)
     offer = mover.offer()
     if not offer.refusal:
         core.scheduler.mover = mover
         offer = Offer(
-            ranks=offer.ranks, copiers=offer.copiers, layout=_layout(core.vllm_config, config), blocks=config.num_blocks
+            ranks=offer.ranks,
+            copiers=offer.copiers,
+            layout=_layout(core.vllm_config, config),
+            blocks=config.num_blocks,
+            block_tokens=mover.groups.block_tokens,
+            groups=described(config, len(offer.ranks)),
         )
     return kv_words.encode(offer)
 
@@ -266,13 +275,11 @@ def _offer(core: Any) -> bytes:
 def unmovable(vllm_config: Any, kv_cache_config: Any) -> str:
     """Reasons why an engine of this configuration moves nothing; empty where it can."""
     parallel = vllm_config.parallel_config
-    groups = kv_cache_config.kv_cache_groups
+    unknown = unknown_groups(kv_cache_config)
     found = {
         "migration is off": kv_words.SETTINGS not in vllm_config.additional_config,
-        "its KV cache has several groups": len(groups) != 1,
-        "its layers keep other state than full attention": not all(
-            isinstance(group.kv_cache_spec, FullAttentionSpec) for group in groups
-        ),
+        "its layers keep no KV": not kv_cache_config.kv_cache_groups,
+        f"its layers keep {unknown}": bool(unknown),
         "it decodes speculatively": vllm_config.speculative_config is not None,
         "it serves LoRA adapters": vllm_config.lora_config is not None,
         "it has a KV connector of its own": vllm_config.kv_transfer_config is not None,
@@ -283,13 +290,11 @@ def unmovable(vllm_config: Any, kv_cache_config: Any) -> str:
     return "; ".join(reason for reason, true in found.items() if true)
 
 
-def _layout(vllm_config: Any, kv_cache_config: Any) -> dict[str, str | int]:
-    (group,) = kv_cache_config.kv_cache_groups
-    spec = group.kv_cache_spec
+def _layout(vllm_config: Any, kv_cache_config: Any) -> dict[str, str]:
+    groups = kv_cache_config.kv_cache_groups
     return {
-        "spec": repr(spec),
-        "layers": len(group.layer_names),
+        "groups": repr([(group.kv_cache_spec, group.layer_names) for group in groups]),
         "layout": vllm_config.cache_config.get_resolved_kv_cache_layout().name,
         "cache_dtype": str(vllm_config.cache_config.cache_dtype),
-        "tensor_parallel": vllm_config.parallel_config.tensor_parallel_size,
+        "tensor_parallel": str(vllm_config.parallel_config.tensor_parallel_size),
     }

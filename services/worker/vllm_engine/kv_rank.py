@@ -75,13 +75,19 @@ class KvRankMixin(_Worker):
         assert region is not None
         return attempt(lambda: region.connect(CopierKind(kind), kv_words.decode_ranks(peers)[self.rank]))
 
-    def millrace_kv_checksums(self, blocks: list[int]) -> list[int]:
-        """CRC-32C of each block, over this rank's planes."""
+    def millrace_kv_checksums(self, rows: list[list[int]], columns: list[int]) -> list[int]:
+        """Checksum of each row, over this rank's planes."""
         assert self._region is not None
-        return self._region.checksums(blocks)
+        return self._region.checksums(rows, columns)
 
     def millrace_kv_begin(
-        self, key: str, kind: str, peers: bytes, source_blocks: list[int], target_blocks: list[int]
+        self,
+        key: str,
+        kind: str,
+        peers: bytes,
+        source_rows: list[list[int]],
+        target_rows: list[list[int]],
+        columns: list[int],
     ) -> tuple[str, Any]:
         """Starts a read from the peer of the same rank: bytes and descriptors."""
         region = self._region
@@ -91,8 +97,9 @@ class KvRankMixin(_Worker):
                 key,
                 kind=CopierKind(kind),
                 peer=kv_words.decode_ranks(peers)[self.rank],
-                source_blocks=source_blocks,
-                target_blocks=target_blocks,
+                source_rows=source_rows,
+                target_rows=target_rows,
+                columns=columns,
             )
         )
 

@@ -20,8 +20,10 @@ class ReadFailed(Exception):
 class Ranks:
     """Asks every rank and joins what they say."""
 
-    def __init__(self, executor: Any) -> None:
+    def __init__(self, executor: Any, columns: list[int]) -> None:
+        """Args: columns: the group of each column of a row."""
         self._executor = executor
+        self._columns = columns
 
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
         answers: list[Any] = self._executor.collective_rpc(method, args=arguments)
@@ -57,21 +59,26 @@ class Ranks:
                 return kind
         raise ReadFailed("; ".join(failures) or "no copier in common")
 
-    def checksums(self, blocks: Sequence[int]) -> list[list[int]]:
-        """Per rank, one per block."""
-        return self._ask("millrace_kv_checksums", list(blocks))
+    def checksums(self, rows: Sequence[list[int]]) -> list[list[int]]:
+        """Per rank, one per row."""
+        return self._ask("millrace_kv_checksums", list(rows), self._columns)
 
     def begin(
-        self, key: str, *, kind: CopierKind, peer: KvEndpoint, pairs: Sequence[tuple[int, int]]
+        self,
+        key: str,
+        *,
+        kind: CopierKind,
+        peer: KvEndpoint,
+        source_rows: list[list[int]],
+        target_rows: list[list[int]],
     ) -> tuple[int, int]:
-        """Starts a read of (source block, target block) pairs: bytes and descriptors over all ranks.
+        """Starts a read of rows into others: bytes and descriptors over all ranks.
 
         Raises ReadFailed: what some ranks began is ended.
         """
         peers = msgspec.msgpack.encode(peer.ranks)
-        lists = [source for source, _ in pairs], [target for _, target in pairs]
         try:
-            started = self._results("millrace_kv_begin", key, str(kind), peers, *lists)
+            started = self._results("millrace_kv_begin", key, str(kind), peers, source_rows, target_rows, self._columns)
         except ReadFailed:
             self.cancel(key)
             self._ask("millrace_kv_forget", str(kind), peers)
@@ -108,13 +115,13 @@ def settle(answer: Future[bytes], said: KvAnswer) -> None:
 
 
 class BlockSampler:
-    """Choice of the blocks that are summed: this share of them, evenly spread."""
+    """Choice of the rows that are summed: this share of them, evenly spread."""
 
     def __init__(self, share: float) -> None:
         self._share, self._owed = share, 0.0
 
     def take(self, count: int) -> list[bool]:
-        """For each of the next so many blocks."""
+        """For each of the next so many."""
         taken = []
         for _ in range(count):
             self._owed += self._share
@@ -124,25 +131,25 @@ class BlockSampler:
 
 
 class Summing:
-    """Checksums of many blocks, some per step.
+    """Checksums of many rows, some per step.
 
     Attributes:
-        sums: Per rank, one per block, UNSUMMED where none was wanted; empty where none was at all.
+        sums: Per rank, one per row, UNSUMMED where none was wanted; empty where none was at all.
     """
 
-    def __init__(self, ranks: Ranks, blocks: Sequence[int], *, block_bytes: int, wanted: Sequence[bool]) -> None:
-        self._ranks, self._blocks = ranks, blocks
+    def __init__(self, ranks: Ranks, rows: Sequence[list[int]], *, row_bytes: int, wanted: Sequence[bool]) -> None:
+        self._ranks, self._rows = ranks, rows
         self._left = [place for place, want in enumerate(wanted) if want]
-        self._block_bytes = block_bytes
+        self._row_bytes = row_bytes
         self.sums: list[list[int]] = []
 
     def advance(self, bytes_max: int) -> bool:
         """Whether all are there."""
-        count = max(1, bytes_max // self._block_bytes)
+        count = max(1, bytes_max // self._row_bytes)
         now, self._left = self._left[:count], self._left[count:]
         if now:
-            made = self._ranks.checksums([self._blocks[place] for place in now])
-            self.sums = self.sums or [[UNSUMMED] * len(self._blocks) for _ in made]
+            made = self._ranks.checksums([self._rows[place] for place in now])
+            self.sums = self.sums or [[UNSUMMED] * len(self._rows) for _ in made]
             for sums, new in zip(self.sums, made, strict=True):
                 for place, value in zip(now, new, strict=True):
                     sums[place] = value

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from millrace.contracts.kv import CopierKind, KvPlane, KvRank
+import numpy as np
+from millrace.contracts.kv import NO_BLOCK, CopierKind, KvPlane, KvRank
 from millrace.kvcopy.checksum import BlockChecksums
-from millrace.kvcopy.copier_port import Copier, CopierError, Link, Transfer
+from millrace.kvcopy.copier_port import Copier, CopierError, CopyPlan, Link, Transfer
 from millrace.kvcopy.plan import Planner
 
+from services.worker.vllm_engine.kv_groups import layer_spec
 from services.worker.vllm_engine.kv_memory import KvMemory
 from services.worker.vllm_engine.layout import merged
 
@@ -28,41 +31,44 @@ class Unplaceable(Exception):
 _EXPECTED = (CopierError, Unplaceable, ValueError, OverflowError, OSError, msgspec.MsgspecError)
 
 
-def planes(kv_cache_config: Any, layout: str) -> list[KvPlane]:
-    """One plane per layer, K and V of a block together, in the order of layers; one for all where blocks come first.
+def planes(kv_cache_config: Any, layout: str) -> list[list[KvPlane]]:
+    """Per group one plane per layer, K and V of a block together, in the order of layers; one for all where blocks come
+    first. Padding at the end of a page belongs to it.
 
     Raises Unplaceable: blocks of a layer are not contiguous.
     """
     if not layout.startswith(_BLOCKWISE):
         raise Unplaceable(f"in layout {layout} a block is not one piece of a layer")
-    found = []
+    return [merged(_planes_of(kv_cache_config, group)) for group in kv_cache_config.kv_cache_groups]
+
+
+def _planes_of(kv_cache_config: Any, group: Any) -> Iterable[KvPlane]:
     for tensor in kv_cache_config.kv_cache_tensors:
-        page = _page_bytes(kv_cache_config, tensor.layers[0])
-        for index in range(len(tensor.layers)):
-            offset = tensor.offset + index * tensor.layer_stride
-            found.append(KvPlane(offset=offset, stride=tensor.block_stride, bytes=page))
-    return merged(found)
-
-
-def _page_bytes(kv_cache_config: Any, layer: str) -> int:
-    group = next(group for group in kv_cache_config.kv_cache_groups if layer in group.layer_names)
-    return int(group.kv_cache_spec.page_size_bytes)
+        for index, layer in enumerate(tensor.layers):
+            if layer in group.layer_names:
+                offset = tensor.offset + index * tensor.layer_stride
+                page = int(layer_spec(group, layer).page_size_bytes)
+                yield KvPlane(offset=offset, stride=tensor.block_stride, bytes=page)
 
 
 class _Peer(msgspec.Struct):
     link: Link
-    planner: Planner
+    planners: list[Planner]
 
 
 class KvRegion:
     """One rank's KV: offers it, checks it, and reads other engines' into it."""
 
-    def __init__(self, memory: KvMemory, kv_planes: list[KvPlane], copiers: dict[CopierKind, Copier]) -> None:
+    def __init__(self, memory: KvMemory, group_planes: list[list[KvPlane]], copiers: dict[CopierKind, Copier]) -> None:
         """Owns the copiers from now on."""
+        self._kinds = [planes for index, planes in enumerate(group_planes) if planes not in group_planes[:index]]
+        self._kind_of_group = [self._kinds.index(planes) for planes in group_planes]
+        kv_planes = [plane for planes in self._kinds for plane in planes]
         self.rank = KvRank(planes=kv_planes, region_bytes=memory.size, device=memory.device)
         self._memory = memory
         self._copiers = copiers
-        self._checksums = BlockChecksums(memory.shared.view, self.rank) if memory.shared is not None else None
+        shared = memory.shared
+        self._checksums = [BlockChecksums(shared.view, part) for part in self._parts(self.rank)] if shared else []
         self._peers: dict[tuple[CopierKind, bytes], _Peer] = {}
         self._transfers: dict[str, Transfer] = {}
 
@@ -91,18 +97,55 @@ class KvRegion:
         """Opens a peer, for reads to come. Raises CopierError: it cannot be reached this way."""
         self._peer(kind, peer)
 
-    def checksums(self, blocks: Sequence[int]) -> list[int]:
-        """CRC-32C of each block."""
-        if self._checksums is None:
-            return self._memory.checksums(self.rank.planes, blocks)
-        return self._checksums.of(blocks)
+    def _parts(self, rank: KvRank) -> list[KvRank]:
+        """A rank with the planes of each kind of group alone. Raises ValueError: it has not as many planes."""
+        if len(rank.planes) != len(self.rank.planes):
+            raise ValueError("the two regions have different planes; their fingerprints should have differed")
+        left = iter(rank.planes)
+        return [msgspec.structs.replace(rank, planes=[next(left) for _ in planes]) for planes in self._kinds]
+
+    def checksums(self, rows: Sequence[Sequence[int]], columns: Sequence[int]) -> list[int]:
+        """CRC-32C of each row's block; of several, the CRC-32 of theirs. ``columns``: the group of each."""
+        found: list[list[int]] = [[] for _ in rows]
+        for kind in range(len(self._kinds)):
+            places = [
+                (at, block)
+                for at, row in enumerate(rows)
+                for group, block in zip(columns, row, strict=True)
+                if block != NO_BLOCK and self._kind_of_group[group] == kind
+            ]
+            sums = self._sums(kind, [block for _, block in places])
+            for (at, _), value in zip(places, sums, strict=True):
+                found[at].append(value)
+        return [sums[0] if len(sums) == 1 else zlib.crc32(np.array(sums, np.uint32).tobytes()) for sums in found]
+
+    def _sums(self, kind: int, blocks: list[int]) -> list[int]:
+        if not self._checksums:
+            return self._memory.checksums(self._kinds[kind], blocks)
+        return self._checksums[kind].of(blocks)
 
     def begin(
-        self, key: str, *, kind: CopierKind, peer: KvRank, source_blocks: Sequence[int], target_blocks: Sequence[int]
+        self,
+        key: str,
+        *,
+        kind: CopierKind,
+        peer: KvRank,
+        source_rows: Sequence[Sequence[int]],
+        target_rows: Sequence[Sequence[int]],
+        columns: Sequence[int],
     ) -> tuple[int, int]:
-        """Starts a read; returns its bytes and descriptors. Raises CopierError."""
+        """Starts a read; returns its bytes and descriptors. Raises CopierError; ValueError: a row is malformed."""
         reached = self._peer(kind, peer)
-        plan = reached.planner.plan(source_blocks, target_blocks)
+        pairs: list[list[tuple[int, int]]] = [[] for _ in self._kinds]
+        for here, there in zip(source_rows, target_rows, strict=True):
+            for group, source, target in zip(columns, here, there, strict=True):
+                if source != NO_BLOCK:
+                    pairs[self._kind_of_group[group]].append((source, target))
+        plans = [
+            planner.plan([source for source, _ in blocks], [target for _, target in blocks])
+            for planner, blocks in zip(reached.planners, pairs, strict=True)
+        ]
+        plan = _joined(plans)
         if plan.descriptors:
             self._transfers[key] = reached.link.begin(plan)
         return plan.bytes, plan.descriptors
@@ -152,16 +195,25 @@ class KvRegion:
         if copier is None:
             raise CopierError(f"no {kind} copier here")
         try:
-            planner = Planner(rank, self.rank)
+            parts = zip(self._parts(rank), self._parts(self.rank), strict=True)
+            planners = [Planner(source, target) for source, target in parts]
         except ValueError as error:
             raise CopierError(str(error)) from error
-        return _Peer(copier.connect(rank), planner)
+        return _Peer(copier.connect(rank), planners)
 
     def forget(self, kind: CopierKind, rank: KvRank) -> None:
         """Closes the link to a peer that failed, so that the next read connects anew."""
         peer = self._peers.pop((kind, msgspec.msgpack.encode(rank)), None)
         if peer is not None:
             peer.link.close()
+
+
+def _joined(plans: list[CopyPlan]) -> CopyPlan:
+    if len(plans) == 1:
+        return plans[0]
+    columns = zip(*((plan.source, plan.target, plan.lengths) for plan in plans), strict=True)
+    source, target, lengths = (np.concatenate(column) for column in columns)
+    return CopyPlan(source=source, target=target, lengths=lengths)
 
 
 def attempt(work: Callable[[], Any]) -> tuple[str, Any]:

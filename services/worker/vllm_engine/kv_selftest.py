@@ -38,6 +38,8 @@ PATIENCE_S = 120.0
 _MIGRATION = "self-test"
 _NEVER_NS = 1 << 62
 _READ_MS = 600_000
+#: The prompt goes beyond the longest window of the engine's layers that is not longer than this: it takes no second.
+_WINDOW_MAX = 1024
 #: Token ids below this are special in the tokenizers that there are.
 _FIRST_ID = 6
 
@@ -70,7 +72,8 @@ class LoopBack:
         self._events: asyncio.Queue[EngineEvent] = asyncio.Queue()
         self._outputs: dict[str, list[StepOutput]] = {}
         block = endpoint.block_tokens
-        length = min(3 * block + 5, max_model_len // 2)
+        window = max((group.window for group in endpoint.groups if group.window <= _WINDOW_MAX), default=0)
+        length = min(max(3 * block, window + block) + 5, max_model_len // 2)
         self._prompt = [_FIRST_ID + (index * 37 + 11) % max(1, vocabulary - _FIRST_ID) for index in range(length)]
         # Long enough that it still runs when the lease is asked for, also where this process waits for a core.
         self._tokens = min(8 * block + 9, max_model_len - length - 1)

@@ -1,9 +1,9 @@
 """The giving side: leases and freezes of running requests, inside the engine core.
 
-A running request holds its blocks, and full ones never change: the lease pins nothing more, it only remembers whether
-the request has held them ever since. Whatever takes them away (preemption, the end, an abort) ends the lease first.
-A frozen request is in none of the scheduler's queues: nothing preempts it and nothing spins for it. Its place in the
-running batch is kept by lowering the bound for others.
+A running request holds its blocks, and full ones never change: the lease only remembers whether the request has held
+them ever since. Those that its window leaves behind are pinned besides. Whatever takes blocks away (preemption, the
+end, an abort) ends the lease first. A frozen request is in none of the scheduler's queues: nothing preempts it and
+nothing spins for it. Its place in the running batch is kept by lowering the bound for others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from millrace.actor.engine import (
 from millrace.contracts.kv import KvRefusal
 from vllm.v1.request import Request, RequestStatus
 
+from services.worker.vllm_engine.kv_groups import CacheGroups
 from services.worker.vllm_engine.kv_ranks import BlockSampler, Ranks, Summing, settle
 from services.worker.vllm_engine.names import sequence_of
 
@@ -39,23 +40,26 @@ class RequestLease:
 
     Attributes:
         place: Where in the running batch it stood when it was frozen; None while it runs.
+        pinned: Ids of blocks that were told and that its window may leave.
         answers: Those still owed.
     """
 
     migration: str
     request: Request
     place: int | None = None
+    pinned: set[int] = field(default_factory=set)
     answers: list[Future[bytes]] = field(default_factory=list)
 
 
 class RequestLeases:
     """All leases of an engine."""
 
-    def __init__(self, scheduler: Any, *, verify: float, block_bytes: int) -> None:
+    def __init__(self, scheduler: Any, groups: CacheGroups, *, verify: float, row_bytes: int) -> None:
         self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._groups = groups
         self._sample = BlockSampler(verify)
-        self._block_bytes = block_bytes
-        self._block_tokens: int = scheduler.block_size
+        self._row_bytes = row_bytes
         self._leases: dict[str, RequestLease] = {}
         self._lost: deque[str] = deque(maxlen=LOST_MAX)
 
@@ -121,6 +125,7 @@ class RequestLeases:
 
     def _drop(self, lease: RequestLease, reason: KvRefusal) -> None:
         del self._leases[lease.migration]
+        self._pool.free_blocks([self._pool.blocks[block] for block in lease.pinned])
         if lease.place is not None:
             self._scheduler.max_num_active_reqs += 1
         for answer in lease.answers:
@@ -136,17 +141,18 @@ class RequestLeases:
 
     # --- what is told
 
-    def blocks(self, request: Request, from_block: int, *, tail: bool) -> list[int]:
-        """Ids of blocks whose KV is there, from a position on; the partial one only with ``tail``."""
-        table = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
-        tokens = settled_tokens(request)
-        count = -(-tokens // self._block_tokens) if tail else tokens // self._block_tokens
-        return [block.block_id for block in table.get(request.request_id, ())[max(0, from_block) : count]]
+    def rows(self, lease: RequestLease, from_block: int, *, tail: bool) -> list[list[int]]:
+        """Rows whose KV is there, from a position on; the partial one and the state only with ``tail``."""
+        request = lease.request
+        rows = self._groups.rows(request.request_id, from_block, settled_tokens(request), tail=tail)
+        leaving = set(self._groups.leaving(rows)) - lease.pinned
+        self._pool.touch([self._pool.blocks[block] for block in leaving])
+        lease.pinned |= leaving
+        return rows
 
-    def summing(self, blocks: list[int], ranks: Ranks) -> Summing:
+    def summing(self, rows: list[list[int]], ranks: Ranks) -> Summing:
         """Checksums of these, of as many as are verified."""
-        wanted = self._sample.take(len(blocks))
-        return Summing(ranks, blocks, block_bytes=self._block_bytes, wanted=wanted)
+        return Summing(ranks, rows, row_bytes=self._row_bytes, wanted=self._sample.take(len(rows)))
 
 
 class Told:
@@ -156,7 +162,7 @@ class Told:
         self.answer: Future[bytes] = Future()
         lease.answers.append(self.answer)
         self._leases, self._lease, self._from_block, self._ranks = leases, lease, from_block, ranks
-        self._blocks: list[int] = []
+        self._rows: list[list[int]] = []
         self._summing: Summing | None = None
 
     def advance(self, bytes_max: int) -> None:
@@ -174,8 +180,8 @@ class Told:
         return True
 
     def _begin(self, *, tail: bool = False) -> None:
-        self._blocks = self._leases.blocks(self._lease.request, self._from_block, tail=tail)
-        self._summing = self._leases.summing(self._blocks, self._ranks)
+        self._rows = self._leases.rows(self._lease, self._from_block, tail=tail)
+        self._summing = self._leases.summing(self._rows, self._ranks)
 
     def _say(self, sums: list[list[int]]) -> KvLeaseTaken | SequenceStopped:
         raise NotImplementedError
@@ -194,7 +200,7 @@ class LeaseTold(Told):
             migration=self._lease.migration,
             sequence=sequence_of(request.request_id),
             from_block=self._from_block,
-            blocks=self._blocks,
+            blocks=self._rows,
             prompt_tokens=request.num_prompt_tokens,
             output_tokens=request.num_output_tokens,
             computed_tokens=settled_tokens(request),
@@ -222,7 +228,7 @@ class FreezeTold(Told):
             migration=self._lease.migration,
             sequence=sequence_of(request.request_id),
             from_block=self._from_block,
-            blocks=self._blocks,
+            blocks=self._rows,
             output_token_ids=list(request._output_token_ids),
             computed_tokens=settled_tokens(request),
             at_ns=time.time_ns(),

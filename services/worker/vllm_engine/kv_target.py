@@ -25,9 +25,9 @@ from millrace.actor.engine import (
 )
 from millrace.contracts.kv import UNSUMMED, CopierKind, KvEndpoint, KvRefusal
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
+from services.worker.vllm_engine.kv_groups import CacheGroups, ReservedBlocks
 from services.worker.vllm_engine.kv_ranks import Ranks, ReadFailed, Summing, settle
 from services.worker.vllm_engine.kv_source import denied
 from services.worker.vllm_engine.kv_words import KV_TOKENS, TimedHandover
@@ -44,7 +44,7 @@ class BlockReservation:
     """Blocks for a request to come.
 
     Attributes:
-        blocks: In the order of positions; each holds one reference.
+        positions: For so many there is room.
         matched: Positions below this came from the prefix cache.
         good: Positions that hold the sequence's KV: matched, or read and found right.
         replica: It is a KV replica.
@@ -56,15 +56,16 @@ class BlockReservation:
     token_ids: list[int]
     endpoint: KvEndpoint
     copier: CopierKind
-    blocks: list[KVCacheBlock]
+    blocks: ReservedBlocks
+    positions: int
     matched: int
     good: set[int]
     replica: bool = False
     reading: BlockRead | None = None
 
     def good_prefix(self) -> int:
-        """Blocks from the first on whose KV is there."""
-        return next(position for position in range(len(self.blocks) + 1) if position not in self.good)
+        """Positions from the first on whose KV is there."""
+        return next(position for position in range(len(self.good) + 1) if position not in self.good)
 
 
 class Reservations:
@@ -73,19 +74,20 @@ class Reservations:
     def __init__(
         self,
         scheduler: Any,
+        groups: CacheGroups,
         *,
         hasher: Any,
         verify: float,
-        block_bytes: int,
+        row_bytes: int,
         ranks: Ranks,
     ) -> None:
         self._scheduler = scheduler
+        self.groups = groups
         self._ranks = ranks
         self._pool = scheduler.kv_cache_manager.block_pool
         self._hasher = hasher
-        self._block_tokens: int = scheduler.block_size
         self.verify = verify
-        self.block_bytes = block_bytes
+        self.row_bytes = row_bytes
         self._held: dict[str, BlockReservation] = {}
 
     # --- reserve
@@ -100,48 +102,55 @@ class Reservations:
         here = len(self._scheduler.running) + len(self._scheduler.kv_holding_waiting)
         if not replica and here >= self._scheduler.max_num_active_reqs:
             return denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
-        prefix = self._cached_prefix(command.token_ids) if match_prefix else []
-        prefix = prefix[: command.blocks]
-        self._pool.touch(prefix)
-        wanted = command.blocks - len(prefix)
+        blocks = ReservedBlocks(self.groups, self._pool, new_blocks)
+        matched = self._match(blocks, command) if match_prefix else 0
+        counts = [max(0, count) for count in blocks.lacks(command.blocks * self.groups.block_tokens)]
+        wanted = sum(counts)
         if not (wanted <= self._pool.get_num_free_blocks() if replica else self._make_room(wanted)):
-            self._pool.free_blocks(reversed(prefix))
+            blocks.free()
             free = self._pool.get_num_free_blocks()
             return denied(command, KvRefusal.NO_BLOCKS, f"{wanted} blocks wanted, {free} free")
+        blocks.take(counts)
         self._held[command.migration] = BlockReservation(
             migration=command.migration,
             sequence=command.sequence,
             token_ids=command.token_ids,
             endpoint=command.endpoint,
             copier=copier,
-            blocks=[*prefix, *new_blocks(self._pool, wanted, after=prefix)],
-            matched=len(prefix),
-            good=set(range(len(prefix))),
+            blocks=blocks,
+            positions=command.blocks,
+            matched=matched,
+            good=set(range(matched)),
             replica=replica,
         )
         self._scheduler.max_num_active_reqs -= not replica
-        return KvRoomReserved(migration=command.migration, matched_blocks=len(prefix), copier=copier)
+        return KvRoomReserved(migration=command.migration, matched_blocks=matched, copier=copier)
 
-    def _cached_prefix(self, token_ids: list[int]) -> list[KVCacheBlock]:
-        if self._hasher is None or len(token_ids) < 2:
-            return []
-        probe = Request("", token_ids, SamplingParams(), None, block_hasher=self._hasher)
-        found, _, _ = self._scheduler.kv_cache_manager.get_computed_blocks(probe)
-        return list(found.blocks[0])
+    def _match(self, blocks: ReservedBlocks, command: ReserveInEngine) -> int:
+        """Takes what the prefix cache has; returns positions."""
+        if self._hasher is None or len(command.token_ids) < 2:
+            return 0
+        probe = Request("", command.token_ids, SamplingParams(), None, block_hasher=self._hasher)
+        found, tokens, _ = self._scheduler.kv_cache_manager.get_computed_blocks(probe)
+        matched = min(tokens // self.groups.block_tokens, command.blocks)
+        if matched:
+            blocks.match(found.blocks, matched)
+        return int(matched)
 
     # --- replicas
 
     @property
     def yielding(self) -> int:
         """Blocks of replicas, which are free as soon as anything else needs them; not those that a prefix shares."""
-        return sum(len(held.blocks) - held.matched for held in self._held.values() if held.replica)
+        matched = self.groups.width
+        return sum(max(0, len(held.blocks) - held.matched * matched) for held in self._held.values() if held.replica)
 
     def may_fit(self, request: Request, tokens: int) -> bool:
         """Whether a request could have blocks for so many tokens, prefix hits apart, without replicas. Where it could
         not, giving them up gains nothing.
         """
-        held = self._scheduler.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
-        missing = -(-tokens // self._block_tokens) - len(held.get(request.request_id, ()))
+        held = sum(group.held(request.request_id, request.num_computed_tokens) for group in self.groups.all)
+        missing = self.groups.blocks_for(tokens) - held
         return bool(missing <= self._pool.get_num_free_blocks() + self.yielding)
 
     def give_up_newest(self) -> bool:
@@ -169,13 +178,16 @@ class Reservations:
             return denied(command, KvRefusal.INVALID, "no such reservation")
         if held.reading is not None:
             return denied(command, KvRefusal.INVALID, "it is read into already")
-        missing = command.from_block + len(command.blocks) - len(held.blocks)
-        if held.replica and missing > 0:
-            if missing > self._pool.get_num_free_blocks():
-                return denied(command, KvRefusal.NO_BLOCKS, f"{missing} blocks more wanted")
-            held.blocks += new_blocks(self._pool, missing, after=held.blocks)
-        if not 0 <= command.from_block <= len(held.blocks) - len(command.blocks):
-            return denied(command, KvRefusal.INVALID, f"only {len(held.blocks)} positions are reserved")
+        end = command.from_block + len(command.blocks)
+        if held.replica:
+            held.positions = max(held.positions, end)
+        if not 0 <= command.from_block <= end <= held.positions:
+            return denied(command, KvRefusal.INVALID, f"only {held.positions} positions are reserved")
+        if any(len(row) != self.groups.width for row in command.blocks):
+            return denied(command, KvRefusal.INVALID, f"a row here names {self.groups.width} blocks")
+        missing = held.blocks.lacks_for(command.from_block, command.blocks)
+        if not (missing <= self._pool.get_num_free_blocks() if held.replica else self._make_room(missing)):
+            return denied(command, KvRefusal.NO_BLOCKS, f"{missing} blocks more wanted")
         held.reading = BlockRead(self, held, command, ranks)
         return held.reading
 
@@ -185,7 +197,7 @@ class Reservations:
         """Frees a reservation that nobody took over."""
         held = self._end(command.migration, ranks)
         if held is not None:
-            self._pool.free_blocks(reversed(held.blocks))
+            held.blocks.free()
 
     def _end(self, migration: str, ranks: Ranks) -> BlockReservation | None:
         """Ends a reservation and what is read into it; its blocks are the caller's."""
@@ -210,13 +222,16 @@ class Reservations:
         tokens = 0
         if self._is_for(held, request):
             tokens = max(0, min(arrival.handover.computed_tokens, request.num_tokens - 1))
-            self._read_rest(held, arrival, -(-tokens // self._block_tokens), ranks)
-            tokens = min(tokens, held.good_prefix() * self._block_tokens)
+            self._read_rest(held, arrival, self.groups.needed(tokens), ranks)
+            if tokens == arrival.handover.computed_tokens or not self.groups.has_state:
+                tokens = held.blocks.reach(tokens, held.good_prefix())
+            else:
+                tokens = 0
         # Who waits with its blocks is preempted by nobody: without room for all its tokens it might wait for ever.
-        if tokens and self._grow(held, -(-request.num_tokens // self._block_tokens)):
+        if tokens and self._make_room(held.blocks.lacks_to_settle(tokens, request.num_tokens)):
             self._adopt(request, held, tokens)
         else:
-            self._pool.free_blocks(reversed(held.blocks))
+            held.blocks.free()
 
     def _is_for(self, held: BlockReservation, request: Request) -> bool:
         """Whether the blocks are of this sequence: what was matched and pulled is of the tokens told at reserving."""
@@ -230,7 +245,9 @@ class Reservations:
         first = max(handover.from_block, held.good_prefix())
         skipped = first - handover.from_block
         blocks = handover.blocks[skipped : max(skipped, needed - handover.from_block)]
-        if not blocks or not self._grow(held, first + len(blocks)):
+        if not blocks or any(len(row) != self.groups.width for row in blocks):
+            return
+        if not self._make_room(held.blocks.lacks_for(first, blocks)):
             return
         command = PullIntoEngine(
             migration=held.migration,
@@ -241,21 +258,13 @@ class Reservations:
         )
         BlockRead(self, held, command, ranks).advance(_ALL)
 
-    def _grow(self, held: BlockReservation, blocks: int) -> bool:
-        missing = blocks - len(held.blocks)
-        if missing > 0 and not self._make_room(missing):
-            return False
-        held.blocks += new_blocks(self._pool, max(0, missing), after=held.blocks)
-        return True
-
     def _adopt(self, request: Request, held: BlockReservation, tokens: int) -> None:
-        kept = -(-request.num_tokens // self._block_tokens)
-        self._pool.free_blocks(reversed(held.blocks[kept:]))
-        cache = self._scheduler.kv_cache_manager
-        manager = cache.coordinator.single_type_managers[0]
-        manager.req_to_blocks[request.request_id] = held.blocks[:kept]
-        manager.num_cached_block[request.request_id] = min(held.matched, tokens // self._block_tokens)
-        cache.cache_blocks(request, tokens)
+        tables = held.blocks.settle(tokens, request.num_tokens)
+        for group, table in zip(self.groups.all, tables, strict=True):
+            group.manager.req_to_blocks[request.request_id] = table
+            named = min(held.matched * group.columns, tokens // group.block_tokens)
+            group.manager.num_cached_block[request.request_id] = named
+        self._scheduler.kv_cache_manager.cache_blocks(request, tokens)
         request.num_computed_tokens = tokens
         setattr(request, KV_TOKENS, tokens)
 
@@ -275,7 +284,8 @@ class BlockRead:
         self.answer: Future[bytes] = Future()
         self._reservations, self._held, self._command, self._ranks = reservations, held, command, ranks
         self._skipped = max(0, held.matched - command.from_block)
-        self._targets = [block.block_id for block in held.blocks[self._first : self._end]]
+        self._sources = command.blocks[self._skipped :]
+        self._targets = held.blocks.place(self._first, self._sources)
         self._began_ns = 0
         self._bytes = self._descriptors = 0
         self._comparing: Summing | None = None
@@ -309,9 +319,7 @@ class BlockRead:
                 return False
             told = self._told() if self._reservations.verify else []
             wanted = [UNSUMMED not in sums for _, *sums in zip(self._targets, *told, strict=False)] if told else []
-            self._comparing = Summing(
-                self._ranks, self._targets, block_bytes=self._reservations.block_bytes, wanted=wanted
-            )
+            self._comparing = Summing(self._ranks, self._targets, row_bytes=self._reservations.row_bytes, wanted=wanted)
         return self._comparing.advance(bytes_max)
 
     def _told(self) -> list[list[int]]:
@@ -320,13 +328,16 @@ class BlockRead:
 
     def _begin(self) -> None:
         self._began_ns = time.time_ns()
-        pairs = list(zip(self._command.blocks[self._skipped :], self._targets, strict=True))
         held = self._held
         held.good.difference_update(range(self._first, self._end))  # what is read again is garbage until it is read
-        if not pairs:
+        if not self._sources:
             return
         self._bytes, self._descriptors = self._ranks.begin(
-            held.migration, kind=held.copier, peer=held.endpoint, pairs=pairs
+            held.migration,
+            kind=held.copier,
+            peer=held.endpoint,
+            source_rows=self._sources,
+            target_rows=self._targets,
         )
 
     def _succeed(self) -> None:

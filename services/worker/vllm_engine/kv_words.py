@@ -20,7 +20,7 @@ from millrace.actor.engine import (
     SequenceStopped,
     UnreserveInEngine,
 )
-from millrace.contracts.kv import CopierKind, KvHandover, KvRank
+from millrace.contracts.kv import CopierKind, KvGroup, KvHandover, KvRank
 
 KvAnswer = KvLeaseTaken | SequenceStopped | KvRoomReserved | KvBlocksRead | KvDenied
 _Command = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine | PullIntoEngine | UnreserveInEngine
@@ -77,13 +77,16 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         layout: Everything about the layout that two engines must share, for the fingerprint.
         blocks: Block ids are below this.
+        block_tokens, groups: As in KvEndpoint.
     """
 
     refusal: str = ""
     ranks: list[KvRank] = []
     copiers: list[CopierKind] = []
-    layout: dict[str, str | int] = {}
+    layout: dict[str, str] = {}
     blocks: int = 0
+    block_tokens: int = 0
+    groups: list[KvGroup] = []
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -197,13 +197,14 @@ def _fixed(request: Request) -> tuple[Any, ...]:
 
 def _entries(requests: Iterable[Request], managers: Any) -> list[tuple[Any, ...]]:
     """Sequences in the field order of SequenceStatus."""
-    if len(managers) == 1:
-        tables = managers[0].req_to_blocks
-        return [_entry(request, len(tables.get(request.request_id, ()))) for request in requests]
-    return [
-        _entry(request, sum(len(manager.req_to_blocks.get(request.request_id, ())) for manager in managers))
-        for request in requests
-    ]
+    return [_entry(request, sum(_blocks(request, manager) for manager in managers)) for request in requests]
+
+
+def _blocks(request: Request, manager: Any) -> int:
+    """Blocks of one group, but for places in its table that a window or a state has left."""
+    held = len(manager.req_to_blocks.get(request.request_id, ()))
+    left = manager.get_num_skipped_tokens(request.num_computed_tokens - request.num_in_flight_tokens)
+    return max(0, held - max(0, left) // manager.block_size) if held else 0
 
 
 def _entry(request: Request, blocks: int) -> tuple[Any, ...]:

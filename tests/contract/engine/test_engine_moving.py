@@ -210,7 +210,7 @@ def test_a_lease_tells_full_blocks_and_a_renewal_those_filled_since(pair: Pair) 
     whole = lease(engine, name, "lease-1")
     assert len(later.blocks) >= 1
     assert whole.blocks[: len(first.blocks) + len(later.blocks)] == first.blocks + later.blocks
-    assert len(set(whole.blocks)) == len(whole.blocks)
+    assert len({block for (block,) in whole.blocks}) == len(whole.blocks)
 
 
 def test_what_is_not_there_is_not_leased(pair: Pair) -> None:

@@ -1,0 +1,92 @@
+"""Small models with random weights of the families that people run, written to a folder: each keeps its state in other
+groups of layers.
+
+``FAMILIES`` has for each its configuration, for transformers. A family is in it that was seen to move.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.testbed import tiny_llama
+
+#: Of every family, unless it names its own.
+_SHAPE: dict[str, Any] = {
+    "vocab_size": tiny_llama.VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 256,
+    "eos_token_id": tiny_llama.EOS,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.08,
+}
+
+
+class Family(NamedTuple):
+    """Recipe of one.
+
+    Attributes:
+        config: Name of its configuration in transformers.
+        fields: Of that, beside those of all.
+        keeps: Groups of layers, for people.
+    """
+
+    config: str
+    fields: dict[str, Any]
+    keeps: str
+
+
+FAMILIES = {
+    "llama": Family("LlamaConfig", {}, "full attention"),
+    "mistral": Family("MistralConfig", {"sliding_window": 64}, "sliding window"),
+    "gemma3": Family(
+        "Gemma3TextConfig",
+        {
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "query_pre_attn_scalar": 32,
+        },
+        "sliding window, full attention",
+    ),
+    "granite4-hybrid": Family(
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["mamba", "attention"] * 2,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 64,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_d_state": 16,
+            "mamba_n_groups": 1,
+            "mamba_expand": 2,
+        },
+        "Mamba 2, full attention",
+    ),
+    "mamba2": Family(
+        "Mamba2Config",
+        {"num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": 1, "expand": 2, "chunk_size": 64},
+        "Mamba 2",
+    ),
+}
+
+
+def build(folder: Path, name: str, *, seed: int = 0) -> Path:
+    """Writes config.json, weights and tokenizer of a family; returns the folder."""
+    import torch
+    import transformers
+
+    family = FAMILIES[name]
+    torch.manual_seed(seed)
+    config = getattr(transformers, family.config)(**{**_SHAPE, **family.fields})
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, safe_serialization=True)
+    tiny_llama.write_tokenizer(folder)
+    return folder
