@@ -3,6 +3,7 @@
     python -m bench forecast_default --rows FILE
     python -m bench forecast_default --scenarios mixed@28 --qualities oracle none --weights 0 1 --seeds 1
 
+The simple rules are join-shortest-queue, Llumnix's, and those of LMetric, llm-d, SGLang and Dynamo (bench/policies).
 Scenarios: ``mixed@RATE`` (examples/scenarios/mixed.toml: half of the instances twice as fast, SLO of 1 s and 60 ms),
 ``block@RATE`` (twelve equal instances), ``burst@CV`` (the same with gamma arrivals), ``halves@RATE`` (six and six), and
 ``trace@NAME`` (those of block_beyond, at its share of the fluid bound); theirs is an SLO of 3 s and 100 ms. Qualities:
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean
 
 import msgspec
@@ -37,7 +39,12 @@ SCENARIOS = (
     "halves@42",
     *(f"trace@{name}" for name in TRACES),
 )
-SIMPLE = {"join_shortest_queue": "join_shortest_queue", "llumnix": f"{PAPERS}/block/llumnix.py"}
+RIVALS = Path(__file__).parent / "policies"
+SIMPLE = {
+    "join_shortest_queue": "join_shortest_queue",
+    "llumnix": f"{PAPERS}/block/llumnix.py",
+    **{name: f"{RIVALS}/{name}.py" for name in ("lmetric", "shortest_uncached", "llm_d", "sglang", "dynamo")},
+}
 QUALITIES = {
     "oracle": (),
     "noise 0.5": ("prediction.kind=noisy", "prediction.sigma=0.5"),

@@ -158,7 +158,8 @@ def test_ways_to_weigh_the_delay_of_others_are_crossed() -> None:
 
 
 def test_differences_are_paired_by_seed_with_the_better_simple_rule() -> None:
-    waits = {"join_shortest_queue": (1.0, 2.0), "llumnix": (3.0, 1.0), "forecast, none": (1.1, 2.6)}
+    waits = dict.fromkeys(forecast_default.SIMPLE, (3.0, 3.0))
+    waits |= {"join_shortest_queue": (1.0, 2.0), "llumnix": (3.0, 1.0), "forecast, none": (1.1, 2.6)}
     rows = [
         row(msgspec.structs.replace(cluster(), seed=seed), label, 0.0, ttft_p99=wait)
         for label, each in waits.items()

@@ -1,0 +1,1 @@
+"""Dispatch rules of other systems: what ``forecast`` is measured against. They see what it sees but for lengths."""
