@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from millrace.actor.engine import KvDenied, LeaseInEngine
+from millrace.actor.engine import KvDenied, KvLeaseTaken, LeaseInEngine
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.worker import Sampling
 
 from services.worker.config import MigrationConfig
 from tests.engine.bench_engine import BenchEngine, config
-from tests.engine.moving import ask
+from tests.engine.moving import ask, until_tokens
 from tests.testbed import tiny_llama
 
 #: Starting engines takes a minute where other test runs share the cores.
@@ -44,8 +44,13 @@ def test_an_engine_whose_self_test_gives_other_tokens_moves_nothing(model: Path)
         assert "tokens differ" in engine.info.kv_refusal
         said = ask(engine, LeaseInEngine(migration="m", sequence="s", from_block=0))
         assert isinstance(said, KvDenied)
-        assert said.reason is KvRefusal.UNABLE
-        engine.run([7, 8, 9], Sampling(max_tokens=2))
+        assert said.reason is KvRefusal.UNKNOWN_SEQUENCE
+        name = engine.add([7, 8, 9], Sampling(max_tokens=100, ignore_eos=True))
+        until_tokens(engine, name, 2)
+        leased = ask(engine, LeaseInEngine(migration="n", sequence=name, from_block=0))
+        assert isinstance(leased, KvLeaseTaken)
+        assert leased.blocks == [], "it can be computed anew elsewhere, and nobody reads its KV"
+        engine.finish(name)
         engine.until(engine.idle)
     finally:
         engine.stop()
