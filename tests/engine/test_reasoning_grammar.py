@@ -1,0 +1,66 @@
+"""A grammar that waits for the end of the reasoning, in real vLLM: also where the sequence began elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from millrace.contracts.worker import Sampling, StructuredOutput
+from tokenizers import Tokenizer
+
+from tests.engine.bench_engine import BenchEngine, config
+from tests.testbed import tiny_llama
+
+pytestmark = pytest.mark.timeout(300)
+
+THOUGHTS = [7, 11, 13]
+PATTERN = "(abc|de){3,9}!"
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose folder says that it thinks."""
+    folder = tiny_llama.build(tmp_path_factory.mktemp("thinker"))
+    described = (folder / "tokenizer.json").read_text()
+    described = described.replace("<extra0>", "<think>").replace("<extra1>", "</think>")
+    (folder / "tokenizer.json").write_text(described)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(thinker: Path) -> Iterator[BenchEngine]:
+    engine = BenchEngine(config(thinker))
+    yield engine
+    engine.stop()
+
+
+def test_a_grammar_holds_from_the_end_of_the_reasoning_on_wherever_a_sequence_breaks(
+    thinker: Path, engine: BenchEngine
+) -> None:
+    tokenizer = Tokenizer.from_file(str(thinker / "tokenizer.json"))
+    vocabulary = tokenizer.get_vocab()
+    begin, end = vocabulary["<think>"], vocabulary["</think>"]
+    prompt = [1, 2, 3, begin]
+    late = StructuredOutput(regex=PATTERN, after_reasoning="{}")
+    # Whatever may come, the end of the reasoning comes next: only the grammar keeps it away.
+    sampling = Sampling(max_tokens=60, temperature=0.0, logit_bias={end: 100.0}, structured=late)
+    whole = THOUGHTS + engine.run(prompt, sampling, THOUGHTS).tokens
+    assert whole[len(THOUGHTS)] == end
+    assert re.fullmatch(PATTERN, tokenizer.decode(whole[len(THOUGHTS) + 1 :]))
+    for split in range(len(THOUGHTS), len(whole)):
+        assert whole[:split] + engine.run(prompt, sampling, whole[:split]).tokens == whole
+
+
+def test_a_grammar_may_hold_from_the_first_token_on(thinker: Path, engine: BenchEngine) -> None:
+    tokenizer = Tokenizer.from_file(str(thinker / "tokenizer.json"))
+    vocabulary = tokenizer.get_vocab()
+    begin, end = vocabulary["<think>"], vocabulary["</think>"]
+    at_once = StructuredOutput(regex=PATTERN)
+    sampling = Sampling(max_tokens=60, temperature=0.0, logit_bias={end: 100.0}, structured=at_once)
+    assert re.fullmatch(PATTERN, tokenizer.decode(engine.run([1, 2, 3, begin], sampling).tokens))
