@@ -56,8 +56,10 @@ def test_a_model_whose_module_cannot_be_imported_is_refused_in_a_line(tmp_path: 
 
 
 def test_a_sequence_that_is_to_be_computed_elsewhere_stands_still_and_goes_on_here_or_anew(tmp_path: Path) -> None:
-    """Whether or not the KV of its family can move."""
-    engine = start(tiny_families.build(tmp_path, "mamba2"))
+    """In an engine whose KV cannot move."""
+    guesses = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    engine = start(tiny_llama.build(tmp_path / "llama"), engine_args={"speculative_config": guesses})
+    assert engine.info.kv_refusal == "it decodes speculatively"
     sampling, prompt = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True), prompt_of(40)
     try:
         expected = engine.run(prompt, sampling).tokens
