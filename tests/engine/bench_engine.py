@@ -183,8 +183,12 @@ class BenchEngine:
         self.loop.close()
 
 
-def reference(model: Path, calls: list[tuple[list[int], dict[str, Any]]]) -> list[tuple[list[int], str, Any]]:
-    """The same calls through vLLM's own ``LLM.generate``, one by one, in a process of its own."""
+def reference(
+    model: Path, calls: list[tuple[list[int], dict[str, Any]]], **engine: Any
+) -> list[tuple[list[int], str, Any]]:
+    """The same calls through vLLM's own ``LLM.generate``, one by one, in a process of its own. ``engine``: further
+    arguments of LLM.
+    """
     arguments = {
         "model": str(model),
         "dtype": "float32",
@@ -197,6 +201,7 @@ def reference(model: Path, calls: list[tuple[list[int], dict[str, Any]]]) -> lis
         "distributed_executor_backend": "uni",
         # Workers leave the choice of the backend to vLLM, which takes this one for these schemas.
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        **engine,
     }
     with tempfile.TemporaryDirectory() as folder:
         job, answers = Path(folder, "job.json"), Path(folder, "answers.json")

@@ -14,7 +14,7 @@ from millrace.contracts.worker import Sampling
 from services.worker.vllm_engine.startup import checked_config, engine_args
 from tests.engine.bench_engine import BenchEngine, config
 from tests.engine.moving import ask, prompt_of, tell, until_tokens
-from tests.testbed import tiny_families, tiny_llama
+from tests.testbed import moving_families, tiny_families, tiny_llama
 
 PLAIN = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
 
@@ -29,6 +29,15 @@ def test_a_mamba_model_starts_without_the_prefix_cache_that_it_cannot_have(tmp_p
         assert not engine.info.prefix_caching
         assert engine.info.max_model_len > 0
         assert len(engine.run(list(range(40)), PLAIN).tokens) == 16
+    finally:
+        engine.stop()
+
+
+def test_a_hybrid_model_takes_a_prompt_of_several_blocks_on_a_cpu(tmp_path: Path) -> None:
+    """Plain vLLM's engine dies of it where it caches prefixes, as it would choose."""
+    engine = start(moving_families.build(tmp_path, "granite4-hybrid"))
+    try:
+        assert len(engine.run(prompt_of(100), PLAIN).tokens) == PLAIN.max_tokens
     finally:
         engine.stop()
 

@@ -73,4 +73,6 @@ def test_text_is_what_plain_vllm_says(engines: Pair, family: tuple[str, Path]) -
     fields = {"max_tokens": 300, "temperature": 0.0, "ignore_eos": True}
     prompts = [prompt_of(length, salt=length) for length in (9, 100)]
     told = [engines.source.run(prompt, sampling).tokens for prompt in prompts]
-    assert told == [tokens for tokens, _, _ in reference(family[1], [(prompt, fields) for prompt in prompts])]
+    # With its prefix cache plain vLLM's engine dies on a CPU of the hybrid family's second prompt.
+    plain = reference(family[1], [(prompt, fields) for prompt in prompts], enable_prefix_caching=False)
+    assert told == [tokens for tokens, _, _ in plain]

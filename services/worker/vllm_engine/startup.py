@@ -113,8 +113,13 @@ def checked_config(arguments: AsyncEngineArgs) -> VllmConfig:
     Raises:
         ValueError: the model does not generate text.
     """
+    named = arguments.enable_prefix_caching is not None
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     model = config.model_config
+    if current_platform.is_cpu() and model.is_hybrid and not named:
+        # To cache them vLLM asks for states within a prompt, which its scan for CPUs does not give (IndexError).
+        arguments.enable_prefix_caching = False
+        config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
     if model.runner_type != "generate":
         raise ValueError(f"{model.architecture} pools (embeddings, scores or classes); only text generation is served")
     return config
