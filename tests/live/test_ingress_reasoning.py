@@ -84,3 +84,18 @@ async def test_a_request_that_vllm_refuses_is_a_400(rig: Rig):
         body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}]
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 400
     assert not rig.bugs
+
+
+async def test_calls_are_503_where_the_parsers_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The first waits for the start that fails, the next ones do not."""
+    monkeypatch.setattr("services.ingress.parsing.process._HOST", "services.ingress.parsing.nothing")
+    async with (
+        served(tmp_path, parsers={"tools": ModelParsers("qwen3", "hermes")}) as rig,
+        httpx.AsyncClient(base_url=rig.url, timeout=20) as client,
+    ):
+        body = {"model": "tools", "messages": MESSAGES, "max_tokens": 4}
+        for _ in range(2):
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_parser")
+        assert not rig.core.calls
+        assert not rig.bugs

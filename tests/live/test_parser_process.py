@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -307,6 +308,50 @@ async def test_a_process_that_is_killed_at_any_token_changes_nothing(speakers: d
         running.cancel()
         with suppress(asyncio.CancelledError):
             await running
+
+
+async def test_a_process_that_hangs_is_replaced_and_who_hung_two_is_not_asked_about_again(
+    speakers: dict[str, Speaker], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("services.ingress.parsing.process.ANSWER_S", 1.0)
+    monkeypatch.setattr("services.ingress.parsing.process.LOOK_S", 0.05)
+    family, speaker = FAMILIES["qwen3"], speakers["qwen3"]
+    ids, lost = speaker.ids(family.output), list[list[str]]()
+    process = ParserProcess(
+        [parsed_models(speakers)["qwen3"]], lambda event, **fields: lost.append([fields["how"], *fields["requests"]])
+    )
+    running = asyncio.get_running_loop().create_task(process.run())
+    try:
+        stream = await opened_stream(process, speaker, "goes on")
+        stream.feed(ids[:20], False)
+        await stream.idle()
+        stop(process)
+        stream.feed(ids[20:], True)
+        await stream.idle()
+        assert stream.parts() == family.parts
+        assert lost == [["hangs"]]
+        stream.reader.close()
+
+        send, answered = process._send, asyncio.get_running_loop().create_future()
+
+        def send_to_a_stopped_one(reader: ProcessReader, frame: bytes) -> None:
+            stop(process)
+            send(reader, frame)
+
+        monkeypatch.setattr(process, "_send", send_to_a_stopped_one)
+        ProcessReader(process, msgspec.structs.replace(question("qwen3", speaker), call="hung"), answered.set_result)
+        assert await asyncio.wait_for(answered, 60) is None
+        assert lost[1:] == [["hangs"], ["hangs", "hung"]]
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+def stop(process: ParserProcess) -> None:
+    """It hangs from now on."""
+    assert process._child is not None
+    os.kill(process._child.pid, signal.SIGSTOP)
 
 
 class Stream:

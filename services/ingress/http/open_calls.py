@@ -262,11 +262,15 @@ class OpenCalls:
         assert isinstance(parsed.request, ChatRequest)
         assert self._parsers is not None, "no model has parsers without it"
 
-        def opened(answer: ParserOpened) -> None:
+        def opened(answer: ParserOpened | None) -> None:
             if exchange.closed:
                 reader.close()
                 return
             try:
+                if answer is None:
+                    raise ApiError(
+                        503, "the parser of this model's output does not answer", kind=SERVER, code="no_parser"
+                    )
                 if answer.refusal:
                     raise bad_value("tools", answer.refusal)
                 self._begin(

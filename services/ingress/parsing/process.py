@@ -2,7 +2,7 @@
 
 Answers come in the order of the questions. Each call keeps what it sent until it ends; a new process gets it again, and
 answers that were told before are dropped. A call over whose questions two processes died or hung is not asked about
-again: its output is text from there on.
+again: it is refused, or its output is text from there on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ START_S = 60.0
 LOOK_S = 0.5
 #: Processes that one question of a call may cost.
 LOSSES_MAX = 2
-#: Pause after a start that failed: meanwhile output is text.
+#: Pause after a start that failed; new calls are refused meanwhile.
 PAUSE_S = 30.0
 
 _HOST = "services.ingress.parsing.host"
@@ -47,13 +47,16 @@ _decode = msgspec.msgpack.Decoder(Answer).decode
 class ProcessReader:
     """Reader of one call's output by the parser process; an ``OutputReader``."""
 
-    def __init__(self, process: ParserProcess, question: OpenParser, opened: Callable[[ParserOpened], None]) -> None:
+    def __init__(
+        self, process: ParserProcess, question: OpenParser, opened: Callable[[ParserOpened | None], None]
+    ) -> None:
         """Args:
-        opened: Told once what the parser asks of the engine, or why it takes no such call.
+        opened: Told once what the parser asks of the engine, or why it takes no such call; None where the process was
+            lost over it.
         """
         self._process = process
         self.call = question.call
-        self._opened: Callable[[ParserOpened], None] | None = opened
+        self._opened: Callable[[ParserOpened | None], None] | None = opened
         self._waiting: deque[tuple[list[ChoiceDelta], Callable[[list[ChoiceDelta], int | None], None]]] = deque()
         self.named = self.hidden = False
         self._called: set[int] = set()
@@ -101,12 +104,12 @@ class ProcessReader:
         """The process died or hung over this call: what it was asked is text."""
         self.given_up = True
         self.sent.clear()
-        self._open(ParserOpened(self.call, refusal="the parser of this model's output did not answer"))
+        self._open(None)
         while self._waiting:
             deltas, told = self._waiting.popleft()
             told(deltas, None)
 
-    def _open(self, answer: ParserOpened) -> None:
+    def _open(self, answer: ParserOpened | None) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
             opened(answer)
@@ -162,6 +165,9 @@ class ParserProcess(asyncio.Protocol):
     def ask(self, reader: ProcessReader, question: OpenParser | ReadOutput) -> None:
         """Send a question, now or once there is a process."""
         if isinstance(question, OpenParser):
+            if self._pause_s and self._transport is None:
+                asyncio.get_running_loop().call_soon(reader.give_up)
+                return
             self._readers[reader.call] = reader
         frame = _frame(_encode(question))
         reader.sent.append(frame)
