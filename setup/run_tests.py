@@ -54,7 +54,6 @@ FAST = (
 SLOW = (
     "papers/cascadia/tests/test_baselines.py",
     "tests/unit/test_cascade_planner.py",
-    "tests/unit/test_cascade_thresholds.py",
     "tests/unit/test_forecast_native.py",
 )
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from millrace.cascade.capacity import TierCapacity
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
+
+from papers.cascadia.capacity import TierCapacity
 
 #: Longest that the MILP may take, seconds.
 MILP_SECONDS_MAX = 30.0

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from millrace.cascade.capacity import TierCapacity, TierDeployment
-from millrace.cascade.planner import CascadeDesign, CascadePlanner
 from millrace.cascade.routing import REJECT_ALL, Routed, route
 from millrace.cascade.sample import Integers
-from millrace.cascade.thresholds import simulated_under, thresholds_for
+
+from papers.cascadia.capacity import TierCapacity, TierDeployment
+from papers.cascadia.planner import CascadeDesign, CascadePlanner
 
 #: GPUs of a server: tensor parallelism does not leave it.
 SERVER_GPUS = 8
@@ -77,10 +77,10 @@ def stand_alone(planner: CascadePlanner) -> CascadeDesign | None:
     if wanted is None:
         raise ValueError("stand_alone needs a quality")
     routed = [_only(planner, tier) for tier in range(planner.problem.sample.tiers)]
-    keeping = [each for each in routed if planner.quality(each) >= wanted]
-    chosen = keeping[0] if keeping else max(routed, key=planner.quality)
+    keeping = [each for each in routed if planner.problem.quality(each) >= wanted]
+    chosen = keeping[0] if keeping else max(routed, key=planner.problem.quality)
     design = planner.deploy(chosen)
-    return None if design is None else planner.best([planner.simulated(design)])
+    return None if design is None else planner.problem.best([planner.simulated(design)])
 
 
 def _only(planner: CascadePlanner, tier: int) -> Routed:
@@ -96,7 +96,7 @@ def prompt_router(planner: CascadePlanner, entries: Sequence[Integers]) -> Casca
     """
     accept = (ACCEPT_ALL,) * (planner.problem.sample.tiers - 1)
     designs = [planner.deploy(route(planner.problem.sample, accept, entry)) for entry in entries]
-    return planner.best([planner.simulated(design) for design in designs if design is not None])
+    return planner.problem.best([planner.simulated(design) for design in designs if design is not None])
 
 
 def rate_only(planner: CascadePlanner, usual: CascadePlanner, *, own_thresholds: bool = False) -> CascadeDesign | None:
@@ -111,9 +111,12 @@ def rate_only(planner: CascadePlanner, usual: CascadePlanner, *, own_thresholds:
     planned = same_rate.plan()
     if planned is None:
         return None
+    on_these = planner.thresholds_on(planned.deployments)
     if own_thresholds:
-        return simulated_under(planner, planned.routed.thresholds, planned.deployments)
-    return thresholds_for(planner, planned.deployments)
+        found = on_these.under(planned.routed.thresholds)
+    else:
+        found = on_these.choose().design
+    return None if found is None else CascadeDesign(**vars(found), deployments=planned.deployments)
 
 
 class _Restricted(CascadePlanner):

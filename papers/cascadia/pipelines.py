@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from millrace.cascade.replicas import ReplicaShape
 from millrace.enginemodel.step_cost import FS_PER_NS
+
+from papers.cascadia.replicas import ReplicaShape
 
 
 def pipelined(shape: ReplicaShape, *, stages: int, hop_ns: float, hop_token_ns: float, blocks: int) -> ReplicaShape:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from millrace.cascade.planner import CascadeDesign, CascadePlanner
 from millrace.cascade.routing import Thresholds, initial_thresholds, route, threshold_choices
 
 from papers.cascadia.objective import latency_quality_score
+from papers.cascadia.planner import CascadeDesign, CascadePlanner
 
 #: Iterations without a better score before the loop ends (the paper's K, which it does not give).
 STABLE_ITERATIONS = 3

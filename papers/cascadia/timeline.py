@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from millrace.cascade.capacity import TierDeployment
-from millrace.cascade.chain import serve_tier
-from millrace.cascade.replicas import NS
+from millrace.cascade.chain import NS
 from millrace.cascade.routing import Thresholds
 from millrace.cascade.sample import Floats, Integers, JudgedSample
 from millrace.enginemodel.forecast.question import ReplicaRequest
+
+from papers.cascadia.capacity import TierDeployment, serve_tier
 
 
 @dataclass(frozen=True, kw_only=True)

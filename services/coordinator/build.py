@@ -15,6 +15,7 @@ from millrace.contracts.status import InstanceSummary, ServicePresence
 from millrace.enginemodel.step_time_models import StepTimeModel
 
 from services.coordinator.actor import CoordinatorActor
+from services.coordinator.cascades import CascadesActor
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.instance_models import InstanceModels, read_step_times
 from services.coordinator.metrics import ProvisioningMetrics
@@ -62,8 +63,5 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> ActorGroup:
     if config.step_bounds.tpot_s:
         controllers.append(StepBoundsActor(config, incarnation=incarnation, instance_model=costs.of))
     if config.cascades:
-        # It brings scipy: a second of start-up that a cluster without cascades does not need.
-        from services.coordinator.cascades import CascadesActor
-
         controllers.append(CascadesActor(config, incarnation=incarnation))
     return ActorGroup(CoordinatorActor(config, incarnation=incarnation), *controllers)

@@ -15,14 +15,12 @@ class CoordinatedTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         model: Served name.
         threshold: In force until a plan says otherwise, 0 to 100.
         judge: File of its confidence judge; planning from a sample needs one of every tier but the last.
-        tensor_parallel: GPUs of an instance.
         instances: At the start; 0 for a tier that begins empty.
     """
 
     model: str
     threshold: float = 70.0
     judge: str = ""
-    tensor_parallel: int = 1
     instances: int = 1
 
 

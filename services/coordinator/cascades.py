@@ -9,8 +9,8 @@ those that a person put (``millrace plan --apply``).
 |---|---|---|
 | KeyChanged(cascade / cascade_lease) | what another coordinator or an operator wrote is taken over | |
 | KeyChanged(instance / plan) | instances of the tiers | PutKey(cascade) where that changes it |
-| TimerFired(tick) | | PutKey(cascade_lease), PutKey(cascade); PlanCascade where the traffic has changed |
-| RequestFinished (of a cascade) | rate, lengths and scores of its traffic | |
+| TimerFired(tick) | | PutKey(cascade_lease), PutKey(cascade); PlanCascade where rate or tiers have changed |
+| RequestFinished (of a cascade) | rate of its traffic | |
 | CascadePlanned, CascadePlanningFailed | no planner is at work | PutKey(cascade) where other thresholds are better |
 | StopRequested | | DeleteKey(cascade_lease) where held, Stop |
 
@@ -43,7 +43,15 @@ from millrace.contracts.subjects import Subjects, subject_token
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
-from services.coordinator.cascade_planning import CascadeState, Serving, job_of, planned, take_outcome, why_plan
+from services.coordinator.cascade_planning import (
+    CascadeState,
+    Serving,
+    job_of,
+    planned,
+    rate_of,
+    take_outcome,
+    why_plan,
+)
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.leased_plans import LeasedPlan, LeasedPlans
 
@@ -142,10 +150,7 @@ class CascadesActor:
             return []
         name = state.config.name if isinstance(body.value, CascadePlan | Lease) else ""
         effects = self.leased.on_key(body, name)
-        plan = self._leased(state).plan
-        if _thresholds(plan) != _thresholds(state.plan):
-            state.baseline, state.since_ns = None, now_ns
-        state.plan = plan
+        state.plan = self._leased(state).plan
         return effects + self._write(now_ns)
 
     def _leased(self, state: CascadeState) -> LeasedPlan[CascadePlan]:
@@ -187,7 +192,7 @@ class CascadesActor:
     # thresholds
 
     def _start_planners(self, now_ns: int) -> list[Effect]:
-        """Starts a planner for each cascade that is led here and whose traffic has changed; one at a time."""
+        """Starts a planner for each cascade that is led here and whose rate or tiers have changed; one at a time."""
         effects: list[Effect] = []
         serving = self.serving()
         for key, state in self.states.items():
@@ -196,7 +201,7 @@ class CascadesActor:
             job = job_of(state, serving, now_ns) if why else None
             if job is None:
                 continue
-            state.why, state.planned_ns = why, now_ns
+            state.why, state.planned_ns, state.rate = why, now_ns, rate_of(state, now_ns)
             state.planned_empty = [tier.model for tier in state.config.tiers if not serving.get(tier.model)]
             effects.append(PlanCascade(key=key, job=job, limit_s=PLAN_LIMIT_S))
         return effects
@@ -205,7 +210,6 @@ class CascadesActor:
         """Puts better thresholds in force. What a planner said to one that no longer leads is dropped."""
         state = self.states[body.key]
         why, state.why, state.failures = state.why, "", 0
-        state.baseline, state.since_ns = None, now_ns
         known = self._leased(state)
         if known.plan is None or not self.leased.may_plan(known, now_ns):
             return []

@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 import pytest
-from millrace.cascade.jobs import PlannedTier, PlanningJob, plan_job, problem_of
+from millrace.cascade.jobs import PlannedTier, PlanningJob, plan_job
 from millrace.cascade.recorded import recorded_sample
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
@@ -133,11 +133,11 @@ def test_what_is_missing_is_named(field: str, folder: Path) -> None:
     job = _job(folder)
     if field == "sample":
         with pytest.raises(OSError, match="missing"):
-            problem_of(msgspec.structs.replace(job, sample="missing.jsonl"), STEP_TIMES)
+            plan_job(msgspec.structs.replace(job, sample="missing.jsonl"), STEP_TIMES)
         return
     tiers = [msgspec.structs.replace(job.tiers[0], **{field: ""}), job.tiers[1]]
     with pytest.raises(ValueError, match="small"):
-        problem_of(msgspec.structs.replace(job, tiers=tiers), STEP_TIMES)
+        plan_job(msgspec.structs.replace(job, tiers=tiers), STEP_TIMES)
 
 
 def test_a_torn_judge_is_named(folder: Path) -> None:

@@ -1,58 +1,38 @@
-"""Plans of cascades: one replica, the whole chain, quality kept, the published loop beside the exact one."""
+"""Thresholds planned for the instances of a cascade: the whole chain, what is kept, what is changed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
-import millrace.cascade.planner as planning
 import msgspec
-import numpy as np
 import pytest
-from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies
-from millrace.cascade.planner import CascadePlanner, CascadeProblem
-from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
-from millrace.cascade.routing import REJECT_ALL, route, subset_routings
-from millrace.cascade.sample import JudgedSample
-from millrace.enginemodel.coefficients import load_step_time
+from millrace.cascade.routing import REJECT_ALL, route
+from millrace.cascade.thresholds import ThresholdDesign, ThresholdPlanner, ThresholdProblem
 from millrace.enginemodel.forecast import NATIVE
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
-from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
 
-PARAMETERS = EngineParameters(max_model_len=4096, blocks_total=4096, max_sequences=64)
-EIGHT_BILLION = load_step_time("h100-llama-3-8b")
+from tests.unit.cascade_cases import COST, PARAMETERS, judged, tiers
 
 
-def engine(factor: float, tensor: int = 1) -> ReplicaShape:
-    """An H100 with a model ``factor`` times as slow as an 8B one; GPUs share the work with a loss of a fifth each."""
-    cost = EIGHT_BILLION.times(factor / tensor**0.8).cost(PARAMETERS)
-    return ReplicaShape(tensor=tensor, cost=cost, parameters=PARAMETERS)
-
-
-def judged(count: int = 400, seed: int = 0) -> JudgedSample:
-    """Scores that say how good an answer is within some points; the largest model is the best on average."""
-    rng = np.random.default_rng(seed)
-    scores = np.clip(rng.normal(70, 20, (count, 2)), 0, 100)
-    quality = np.clip(np.column_stack([scores + rng.normal(0, 5, (count, 2)), rng.normal(90, 6, count)]), 0, 100)
-    prompts = np.repeat(rng.integers(50, 800, (count, 1)), 3, axis=1)
-    return JudgedSample(
-        scores=scores, quality=quality, prompt_tokens=prompts, output_tokens=rng.integers(10, 120, (count, 3))
-    )
-
-
-def problem(**changes: object) -> CascadeProblem:
+def problem(**changes: object) -> ThresholdProblem:
     fields: dict[str, object] = {
-        "sample": judged(),
-        "rate": 8.0,
-        "gpus": 12,
-        "shapes": [[engine(1.0)], [engine(3.0, 1), engine(3.0, 2)], [engine(8.0, 2), engine(8.0, 4)]],
-        "judge_s": (0.05, 0.05),
-        "quality_min": 80.0,
-        "thresholds_most": 4,
-    }
-    return CascadeProblem(**{**fields, **changes})  # type: ignore[arg-type]
+        "sample": judged(), "rate": 8.0, "judge_s": (0.05, 0.05), "quality_min": 80.0, "thresholds_most": 4,
+    }  # fmt: skip
+    return ThresholdProblem(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def planner(**changes: object) -> ThresholdPlanner:
+    return ThresholdPlanner(problem(**changes), tiers(2, 3, 6))
+
+
+def chosen(one: ThresholdPlanner) -> ThresholdDesign:
+    design = one.choose().design
+    assert design is not None
+    return design
 
 
 def requests(seed: int, count: int = 60) -> list[ReplicaRequest]:
@@ -78,7 +58,7 @@ def test_the_compiled_replica_equals_the_reference(seed: int, ahead: bool) -> No
         async_scheduling=ahead,
     )
     arrivals = requests(seed)
-    cost = EIGHT_BILLION.cost(parameters)
+    cost = COST.cost(parameters)
     compiled = simulate_replica(arrivals, cost, parameters)
     assert compiled == simulate_replica(arrivals, cost, parameters, native=False)
 
@@ -90,97 +70,71 @@ def test_a_request_that_the_engine_would_refuse_is_refused() -> None:
         simulate_replica([ReplicaRequest(5, 1, 1), ReplicaRequest(4, 1, 1)], StepCost(fixed=1), PARAMETERS)
 
 
-def test_latency_rises_with_the_rate_and_more_gpus_serve_more() -> None:
-    sample = judged()
-    workload = TierWorkload(sample.prompt_tokens[:, 0], sample.output_tokens[:, 0])
-    model = ReplicaModel(requests=120)
-    slow, fast = (model.curve(workload, engine(3.0, tensor), b"w") for tensor in (1, 4))
-    assert slow is not None
-    assert fast is not None
-    assert list(slow.latencies_s) == sorted(slow.latencies_s)
-    assert fast.highest_rate(3.0) > slow.highest_rate(3.0) > 0 == slow.highest_rate(0.001)
-    runs = model.runs
-    model.curve(workload, engine(9.0, 1), b"other")
-    assert model.runs > runs
-
-
-def test_a_workload_that_does_not_fit_the_engine_has_no_curve() -> None:
-    workload = TierWorkload(np.array([4000]), np.array([200]))
-    assert ReplicaModel(requests=10).curve(workload, engine(1.0), b"long") is None
-
-
 def test_an_escalated_request_pays_every_tier_and_the_judge() -> None:
-    sample = judged()
-    deployments = tuple(TierDeployment(((engine(factor), 4),), (100.0,)) for factor in (1.0, 2.0, 4.0))
     load = ChainLoad(rate=0.5, judge_s=(1.0, 2.0), requests=50)
-    costs = {}
-    for name, thresholds in (("first", (0, 0)), ("second", (REJECT_ALL, 0)), ("third", (REJECT_ALL, REJECT_ALL))):
-        routed = route(sample, thresholds)
-        costs[name] = chain_latencies(sample, routed, deployments, load)
+    costs = {
+        name: chain_latencies(judged(), route(judged(), thresholds), tiers(4, 4, 4), load)
+        for name, thresholds in (("first", (0, 0)), ("second", (REJECT_ALL, 0)), ("third", (REJECT_ALL, REJECT_ALL)))
+    }
     assert (costs["second"] - costs["first"]).min() > 2.0  # an accepted answer has waited for its score as well
     assert (costs["third"] > costs["second"]).all()
+    with pytest.raises(ValueError, match="tier 2 is reached by 50 requests and has no instance"):
+        chain_latencies(judged(), route(judged(), (REJECT_ALL, REJECT_ALL)), tiers(4, 4, 0), load)
 
 
-def test_the_plan_keeps_the_quality_by_its_lower_bound_and_uses_no_gpu_twice() -> None:
-    planner = CascadePlanner(problem())
-    plan = planner.plan()
-    assert plan is not None
-    assert plan.meets
-    assert plan.routed.quality_low >= 80
-    assert sum(plan.gpus) <= 12
-    for share, gpus in zip(plan.routed.shares, plan.gpus, strict=True):
-        assert (gpus > 0) == (share > 0)
-    front = planner.front()
-    assert all(plan.p95_s <= other.p95_s for other in front if other.routed.quality_low >= 80)
-
-
-def test_no_allocated_routing_that_keeps_the_quality_is_faster_end_to_end() -> None:
-    """By the slowest tier's p95 one model alone may look better than a cascade that few requests go through."""
-    planner = CascadePlanner(problem())
-    plan = planner.plan()
-    assert plan is not None
-    routings = subset_routings(planner.problem.sample, planner.problem.thresholds_most)
-    fitting = [design for each in routings if each.quality_low >= 80 and (design := planner.deploy(each)) is not None]
-    assert len(fitting) > 10
-    least = min(planner.simulated(design).p95_s for design in fitting)
-    assert plan.p95_s <= 1.05 * least
-
-
-def test_gpus_move_only_for_a_gain_that_holds_for_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here a division by other numbers is 0.7 % faster on the planned requests."""
-    plans = {}
-    for gain in (0.0, planning.SHIFT_GAIN, 0.99):
-        monkeypatch.setattr(planning, "SHIFT_GAIN", gain)
-        plan = CascadePlanner(problem(rate=14.0, quality_min=72.0)).plan()
-        assert plan is not None
-        plans[gain] = plan
-    always, usual, never = plans.values()
-    assert 0.95 * never.p95_s < always.p95_s < never.p95_s
-    assert always.gpus != never.gpus
-    assert usual.gpus == never.gpus
-
-
-def test_more_quality_never_costs_less_time() -> None:
-    planner = CascadePlanner(problem())
-    front = planner.front()
-    by_latency = sorted(front, key=lambda design: design.tier_latency_s)
-    qualities = [design.routed.quality_low for design in by_latency]
-    assert qualities == sorted(qualities)
-    assert len(qualities) > 2
+def test_thresholds_keep_the_quality_by_its_lower_bound_and_no_simulated_ones_that_do_are_faster() -> None:
+    best = chosen(planner())
+    assert best.meets
+    assert best.routed.quality_low >= 80
+    others = planner().designs()
+    assert len(others) > 10
+    assert all(best.p95_s <= each.p95_s for each in others if each.routed.quality_low >= 80)
 
 
 def test_a_latency_bound_gives_the_best_quality_within_it() -> None:
-    slow = CascadePlanner(problem(quality_min=None, latency_max_s=60.0)).plan()
-    fast = CascadePlanner(problem(quality_min=None, latency_max_s=3.0)).plan()
-    assert slow is not None
-    assert fast is not None
+    slow, fast = (chosen(planner(quality_min=None, latency_max_s=bound)) for bound in (60.0, 3.0))
     assert slow.p95_s <= 60
     assert slow.routed.quality_low >= fast.routed.quality_low
 
 
-def test_too_few_gpus_for_any_model_are_no_plan() -> None:
-    only_large = [[engine(8.0, 4)]] * 3
-    assert CascadePlanner(problem(gpus=3, shapes=only_large)).plan() is None
+def test_a_tier_without_instances_is_passed_over_and_none_at_all_is_no_plan() -> None:
+    without = ThresholdPlanner(problem(), tiers(2, 0, 6))
+    assert chosen(without).routed.shares[1] == 0
+    nothing = ThresholdPlanner(problem(), tiers(0, 0, 0))
+    assert nothing.choose((50.0, 50.0)).design is None
+    assert nothing.outdated((50.0, 50.0)) == "no tier has an instance"
+
+
+def test_the_present_plan_is_kept_while_traffic_stays_and_outdated_when_it_changes() -> None:
+    plan = chosen(planner())
+    in_force = plan.routed.thresholds
+    assert planner().outdated(in_force, plan.p95_s) == ""
+    assert "p95" in planner(rate=300.0).outdated(in_force, plan.p95_s)
+    assert planner(rate=300.0).outdated(in_force) == "", "what was expected is not known"
+    assert "quality" in planner(quality_min=99.0).outdated(in_force, plan.p95_s)
+
+
+@pytest.mark.parametrize(("seed", "threshold"), [(0, 10.0), (1, 70.0), (2, 95.0)])
+def test_thresholds_in_force_give_way_only_to_better_ones(seed: int, threshold: float) -> None:
+    one = planner(sample=judged(seed=seed), rate=12.0)
+    in_force = (threshold, threshold)
+    now, found = one.under(in_force), one.choose(in_force)
+    assert now is not None
+    assert found.design is not None
+    assert found.kept == (found.design.routed.thresholds == in_force)
+    missed, misses = (one.problem.misses_quality(each.routed) for each in (now, found.design))
+    assert misses <= missed
+    if not missed:
+        assert found.design.p95_s <= now.p95_s
+    assert one.choose(found.design.routed.thresholds).kept
+
+
+def test_a_shortfall_that_the_sample_explains_is_no_miss() -> None:
+    by_mean = problem(sample=judged(seed=1), use_confidence=False)
+    routed = chosen(ThresholdPlanner(by_mean, tiers(2, 3, 6))).routed
+    half_a_bound = routed.quality + (routed.quality - routed.quality_low) / 2
+    assert not replace(by_mean, quality_min=half_a_bound).misses_quality(routed)
+    assert replace(by_mean, quality_min=half_a_bound, use_confidence=True).misses_quality(routed)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +143,7 @@ def test_too_few_gpus_for_any_model_are_no_plan() -> None:
         ({"latency_max_s": 3.0}, "one of quality_min and latency_max_s"),
         ({"quality_min": None}, "one of quality_min and latency_max_s"),
         ({"rate": 0.0}, "rate must be positive"),
-        ({"judge_s": (0.1,)}, "shapes needs an entry per tier"),
+        ({"judge_s": (0.1,)}, "judge_s needs an entry per tier"),
     ],
 )
 def test_a_contradictory_problem_is_refused(change: dict[str, object], told: str) -> None:

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 
 import msgspec
 
-from millrace.cascade.capacity import NO_REPLICAS, TierDeployment
-from millrace.cascade.planner import JUDGED_REQUESTS_MIN, CascadeDesign, CascadePlanner, CascadeProblem
+from millrace.cascade.chain import equal_instances
 from millrace.cascade.recorded import recorded_sample
-from millrace.cascade.replicas import ReplicaModel, ReplicaShape
 from millrace.cascade.sample import JudgedSample
-from millrace.cascade.thresholds import ChosenThresholds, choose_thresholds, outdated, simulated_under
+from millrace.cascade.thresholds import (
+    GAIN,
+    JUDGED_REQUESTS_MIN,
+    ChosenThresholds,
+    ThresholdDesign,
+    ThresholdPlanner,
+    ThresholdProblem,
+)
 from millrace.contracts.cascade import SCORE_MAX
 from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.step_cost import StepCost
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.judging.files import read_judge
 
 #: Thresholds tried per tier: 12 by 12 routings of three tiers are some seconds of one core.
 THRESHOLDS_MOST = 12
+
+#: Other divisions of the instances that are tried where a front is asked for.
+DIVISIONS_MAX = 12
 
 
 class PlannedTier(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +43,6 @@ class PlannedTier(msgspec.Struct, frozen=True, kw_only=True):
         step_time: Step-time set of its instances.
         parameters: Of an instance's scheduler.
         instances: Serving now.
-        tensor_parallel: GPUs of an instance.
     """
 
     model: str
@@ -43,7 +51,6 @@ class PlannedTier(msgspec.Struct, frozen=True, kw_only=True):
     instances: int
     recorded: str = ""
     judge: str = ""
-    tensor_parallel: int = 1
 
 
 class PlanningJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,14 +118,62 @@ def plan_job(job: PlanningJob, step_times: Mapping[str, StepTimeModel], *, front
         ValueError: a file is unreadable or of other models, or a step-time set is not here.
         OSError: a file cannot be read.
     """
-    planner = CascadePlanner(problem_of(job, step_times), ReplicaModel())
-    counts = zip(planner.problem.shapes, job.tiers, strict=True)
-    present = [_deployment(shapes[0], tier.instances) for shapes, tier in counts]
-    found = choose_thresholds(planner, present, in_force=tuple(job.thresholds) or None)
-    best = planner.plan() if front else None
-    points = _not_beaten(_point(each) for each in planner.front()) if front else []
-    result = _result(found, _change(job, planner, present), _few(planner.problem.sample.count))
-    return msgspec.structs.replace(result, best=_point(best) if best is not None else None, front=points)
+    problem, costs = problem_of(job), [_cost(tier, step_times) for tier in job.tiers]
+    counts = tuple(tier.instances for tier in job.tiers)
+    planner = _on(job, problem, costs, counts)
+    found = planner.choose(tuple(job.thresholds) or None)
+    change = planner.outdated(tuple(job.thresholds), job.planned_p95_s or None) if job.thresholds else ""
+    result = _result(found, counts, change, _few(problem.sample.count))
+    if not front:
+        return result
+    seen, best = _divided(job, problem, costs, counts)
+    points = _not_beaten(_point(each, division) for division, designs in seen.items() for each in designs)
+    return msgspec.structs.replace(result, best=best, front=points)
+
+
+def _on(
+    job: PlanningJob, problem: ThresholdProblem, costs: Sequence[StepCost], counts: Sequence[int]
+) -> ThresholdPlanner:
+    rows = zip(job.tiers, costs, counts, strict=True)
+    return ThresholdPlanner(problem, [equal_instances(count, cost, tier.parameters) for tier, cost, count in rows])
+
+
+def _divided(
+    job: PlanningJob, problem: ThresholdProblem, costs: Sequence[StepCost], counts: tuple[int, ...]
+) -> tuple[dict[tuple[int, ...], list[ThresholdDesign]], FrontPoint | None]:
+    """Designs of divisions of as many instances, on a way of falling p95 from the present one, and the last of it."""
+    seen = {counts: _on(job, problem, costs, counts).designs()}
+    best, at = problem.best(seen[counts]), counts
+    while True:
+        for division in _shifts(at):
+            if division in seen or len(seen) > DIVISIONS_MAX:
+                continue
+            seen[division] = _on(job, problem, costs, division).designs()
+            other = problem.best(seen[division])
+            if other is not None and (best is None or _ahead(problem, other, best)):
+                best, at = other, division
+                break
+        else:
+            return seen, _point(best, at) if best is not None else None
+
+
+def _ahead(problem: ThresholdProblem, other: ThresholdDesign, best: ThresholdDesign) -> bool:
+    """Whether another division is better by more than what does not hold for other requests."""
+    if other.meets != best.meets:
+        return other.meets
+    if problem.quality_min is not None and best.meets:
+        return other.p95_s <= (1 - GAIN) * best.p95_s
+    return problem.best([best, other]) == other
+
+
+def _shifts(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Divisions with one instance of a tier in another one."""
+    for source, target in permutations(range(len(counts)), 2):
+        if counts[source]:
+            given = list(counts)
+            given[source] -= 1
+            given[target] += 1
+            yield tuple(given)
 
 
 def _not_beaten(points: Iterable[FrontPoint]) -> list[FrontPoint]:
@@ -137,17 +192,15 @@ def _few(judged: int) -> str:
     return f"the sample has {judged} judged requests, and with fewer than {JUDGED_REQUESTS_MIN} quality is uncertain"
 
 
-def problem_of(job: PlanningJob, step_times: Mapping[str, StepTimeModel]) -> CascadeProblem:
+def problem_of(job: PlanningJob) -> ThresholdProblem:
     """The planner's problem.
 
     Raises:
         ValueError, OSError: as ``plan_job``.
     """
-    return CascadeProblem(
+    return ThresholdProblem(
         sample=_sample(job),
         rate=job.rate,
-        gpus=sum(tier.instances * tier.tensor_parallel for tier in job.tiers),
-        shapes=[[_shape(tier, step_times)] for tier in job.tiers],
         judge_s=[job.judge_s] * (len(job.tiers) - 1),
         quality_min=job.quality,
         latency_max_s=job.latency_s,
@@ -163,44 +216,29 @@ def _sample(job: PlanningJob) -> JudgedSample:
     return recorded_sample(Path(job.sample), [tier.recorded or tier.model for tier in job.tiers], judges)
 
 
-def _shape(tier: PlannedTier, step_times: Mapping[str, StepTimeModel]) -> ReplicaShape:
+def _cost(tier: PlannedTier, step_times: Mapping[str, StepTimeModel]) -> StepCost:
     model = step_times.get(tier.step_time)
     if model is None:
         raise ValueError(f"step times of {tier.model}: no set {tier.step_time!r} here")
-    return ReplicaShape(tensor=tier.tensor_parallel, cost=model.cost(tier.parameters), parameters=tier.parameters)
+    return model.cost(tier.parameters)
 
 
-def _deployment(shape: ReplicaShape, count: int) -> TierDeployment:
-    """So many equal replicas, which take turns."""
-    return TierDeployment(((shape, count),), (1.0,)) if count else NO_REPLICAS
-
-
-def _change(job: PlanningJob, planner: CascadePlanner, present: list[TierDeployment]) -> str:
-    """Return the reason why the plan in force no longer fits the traffic; empty where it does."""
-    if not job.thresholds:
-        return ""
-    now = simulated_under(planner, tuple(job.thresholds), present)
-    if now is None:
-        return "no tier has an instance"
-    return outdated(planner, replace(now, p95_s=job.planned_p95_s or now.p95_s))
-
-
-def _result(found: ChosenThresholds, change: str, few: str) -> PlanningResult:
+def _result(found: ChosenThresholds, counts: Sequence[int], change: str, few: str) -> PlanningResult:
     chosen = found.design
     if chosen is None:
         reason = "; ".join(filter(None, (change, "no thresholds serve the traffic", few)))
         return PlanningResult(chosen=None, meets=False, reason=reason)
     reason = "; ".join(filter(None, (change, chosen.reason, few)))
     keep = f"quality {chosen.routed.quality:.1f} and p95 {chosen.p95_s:.2f} s; {reason}" if found.kept else ""
-    return PlanningResult(chosen=_point(chosen), meets=chosen.meets, reason=reason, keep=keep)
+    return PlanningResult(chosen=_point(chosen, counts), meets=chosen.meets, reason=reason, keep=keep)
 
 
-def _point(design: CascadeDesign) -> FrontPoint:
+def _point(design: ThresholdDesign, counts: Sequence[int]) -> FrontPoint:
     routed = design.routed
     return FrontPoint(
         # A threshold that no score reaches is the highest that a plan can say.
         thresholds=[min(value, SCORE_MAX) for value in routed.thresholds],
-        instances=[sum(count for _, count in each.replicas) for each in design.deployments],
+        instances=list(counts),
         shares=list(routed.shares),
         quality=routed.quality,
         quality_low=routed.quality_low,

@@ -138,16 +138,6 @@ def routings(
     return _distinct(sample, grids, entry, asked)
 
 
-def subset_routings(sample: JudgedSample, most: int) -> list[Routed]:
-    """Every distinct routing of each choice of tiers: a model that is left out needs no GPU."""
-    found: dict[bytes, Routed] = {}
-    for count in range(sample.tiers, 0, -1):
-        for asked in itertools.combinations(range(sample.tiers), count):
-            for routed in routings(sample, most, tiers=asked):
-                found.setdefault(_identity(routed), routed)
-    return list(found.values())
-
-
 def routings_near(sample: JudgedSample, routed: Routed, *, grid: int, most: int) -> list[Routed]:
     """Every distinct routing between a grid's neighbours of another one's thresholds.
 
@@ -171,9 +161,10 @@ def _distinct(
     found: dict[bytes, Routed] = {}
     for thresholds in itertools.product(*(sorted(grid) for grid in grids)):
         routed = route(sample, thresholds, entry, tiers=tiers)
-        found.setdefault(_identity(routed), routed)
+        found.setdefault(identity(routed), routed)
     return list(found.values())
 
 
-def _identity(routed: Routed) -> bytes:
+def identity(routed: Routed) -> bytes:
+    """Equal for routings that do the same with each request."""
     return routed.reached.tobytes() + routed.answered_by.tobytes()

@@ -99,7 +99,6 @@ def _tier(spec: ClusterSpec, model: ModelSpec, judge: str) -> PlannedTier:
         parameters=EngineParameters(max_model_len=length, blocks_total=blocks, prefix_caching=False),
         instances=len(instances_of(spec, model)),
         judge=str(folder / judge) if judge else "",
-        tensor_parallel=group.tensor_parallel,
     )
 
 

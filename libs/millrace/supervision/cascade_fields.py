@@ -45,8 +45,7 @@ def coordinator_cascades(spec: ClusterSpec, judges: Mapping[str, str]) -> dict[s
 def _instances(spec: ClusterSpec, name: str, judges: Mapping[str, str]) -> dict[str, Any]:
     """Of a model of the cascade as the coordinator's configuration has it: its instances, and how they are judged."""
     model = next(model for model in spec.models if model.name == name)
-    group = model.groups[0]
-    told: dict[str, Any] = {"tensor_parallel": group.tensor_parallel, "instances": len(instances_of(spec, model))}
+    told: dict[str, Any] = {"instances": len(instances_of(spec, model))}
     if name in judges:
         told["judge"] = judges[name]
     return told

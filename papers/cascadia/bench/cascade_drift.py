@@ -11,15 +11,14 @@ import argparse
 from typing import NamedTuple
 
 import numpy as np
-from millrace.cascade.drift import DriftSettings, TrafficWindow, detect_drift
-from millrace.cascade.planner import CascadeDesign, CascadePlanner
-from millrace.cascade.replicas import NS
+from millrace.cascade.chain import NS
 from millrace.cascade.sample import JudgedSample
-from millrace.cascade.thresholds import choose_thresholds
 
 from papers.cascadia.bench.cascade_models import h100_pair, has_data
 from papers.cascadia.bench.cascade_slo import JUDGE_S, Setting, planner_of, rate_of
 from papers.cascadia.bench.cascade_traces import NOTE, PAIR, trace, wildbench
+from papers.cascadia.drift import DriftSettings, TrafficWindow, detect_drift
+from papers.cascadia.planner import CascadeDesign, CascadePlanner
 from papers.cascadia.timeline import Outcomes, Timeline, run_timeline
 
 #: By order: (trace, minutes) of each segment, the paper's lengths.
@@ -144,7 +143,7 @@ def _window(traffic: Traffic, begin_s: float, end_s: float) -> TrafficWindow:
 
 def _controlled(setting: Setting, traffic: Traffic, start: CascadeDesign, seed: int) -> Controlled:
     """Checks each minute, as a coordinator does; it sees arrivals, lengths and scores, and no latency."""
-    plan, thresholds = start, [(0, start.routed.thresholds)]
+    in_force, thresholds = start.routed.thresholds, [(0, start.routed.thresholds)]
     planned = _window(traffic, 0.0, WINDOW_S)
     alarms = 0
     settings = DriftSettings(interval_s=CHECK_S)
@@ -154,11 +153,11 @@ def _controlled(setting: Setting, traffic: Traffic, start: CascadeDesign, seed: 
             continue
         alarms += 1
         planner = _planner(setting, traffic, now_s - WINDOW_S, now_s, seed)
-        found = choose_thresholds(planner, plan.deployments, in_force=plan.routed.thresholds)
+        found = planner.thresholds_on(start.deployments).choose(in_force)
         planned = current
         if found.design is not None and not found.kept:
-            thresholds.append((int(now_s * NS), found.design.routed.thresholds))
-            plan = found.design
+            in_force = found.design.routed.thresholds
+            thresholds.append((int(now_s * NS), in_force))
     timeline = Timeline(tiers=start.deployments, thresholds=thresholds, judge_s=(JUDGE_S,))
     return Controlled(timeline, len(thresholds) - 1, alarms)
 

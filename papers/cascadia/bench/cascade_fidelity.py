@@ -18,9 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from millrace.cascade.capacity import TierDeployment
-from millrace.cascade.planner import CascadeDesign
-from millrace.cascade.replicas import NS, ReplicaShape
+from millrace.cascade.chain import NS
 from millrace.cascade.sample import JudgedSample
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
@@ -36,6 +34,9 @@ from bench.published.tables import H100
 from papers.cascadia.bench.cascade_models import DATA, TABLES, fp8_70b, has_data
 from papers.cascadia.bench.cascade_slo import JUDGE_S, Setting, planner_of, rate_of
 from papers.cascadia.bench.cascade_traces import NOTE, PAIR, poisson, wildbench
+from papers.cascadia.capacity import TierDeployment
+from papers.cascadia.planner import CascadeDesign
+from papers.cascadia.replicas import ReplicaShape
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import (
     ClusterTable,

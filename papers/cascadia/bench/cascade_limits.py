@@ -14,16 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from millrace.cascade.capacity import HALVINGS, TierCapacity, TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
-from millrace.cascade.planner import LATENCY_S_MAX, CascadePlanner
-from millrace.cascade.replicas import ReplicaShape
-from millrace.cascade.routing import Routed, subset_routings
+from millrace.cascade.routing import Routed
 
 from papers.cascadia.baselines import stand_alone
 from papers.cascadia.bench.cascade_models import h100_pair, h200_three, has_data
 from papers.cascadia.bench.cascade_slo import QUALITIES, THRESHOLDS, Setting, planner_of, rate_of
 from papers.cascadia.bench.cascade_traces import NOTE, PAIR, THREE, TRACES, halves, trace
+from papers.cascadia.capacity import HALVINGS, TierCapacity, TierDeployment, service_of
+from papers.cascadia.planner import LATENCY_S_MAX, CascadePlanner, subset_routings
+from papers.cascadia.replicas import ReplicaShape
 
 #: Requests with which every design is simulated, and designs that are simulated with all.
 SCREENED_REQUESTS, KEPT = 300, 60
@@ -83,7 +83,7 @@ def brute_force(planner: CascadePlanner) -> Found:
     All are simulated with a few requests, and the best of them with as many as the plan was.
     """
     screened: list[tuple[float, int, Routed, tuple[TierDeployment, ...]]] = []
-    load = planner.load()
+    load = planner.problem.load(planner.model.seed)
     few = replace(load, requests=min(load.requests, SCREENED_REQUESTS))
     for routed in _worth_serving(planner):
         tiers = [planner.tier(routed, index) for index in range(planner.problem.sample.tiers)]
@@ -95,7 +95,8 @@ def brute_force(planner: CascadePlanner) -> Found:
 
 
 def _p95_s(planner: CascadePlanner, routed: Routed, deployments: tuple[TierDeployment, ...], load: ChainLoad) -> float:
-    return chain_p95_s(chain_latencies(planner.problem.sample, routed, deployments, load))
+    tiers = [service_of(each) for each in deployments]
+    return chain_p95_s(chain_latencies(planner.problem.sample, routed, tiers, load))
 
 
 def _worth_serving(planner: CascadePlanner) -> list[Routed]:

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-from millrace.cascade.replicas import ReplicaShape
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.measured import MeasuredCurve
 from millrace.enginemodel.parameters import EngineParameters
@@ -23,6 +22,7 @@ from bench.published.kernel_table import KernelTableStepTime
 from bench.published.shapes import H100_BYTES, H200_BYTES, LLAMA_3_8B, LLAMA_3_70B, QWEN_3_32B, Shape
 from bench.published.tables import H100, H200, Hardware
 from papers.cascadia.pipelines import pipelined
+from papers.cascadia.replicas import ReplicaShape
 
 DATA = Path(os.environ.get("MILLRACE_DATA", "../shared/data"))
 TABLES = {H100.name: "h100_sxm_vllm0.14.0", H200.name: "h200_sxm_vllm0.14.0"}

@@ -11,8 +11,7 @@ import argparse
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from millrace.cascade.planner import CascadeDesign, CascadePlanner
-from millrace.cascade.replicas import NS, ReplicaShape, serve
+from millrace.cascade.chain import NS
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from scipy.stats import kendalltau
 
@@ -22,6 +21,8 @@ from papers.cascadia.baselines import uniform_allocation, uniform_parallelism
 from papers.cascadia.bench.cascade_models import h100_pair, has_data, pipeline, tensor_parallel
 from papers.cascadia.bench.cascade_slo import Setting, planner_of, rate_of
 from papers.cascadia.bench.cascade_traces import NOTE, PAIR, TRACES, halves, trace
+from papers.cascadia.planner import CascadeDesign, CascadePlanner
+from papers.cascadia.replicas import ReplicaShape, serve
 
 #: (DP, TP, PP) and requests/s that the paper measured.
 TABLE_1 = {

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from millrace.cascade.planner import CascadeDesign, CascadePlanner
 
 from papers.cascadia.bench.cascade_models import h200_three, has_data
 from papers.cascadia.bench.cascade_slo import Setting, planner_of, rate_of
 from papers.cascadia.bench.cascade_traces import NOTE, THREE, wildbench
+from papers.cascadia.planner import CascadeDesign, CascadePlanner
 from papers.cascadia.published_loop import plan_as_published
 
 GPUS = 32
@@ -61,7 +61,7 @@ def _plans(setting: Setting, seed: int) -> tuple[CascadePlanner, list[tuple[floa
     front, plans = planner.front(), []
     for share in QUALITIES:
         wanted = share * largest
-        best = _asking(planner, wanted).best(front)
+        best = _asking(planner, wanted).problem.best(front)
         assert best is not None, "a front is never empty where the largest model keeps the load"
         plans.append((wanted, best))
     return planner, plans

@@ -18,10 +18,7 @@ from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
-from millrace.cascade.capacity import TierDeployment
 from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
-from millrace.cascade.planner import CascadeDesign, CascadePlanner, CascadeProblem
-from millrace.cascade.replicas import ReplicaModel, ReplicaShape
 from millrace.cascade.routing import REJECT_ALL, Routed, route
 from millrace.cascade.sample import Floats, Integers, JudgedSample
 
@@ -34,7 +31,10 @@ from papers.cascadia.baselines import (
 )
 from papers.cascadia.bench.cascade_models import h100_pair, h200_three, has_data
 from papers.cascadia.bench.cascade_traces import NOTE, PAIR, THREE, TRACES, ease, halves, halves_of, trace, trace_rows
+from papers.cascadia.capacity import TierDeployment, service_of
+from papers.cascadia.planner import CascadeDesign, CascadePlanner, CascadeProblem
 from papers.cascadia.published_loop import plan_as_published
+from papers.cascadia.replicas import ReplicaModel, ReplicaShape
 
 #: Rate at which systems are compared, as a share of the most that the largest model alone serves.
 LOAD = 0.7
@@ -165,7 +165,7 @@ def _prompt_router(
         design = planner.deploy(route(planner.problem.sample, accept, _entries(planned, cuts)))
         if design is not None:
             found.append((planner.simulated(design), cuts))
-    best = planner.best([design for design, _ in found])
+    best = planner.problem.best([design for design, _ in found])
     if best is None:
         return None
     cuts = next(cuts for design, cuts in found if design.routed is best.routed)
@@ -218,7 +218,7 @@ def _latency(served: ServedDesign, sample: JudgedSample, rate: float, seed: int)
     deployments: tuple[TierDeployment, ...] = served.design.deployments
     if any(share > 0 and not each.replicas for share, each in zip(served.routed.shares, deployments, strict=True)):
         return math.inf  # a share that no planned request had
-    return chain_p95_s(chain_latencies(sample, served.routed, deployments, load))
+    return chain_p95_s(chain_latencies(sample, served.routed, [service_of(each) for each in deployments], load))
 
 
 def _print(name: str, runs: Sequence[Compared]) -> None:

@@ -11,14 +11,14 @@ import itertools
 import statistics
 import time
 
-from millrace.cascade.planner import CascadePlanner, CascadeProblem
-from millrace.cascade.replicas import ReplicaModel
 from millrace.cascade.routing import route, routings
 
 from papers.cascadia.allocation import bisect_allocation, latency_table, milp_allocation
 from papers.cascadia.bench.cascade_models import MODELS, has_data, replica_shapes
 from papers.cascadia.bench.cascade_traces import wildbench
+from papers.cascadia.planner import CascadePlanner, CascadeProblem
 from papers.cascadia.published_loop import plan_as_published
+from papers.cascadia.replicas import ReplicaModel
 
 #: Requests/s for each GPU: about half of what the planned allocations can serve.
 RATE_PER_GPU = 0.15

@@ -10,7 +10,7 @@ import csv
 from functools import cache
 
 import numpy as np
-from millrace.cascade.replicas import NS
+from millrace.cascade.chain import NS
 from millrace.cascade.sample import Floats, Integers, JudgedSample
 
 from papers.cascadia.bench.cascade_models import DATA, MODEL_LEN_MAX

@@ -7,12 +7,12 @@ import math
 from random import Random
 
 import pytest
-from millrace.cascade.capacity import TierCapacity, allocate
-from millrace.cascade.replicas import RateCurve, ReplicaShape
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
 
 from papers.cascadia.allocation import Allocation, bisect_allocation, latency_table, milp_allocation
+from papers.cascadia.capacity import TierCapacity, allocate
+from papers.cascadia.replicas import RateCurve, ReplicaShape
 
 
 def random_table(rng: Random, gpus: int) -> list[float]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from millrace.cascade.capacity import TierCapacity
-from millrace.cascade.planner import CascadePlanner
-from millrace.cascade.replicas import RateCurve
 
 from papers.cascadia.baselines import (
     UniformShare,
@@ -17,7 +14,11 @@ from papers.cascadia.baselines import (
     uniform_allocation,
     uniform_parallelism,
 )
-from tests.unit.test_cascade_planner import engine, judged, problem
+from papers.cascadia.capacity import TierCapacity
+from papers.cascadia.planner import CascadePlanner
+from papers.cascadia.replicas import RateCurve
+from papers.cascadia.tests.test_planner import engine, problem
+from tests.unit.cascade_cases import judged
 
 CURVE = RateCurve((1.0, 2.0), (1.0, 2.0))
 

@@ -1,11 +1,11 @@
 """Pipelines as lanes of the engine model."""
 
-from millrace.cascade.replicas import ReplicaShape, serve
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 
 from papers.cascadia.pipelines import pipelined
+from papers.cascadia.replicas import ReplicaShape, serve
 
 PARAMETERS = EngineParameters(blocks_total=64, max_model_len=512)
 

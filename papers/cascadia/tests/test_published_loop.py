@@ -1,11 +1,11 @@
 """The published loop and its objectives."""
 
 import pytest
-from millrace.cascade.planner import CascadePlanner
 
 from papers.cascadia.objective import latency_quality_score, quality_latency_score
+from papers.cascadia.planner import CascadePlanner
 from papers.cascadia.published_loop import plan_as_published
-from tests.unit.test_cascade_planner import problem
+from papers.cascadia.tests.test_planner import problem
 
 
 def test_the_papers_example_of_the_objective():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from millrace.cascade.capacity import NO_REPLICAS, TierDeployment
-from millrace.cascade.replicas import NS
+from millrace.cascade.chain import NS
 from millrace.cascade.sample import JudgedSample
 
+from papers.cascadia.capacity import NO_REPLICAS, TierDeployment
+from papers.cascadia.tests.test_planner import engine
 from papers.cascadia.timeline import Timeline, run_timeline
-from tests.unit.test_cascade_planner import engine
 
 SMALL, LARGE = (TierDeployment(((engine(factor), 1),), (1.0,)) for factor in (1.0, 8.0))
 

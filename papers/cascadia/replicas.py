@@ -9,15 +9,13 @@ from random import Random
 
 import msgspec
 import numpy as np
-
+from millrace.cascade.chain import NS, PERCENTILE
 from millrace.cascade.sample import Integers
 from millrace.enginemodel.forecast.native import native_runs
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
-
-NS = 1_000_000_000
 
 #: Requests of one run. The 95th percentile then rests on 15 requests above it.
 RUN_REQUESTS = 300
@@ -27,9 +25,6 @@ RATE_SHARES = (0.05, 0.2, 0.4, 0.55, 0.7, 0.8, 0.9, 0.97)
 
 #: Runs of one curve at once: the compiled engine model runs without Python's lock.
 THREADS = 2
-
-#: The percentile that counts as a tier's latency.
-PERCENTILE = 95.0
 
 
 class ReplicaShape(msgspec.Struct, frozen=True, kw_only=True):

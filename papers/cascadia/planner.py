@@ -12,19 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-
-from millrace.cascade.capacity import TierCapacity, TierDeployment, allocate
-from millrace.cascade.chain import ChainLoad, chain_latencies, chain_p95_s
-from millrace.cascade.replicas import ReplicaModel, ReplicaShape, TierWorkload
-from millrace.cascade.routing import Routed, routings_near, subset_routings
+from millrace.cascade.routing import Routed, identity, routings
 from millrace.cascade.sample import JudgedSample
+from millrace.cascade.thresholds import ThresholdDesign, ThresholdPlanner, ThresholdProblem
+
+from papers.cascadia.capacity import TierCapacity, TierDeployment, allocate, service_of
+from papers.cascadia.replicas import ReplicaModel, ReplicaShape, TierWorkload
 
 #: Latency beyond which an allocation counts as no service at all, seconds.
 LATENCY_S_MAX = 600.0
-
-#: Below so many judged requests the quality of thresholds is known too badly: planned on 50 requests, thresholds miss
-#: their target in 39 % of cases, on 400 in 11 % (bootstrap over WildBench's scores).
-JUDGED_REQUESTS_MIN = 400
 
 #: Candidates by allocation whose end-to-end latency is simulated.
 SIMULATED_MAX = 24
@@ -37,68 +33,38 @@ LEAN_MAX = 12
 SHIFTED_MAX = 60
 SHIFT_GAIN = 0.05
 
-#: Span of a simulation, and most requests of a sample smaller than that.
-SIMULATED_S = 60.0
-SIMULATED_REQUESTS_MAX = 2_000
-
-#: Thresholds tried per tier between the grid's neighbours of the best ones.
-REFINED_THRESHOLDS = 8
-
 
 @dataclass(frozen=True, kw_only=True)
-class CascadeProblem:
-    """Planning problem of one cascade.
+class CascadeProblem(ThresholdProblem):
+    """Planning problem of one cascade whose GPUs are not divided yet.
 
     Attributes:
-        sample: Judged requests.
-        rate: Requests/s that the cascade gets.
         gpus: In all.
         shapes: By tier, ways to run its model; those that do not fit in memory are left out by the caller.
-        judge_s: By tier but the last, seconds that judging an answer takes.
-        quality_min: Mean quality asked for, 0 to 100; None where ``latency_max_s`` is given.
-        latency_max_s: p95 asked for; the plan then has the best quality within it.
-        use_confidence: Hold the lower confidence bound of quality, not the mean, to ``quality_min``.
-        thresholds_most: Thresholds tried per tier.
     """
 
-    sample: JudgedSample
-    rate: float
     gpus: int
     shapes: Sequence[Sequence[ReplicaShape]]
-    judge_s: Sequence[float]
-    quality_min: float | None = None
-    latency_max_s: float | None = None
-    use_confidence: bool = True
-    thresholds_most: int = 12
 
     def __post_init__(self) -> None:
-        if (self.quality_min is None) == (self.latency_max_s is None):
-            raise ValueError("one of quality_min and latency_max_s is needed, and not both")
-        if self.rate <= 0 or self.gpus < 1:
-            raise ValueError("rate must be positive and gpus at least 1")
-        if len(self.shapes) != self.sample.tiers or len(self.judge_s) != self.sample.tiers - 1:
-            raise ValueError("shapes needs an entry per tier, judge_s one per tier but the last")
+        super().__post_init__()
+        if self.gpus < 1:
+            raise ValueError("gpus must be at least 1")
+        if len(self.shapes) != self.sample.tiers:
+            raise ValueError("shapes needs an entry per tier")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CascadeDesign:
+class CascadeDesign(ThresholdDesign):
     """A planned cascade.
 
     Attributes:
-        routed: Its thresholds and what they do to the sample.
         deployments: By tier.
         tier_latency_s: p95 that every tier keeps by allocation.
-        p95_s: Simulated end-to-end p95; NaN where it was not simulated.
-        meets: Whether quality or latency is as asked for.
-        reason: One sentence.
     """
 
-    routed: Routed
     deployments: tuple[TierDeployment, ...]
-    tier_latency_s: float
-    p95_s: float = math.nan
-    meets: bool = True
-    reason: str = ""
+    tier_latency_s: float = math.nan
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -123,11 +89,11 @@ class CascadePlanner:
         be served at all.
         """
         everything = subset_routings(self.problem.sample, self.problem.thresholds_most)
-        coarse = self.best(self._simulated(everything))
+        coarse = self.problem.best(self._simulated(everything))
         if coarse is None:
             return None
-        best = self.best([coarse, *self._simulated(self.near(coarse.routed))])
-        return None if best is None else self.best([best, *self.shifted(best)])
+        best = self.problem.best([coarse, *self._simulated(self.problem.near(coarse.routed))])
+        return None if best is None else self.problem.best([best, *self.shifted(best)])
 
     def shifted(self, design: CascadeDesign) -> list[CascadeDesign]:
         """Simulated designs on a way of falling p95, each with some GPUs moved from one tier to another."""
@@ -156,33 +122,6 @@ class CascadePlanner:
         deployments = tuple(tier.deployment(latency_s, count) for tier, latency_s, count in rows)
         return self.simulated(replace(design, deployments=deployments, tier_latency_s=max(latencies)))
 
-    def near(self, routed: Routed) -> list[Routed]:
-        problem = self.problem
-        grid, most = problem.thresholds_most, REFINED_THRESHOLDS
-        return routings_near(problem.sample, routed, grid=grid, most=most)
-
-    def best(self, designs: Sequence[CascadeDesign]) -> CascadeDesign | None:
-        """Of simulated designs the one that fits best, flagged where none meets what is asked; None of none."""
-        if not designs:
-            return None
-        problem = self.problem
-        if problem.quality_min is not None:
-            fitting = [design for design in designs if self.quality(design.routed) >= problem.quality_min]
-            if fitting:
-                best = min(fitting, key=lambda design: design.p95_s)
-                return _with(
-                    best, True, f"least p95 of {len(fitting)} routings that keep quality {problem.quality_min:g}"
-                )
-            best = max(designs, key=lambda design: (self.quality(design.routed), -design.p95_s))
-            return _with(best, False, f"no routing keeps quality {problem.quality_min:g}; the best one found")
-        assert problem.latency_max_s is not None, "a problem asks for quality or for latency"
-        fitting = [design for design in designs if design.p95_s <= problem.latency_max_s]
-        if fitting:
-            best = max(fitting, key=lambda design: (self.quality(design.routed), -design.p95_s))
-            return _with(best, True, f"best quality of {len(fitting)} routings within {problem.latency_max_s:g} s")
-        best = min(designs, key=lambda design: design.p95_s)
-        return _with(best, False, f"no routing stays within {problem.latency_max_s:g} s; the fastest one")
-
     def front(self) -> list[CascadeDesign]:
         """Designs that no other beats in both quality and allocated latency, each with its simulated p95."""
         everything = subset_routings(self.problem.sample, self.problem.thresholds_most)
@@ -191,7 +130,7 @@ class CascadePlanner:
     def _simulated(self, candidates: Sequence[Routed], *, lean: bool = True) -> list[CascadeDesign]:
         """The front of some routings, and those that send fewest requests to the tiers."""
         designs = [design for routed in candidates if (design := self.deploy(routed)) is not None]
-        kept = thinned(_not_beaten(designs, self.quality), SIMULATED_MAX)
+        kept = thinned(_not_beaten(designs, self.problem.quality), SIMULATED_MAX)
         known = {id(design) for design in kept}
         more = thinned(self._lean(designs), LEAN_MAX) if lean else []
         return [self.simulated(design) for design in [*kept, *(each for each in more if id(each) not in known)]]
@@ -203,10 +142,10 @@ class CascadePlanner:
         requests go through: end to end the cascade may be much faster.
         """
         wanted = self.problem.quality_min
-        keeping = [each for each in designs if wanted is None or self.quality(each.routed) >= wanted]
+        keeping = [each for each in designs if wanted is None or self.problem.quality(each.routed) >= wanted]
         kept: list[CascadeDesign] = []
-        for design in sorted(keeping, key=lambda each: (sum(each.routed.shares), -self.quality(each.routed))):
-            if not any(_sends_less(other.routed, design.routed, self.quality, wanted) for other in kept):
+        for design in sorted(keeping, key=lambda each: (sum(each.routed.shares), -self.problem.quality(each.routed))):
+            if not any(_sends_less(other.routed, design.routed, self.problem.quality, wanted) for other in kept):
                 kept.append(design)
         return kept
 
@@ -242,24 +181,12 @@ class CascadePlanner:
         return TierCapacity(curves, rate)
 
     def simulated(self, design: CascadeDesign) -> CascadeDesign:
-        sample, native = self.problem.sample, self.model.native
-        latencies = chain_latencies(sample, design.routed, design.deployments, self.load(), native=native)
-        return replace(design, p95_s=chain_p95_s(latencies))
+        tiers = [service_of(each, native=self.model.native) for each in design.deployments]
+        return replace(design, p95_s=self.problem.p95_s(design.routed, tiers, seed=self.model.seed))
 
-    def load(self) -> ChainLoad:
-        """Load of a simulation: a minute at the problem's rate, so that queues that grow show, within bounds."""
-        problem = self.problem
-        requests = max(problem.sample.count, JUDGED_REQUESTS_MIN, round(problem.rate * SIMULATED_S))
-        return ChainLoad(
-            rate=problem.rate,
-            judge_s=problem.judge_s,
-            requests=min(requests, max(problem.sample.count, SIMULATED_REQUESTS_MAX)),
-            seed=self.model.seed,
-        )
-
-    def quality(self, routed: Routed) -> float:
-        """The quality that is held to what is asked: the lower confidence bound, or the mean."""
-        return routed.quality_low if self.problem.use_confidence else routed.quality
+    def thresholds_on(self, deployments: Sequence[TierDeployment]) -> ThresholdPlanner:
+        """The core's planner of thresholds, for replicas as they are."""
+        return ThresholdPlanner(self.problem, [service_of(each, native=self.model.native) for each in deployments])
 
 
 def _not_beaten(designs: Sequence[CascadeDesign], quality_of: Callable[[Routed], float]) -> list[CascadeDesign]:
@@ -288,8 +215,14 @@ def _spread(needs: Sequence[int], gpus: int, rates: Sequence[float]) -> list[int
     return given
 
 
-def _with(design: CascadeDesign, meets: bool, reason: str) -> CascadeDesign:
-    return replace(design, meets=meets, reason=reason)
+def subset_routings(sample: JudgedSample, most: int) -> list[Routed]:
+    """Every distinct routing of each choice of tiers: a model that is left out needs no GPU."""
+    found: dict[bytes, Routed] = {}
+    for count in range(sample.tiers, 0, -1):
+        for asked in itertools.combinations(range(sample.tiers), count):
+            for routed in routings(sample, most, tiers=asked):
+                found.setdefault(identity(routed), routed)
+    return list(found.values())
 
 
 def shifts(gpus: Sequence[int], shares: Sequence[float]) -> Iterator[list[int]]:

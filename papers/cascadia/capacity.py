@@ -7,12 +7,16 @@ in ``O(GPUs · shapes)``.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
+from millrace.cascade.chain import TierService
+from millrace.enginemodel.forecast.question import ReplicaRequest
 
-from millrace.cascade.replicas import RateCurve, ReplicaShape
+from papers.cascadia.replicas import RateCurve, ReplicaShape, serve
 
 #: Halvings of a latency interval; 2^-30 of a minute is 56 ns.
 HALVINGS = 30
@@ -142,3 +146,30 @@ def _total(tiers: Sequence[TierCapacity], latency_s: float, gpus: int) -> tuple[
             return None
         needs.append(need)
     return tuple(needs)
+
+
+def service_of(deployment: TierDeployment, *, native: bool = True) -> TierService | None:
+    """Simulation of a tier for ``chain_latencies``; None for one without replicas."""
+    return partial(serve_tier, deployment=deployment, native=native) if deployment.replicas else None
+
+
+def serve_tier(requests: Sequence[ReplicaRequest], deployment: TierDeployment, *, native: bool = True) -> list[int]:
+    """End of each request on one tier's replicas, ns.
+
+    Replicas take turns in proportion to their planned rates (smooth weighted round robin).
+    """
+    rows = zip(deployment.replicas, deployment.rates, strict=True)
+    replicas = [(shape, rate) for (shape, count), rate in rows for _ in range(count)]
+    turns = [(1 / rate, index) for index, (_, rate) in enumerate(replicas)]
+    heapq.heapify(turns)
+    parts: list[list[int]] = [[] for _ in replicas]
+    for position in range(len(requests)):
+        level, index = turns[0]
+        heapq.heapreplace(turns, (level + 1 / replicas[index][1], index))
+        parts[index].append(position)
+    ends = [0] * len(requests)
+    for (shape, _), part in zip(replicas, parts, strict=True):
+        served = serve([requests[position] for position in part], shape, native=native) if part else []
+        for position, end in zip(part, served, strict=True):
+            ends[position] = end
+    return ends

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from millrace.cascade.drift import DriftKind, DriftSettings, TrafficWindow, detect_drift
+
+from papers.cascadia.drift import DriftKind, DriftSettings, TrafficWindow, detect_drift
 
 BINS, PER_BIN = 30, 20
 
