@@ -60,7 +60,6 @@ POLICIES: dict[str, Registry[Any]] = {
 #: Of keys that every service has.
 _EVERYWHERE = {
     "name": "Unique name on the bus.",
-    "record": "File for the actor's inbox and effects, for `millrace replay`; empty for none.",
 }
 
 _UNITS = {"s": "s", "ms": "ms", "us": "µs", "ns": "ns", "bytes": "bytes", "tokens": "tokens", "share": "share"}

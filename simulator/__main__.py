@@ -1,4 +1,4 @@
-"""Runs the simulator's verbs: ``python -m simulator sim|capacity|replay ...``. ``millrace VERB`` hands over to it."""
+"""Runs the simulator's verbs: ``python -m simulator sim|capacity ...``. ``millrace VERB`` hands over to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 from millrace.cli.running import run_verb
 
-VERBS = ("sim", "capacity", "replay")
+VERBS = ("sim", "capacity")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,18 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _module(verb: str) -> ModuleType:
-    """Imports only what the verb needs: a replay needs no scenarios."""
+    """Imports only what the verb needs."""
     if verb == "sim":
         from simulator.commands import sim
 
         return sim
-    if verb == "capacity":
-        from simulator.commands import capacity
+    from simulator.commands import capacity
 
-        return capacity
-    from simulator.commands import replay
-
-    return replay
+    return capacity
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ class CensusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: str = "census-0"
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
-    record: str = ""
     instance: str = ""
 
 

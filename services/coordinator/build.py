@@ -20,6 +20,7 @@ from services.coordinator.config import CoordinatorConfig
 from services.coordinator.instance_models import InstanceModels, read_step_times
 from services.coordinator.metrics import ProvisioningMetrics
 from services.coordinator.provisioning import ProvisioningActor
+from services.coordinator.recorder import RecorderActor
 from services.coordinator.roles import RolesActor
 from services.coordinator.stages import StagesActor
 from services.coordinator.step_bounds import StepBoundsActor
@@ -62,6 +63,8 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> ActorGroup:
     ]
     if config.step_bounds.tpot_s:
         controllers.append(StepBoundsActor(config, incarnation=incarnation, instance_model=costs.of))
+    if config.recording:
+        controllers.append(RecorderActor(config, incarnation=incarnation))
     if config.cascades:
         controllers.append(CascadesActor(config, incarnation=incarnation))
     return ActorGroup(CoordinatorActor(config, incarnation=incarnation), *controllers)

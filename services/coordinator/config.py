@@ -115,6 +115,7 @@ class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
         step_bounds: Whether steps are bounded for decodes.
         membership: When an instance leaves the plan: twice ``instance_silence_ms`` after its last sign of life. Ingress
             acts sooner, by itself.
+        recording: Folder where the load of the last hour is kept (docs/WHAT_IF.md); empty for no recording.
     """
 
     name: Annotated[str, WIRED] = "coordinator-0"
@@ -125,6 +126,7 @@ class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
     flips: RolePolicyConfig = RolePolicyConfig()
     step_bounds: StepBoundsConfig = StepBoundsConfig()
     membership: MembershipConfig = MembershipConfig()
+    recording: str = ""
 
 
 def provisioning_policy(config: ProvisioningConfig) -> tuple[ProvisioningPolicy, msgspec.Struct]:

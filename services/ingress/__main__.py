@@ -14,13 +14,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 from millrace.actor.cell import HostingTerms
 from millrace.actor.config import load_config
 from millrace.actor.deps import actor_rng
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.loop import run_to_end
-from millrace.actor.recording import Origin
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.cascade.entry_files import ENTRY_FILE, read_entry
 from millrace.cluster.model_parsers import HERMES, ModelParsers, model_parsers
@@ -161,8 +159,6 @@ class IngressProcess:
             self._actor,
             accepts=ACCEPTS,
             handlers=self._calls.handlers(),
-            record=self._config.record,
-            origin=self._origin(),
             terms=HostingTerms(role=Role.INGRESS if self._companions else None),
         )
 
@@ -225,9 +221,6 @@ class IngressProcess:
             if each.needs_vllm
         ]
         return ParserProcess(models, self._telemetry.logger.warning) if models else None
-
-    def _origin(self) -> Origin:
-        return Origin(config=msgspec.json.encode(masked(self._config)).decode(), seed=self._incarnation)
 
     async def _keep_alive(self) -> None:
         while True:

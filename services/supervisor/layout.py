@@ -214,7 +214,8 @@ class Layout:
         return merged({"learning": {"directory": str(self.root / "lengths")}}, self.spec.settings.tagger)
 
     def _coordinator_fields(self) -> dict[str, Any]:
-        return merged(coordinator_fields(self.spec, self._judge_files()), self.spec.settings.coordinator)
+        fields = coordinator_fields(self.spec, self._judge_files()) | {"recording": str(self.root / "recording")}
+        return merged(fields, self.spec.settings.coordinator)
 
     def _ingress_fields(self) -> dict[str, Any]:
         spec = self.spec

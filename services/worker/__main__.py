@@ -130,14 +130,8 @@ async def _serve_bus(config: WorkerConfig, incarnation: int, links: list[EngineL
             WorkerCollector(lambda: [(a.name, a.figures, a.reporter.snapshot, a.ledger.forgotten) for a in actors])
         )
         telemetry.serve_metrics()
-        for actor, origin, link in zip(actors, origins, links, strict=True):
-            link.handle = runtime.add(
-                actor,
-                accepts=ACCEPTS,
-                handlers=link.handlers(),
-                record=_record(config, actor),
-                origin=origin.recorded(),
-            )
+        for actor, link in zip(actors, links, strict=True):
+            link.handle = runtime.add(actor, accepts=ACCEPTS, handlers=link.handlers())
         reason = await runtime.run()
         telemetry.logger.info("stopped", reason=reason)
     finally:
@@ -167,10 +161,6 @@ def _actor(origin: WorkerOrigin) -> WorkerActor:
     identity = origin.identity
     rng = actor_rng(identity.instance, identity.incarnation)
     return build(origin, ActorDeps(incarnation=identity.incarnation, rng=rng))
-
-
-def _record(config: WorkerConfig, actor: WorkerActor) -> str:
-    return f"{config.record}.{actor.name}" if config.record and config.instances > 1 else config.record
 
 
 def run(path: str, *, engine_cores: list[int] | None = None) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 from millrace.actor.deps import ActorDeps
 from millrace.actor.engine import EngineInfo
-from millrace.actor.recording import Origin
 from millrace.contracts.subjects import Subjects
 
 from services.worker.actor import WorkerActor
@@ -21,10 +20,6 @@ class WorkerOrigin(msgspec.Struct, frozen=True, kw_only=True):
     limits: WorkerLimits
     cluster: str
     migration: MigrationConfig = MigrationConfig()
-
-    def recorded(self) -> Origin:
-        """Origin that a recording of this actor states."""
-        return Origin(config=msgspec.json.encode(self).decode(), seed=self.identity.incarnation)
 
 
 def build(config: WorkerOrigin, deps: ActorDeps) -> WorkerActor:

@@ -133,7 +133,7 @@ class TraceRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         path: File or folder; a relative one is looked for in MILLRACE_DATA, then beside the scenario.
-        format: ``azure``, ``mooncake``, ``sharegpt`` or ``servegen``.
+        format: One of ``millrace.workloads.readers``, or ``servegen``.
         shuffle: Draw rows at random instead of in their order. Not with the trace's own times.
         skip: Rows left out at the beginning.
         begin_s: ServeGen: time of the day at which the scenario begins.
@@ -141,7 +141,7 @@ class TraceRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     path: str
-    format: Literal["azure", "mooncake", "sharegpt", "servegen"]
+    format: Literal["azure", "burstgpt", "mooncake", "openai", "recording", "servegen", "sharegpt"]
     shuffle: bool = False
     skip: int = 0
     begin_s: float = 0.0

@@ -108,6 +108,12 @@ class Busy:
             time.sleep(0.05)
         return f"busy-{self.count if running else 1}"
 
+    def wait_until_recorded(self) -> None:
+        """Until a request that ended is in the recording, which is written each second."""
+        deadline_s = time.monotonic() + 60
+        while verb(self.rig, "recording", "show")[0] and time.monotonic() < deadline_s:
+            time.sleep(0.5)
+
     def stop(self) -> None:
         self.stopping = True
         self.thread.join()
@@ -147,8 +153,11 @@ def test_a_command_against_a_running_cluster_does_what_it_says(busy: Busy, comma
         assert "choices" in done.stdout, done.stdout + done.stderr
         return
     words, began_s = words_of(command), time.monotonic()
+    words = [str(busy.rig.folder / word) if word.endswith(".jsonl.gz") else word for word in words]
     if "--back" in words:
         verb(busy.rig, "drain", words[1])
+    if words[0] == "recording":
+        busy.wait_until_recorded()
     more = {"tap": ["--count", "1"], "scale": ["--detach"]}.get(words[0], [])
     with moving(busy) if words[0] == "tap" and "migra" in words[1] else nullcontext():
         status, output = verb(busy.rig, *words, *more)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,21 +187,3 @@ async def test_where_the_step_time_set_cannot_be_read_steps_are_learnt_from_snap
         await ingress.predicted("w-0", tokens=150)
     log = (cluster.folder / "predictor-0.log").read_text()
     assert log.count("step_time_unreadable") == log.count("step_time_unknown") == 1
-
-
-async def test_a_recorded_predictor_replays_without_a_difference(cluster: Cluster) -> None:
-    cluster.start_worker()
-    recording = cluster.folder / "predictor.rec"
-    process = cluster.start_predictor(record=str(recording))
-    async with cluster.ingress() as ingress:
-        await ingress.predicted("w-0", tokens=10)
-        for index in range(6):
-            await ingress.place("w-0", f"r{index}", 40)
-            await ingress.predicted("w-0", tokens=60)
-        await ingress.finished(*(f"r{index}.0" for index in range(6)))
-    process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(process.wait, 10) == 0
-    command = [sys.executable, "-m", "millrace.cli", "replay", str(recording)]
-    done = await asyncio.to_thread(subprocess.run, command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "no differences in effects" in done.stdout

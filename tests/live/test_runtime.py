@@ -13,9 +13,8 @@ from millrace.actor.cell import ActorCrashed, HostingTerms
 from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Log, Publish, Reply, Request, StartTimer, Subscribe, WatchKeys
 from millrace.actor.errors import BusRefused, BusUnavailable
-from millrace.actor.recording import Handled, RecordingReader, replay
 from millrace.actor.runtime_nats import NatsRuntime
-from millrace.contracts.local import BucketReady, BusDisconnected, BusReconnected, Replied, RequestFailed, TimerFired
+from millrace.contracts.local import BucketReady, BusDisconnected, BusReconnected, RequestFailed, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.tagger import LengthTag, TagRequest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -158,49 +157,6 @@ def tagger() -> Probe:
         return []
 
     return Probe("tagger", Subscribe(subject="mr.runtime.tag.m"), rule=rule)
-
-
-async def _record(url: str, path: Path) -> None:
-    runtime = runtime_at(url)
-    await runtime.connect()
-    runtime.add(tagger(), accepts=(TagRequest,), record=str(path / "tagger"))
-    body = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
-    asks = [
-        Request(subject="mr.runtime.tag.m", body=body, correlation=str(number), timeout_ns=SECOND)
-        for number in range(5)
-    ]
-    asker = Probe("asker", *asks)
-    runtime.add(asker, accepts=(), record=str(path / "asker"))
-    running = asyncio.create_task(runtime.run(signals=False))
-    await _until(lambda: len(asker.got) == 5)
-    runtime.request_stop()
-    await running
-
-
-async def test_a_recorded_inbox_replays_without_a_difference_and_shows_one_where_there_is_one(
-    nats_server: NatsProcess, tmp_path: Path
-):
-    await _record(nats_server.url, tmp_path)
-    reader = RecordingReader(tmp_path / "tagger")
-    assert reader.header.actor == "tagger"
-    assert list(replay(reader, tagger())) == []
-    changed = list(replay(reader, Probe("tagger", Subscribe(subject="mr.runtime.tag.m"))))
-    assert [difference.message for difference in changed] == ["TagRequest"] * 5
-    assert changed[0].replayed is None
-
-
-async def test_a_recording_keeps_local_messages_with_what_they_carry(nats_server: NatsProcess, tmp_path: Path):
-    await _record(nats_server.url, tmp_path)
-    reader = RecordingReader(tmp_path / "asker")
-    heard = Probe("asker", *[])
-    list(replay(reader, heard))
-    replies = heard.bodies(Replied)
-    assert len(replies) == 5
-    assert all(isinstance(reply.body, LengthTag) for reply in replies)
-    whole = (tmp_path / "asker").read_bytes()
-    (tmp_path / "cut").write_bytes(whole[:-3])
-    frames = [frame for frame in RecordingReader(tmp_path / "cut") if isinstance(frame, Handled)]
-    assert len(frames) == sum(isinstance(frame, Handled) for frame in reader) - 1
 
 
 async def test_what_was_handled_refused_and_dropped_is_counted(nats_server: NatsProcess):

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.actor.effects import Publish, RecordSpan
-from millrace.actor.recording import Tapped, open_recording
+from millrace.actor.recording import RecordingWriter, Tapped
 from millrace.cli.errors import CliError
 from millrace.cli.explain_instance import told_of
 from millrace.cli.explain_recording import explained_by_recording
@@ -86,7 +86,7 @@ def spans_of(bench: Bench) -> list[SpanLine]:
 
 
 def recorded(bench: Bench, file: Path) -> Path:
-    writer = open_recording(str(file), actor="", kind="tap")
+    writer = RecordingWriter(file)
     for effect in bench.effects:
         if isinstance(effect, Publish):
             writer.tapped(Tapped(at_ns=START, subject=effect.subject, payload=encode(effect.body)))

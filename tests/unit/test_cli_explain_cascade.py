@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from millrace.actor.effects import Publish, RecordSpan
-from millrace.actor.recording import Tapped, open_recording
+from millrace.actor.recording import RecordingWriter, Tapped
 from millrace.cli.explain_recording import explained_by_recording
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import told
@@ -71,7 +71,7 @@ def test_what_happened_is_of_the_attempt_that_was_delivered(bench: CascadeBench)
 
 def test_a_recording_of_the_bus_tells_the_same(bench: CascadeBench, tmp_path: Path):
     file = tmp_path / "tap"
-    writer = open_recording(str(file), actor="", kind="tap")
+    writer = RecordingWriter(file)
     for effect in bench.made(Publish):
         writer.tapped(Tapped(at_ns=START, subject=effect.subject, payload=encode(effect.body)))
     writer.close()

@@ -56,7 +56,7 @@ def test_a_verb_of_the_simulator_is_run_by_its_program(verb) -> None:
 
 def test_the_simulator_refuses_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulator.main(["juggle"]) == 2
-    assert "usage: python -m simulator {sim,capacity,replay}" in capsys.readouterr().err
+    assert "usage: python -m simulator {sim,capacity}" in capsys.readouterr().err
 
 
 def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,6 @@ from millrace.contracts.permissions import INBOX, Permissions
 if TYPE_CHECKING:
     import asyncio
 
-    from millrace.actor.recording import RecordingWriter
     from millrace.actor.watches import WatchFeed
 
 #: Permitted subjects that are remembered.
@@ -73,7 +72,6 @@ class Cell:
         self.permissions: Permissions | None = None  # None: the connection's user has just this role
         self.store: Permissions | None = None
         self._may_publish: set[str] = set()
-        self.recorder: RecordingWriter | None = None
         self.stopped = False
         self.stop_reason = ""
         self._meter = meter
@@ -104,8 +102,6 @@ class Cell:
         """First effects, and what they led to at once."""
         now_ns = clock()
         effects = self.actor.start(now_ns)
-        if self.recorder is not None:
-            self.recorder.started(now_ns, effects)
         self._busy = True
         for effect in effects:
             carry_out(self, effect)
@@ -137,7 +133,5 @@ class Cell:
             began = time.perf_counter()
             effects = self.actor.handle(message, now_ns)
             self._timer.observe(time.perf_counter() - began)
-        if self.recorder is not None:
-            self.recorder.handled(now_ns, message, effects)
         for effect in effects:
             carry_out(self, effect)

@@ -62,15 +62,10 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings that the process of every service has.
-
-    Attributes:
-        record: File for the actor's inbox and effects, for ``millrace replay``; empty for none.
-    """
+    """Settings that the process of every service has."""
 
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
-    record: str = ""
 
 
 def load_config(kind: type[T], path: str | Path) -> T:

@@ -1,7 +1,7 @@
 """Dependencies that every actor is built with, beside its configuration.
 
-Each service has ``build(config, deps)`` in ``services/<name>/build.py``. Its ``__main__``, the simulator and the replay
-of recordings call it; nothing else constructs an actor.
+Each service has ``build(config, deps)`` in ``services/<name>/build.py``. Its ``__main__`` and the simulator
+call it; nothing else constructs an actor.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ class ActorDeps:
 
 
 def actor_rng(name: str, incarnation: int) -> Random:
-    """The random source of an actor: its name and incarnation say which, so that a replay draws the same."""
+    """The random source of an actor: its name and incarnation say which, so that a test draws the same."""
     return Random(f"{name}-{incarnation}")

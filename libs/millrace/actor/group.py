@@ -1,4 +1,4 @@
-"""Several actors that run as one: one name on the bus, one process, one recording.
+"""Several actors that run as one: one name on the bus, one process.
 
 Each part is a whole actor and knows nothing of the group. What a part publishes reaches the others at once if they
 subscribe to it, and goes to the bus as well. A message goes to the parts that subscribe to its subject, or that watch

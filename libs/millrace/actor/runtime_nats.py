@@ -40,7 +40,6 @@ from millrace.actor.headers import read_headers
 from millrace.actor.local_bus import LocalBus
 from millrace.actor.meter import RuntimeMeter
 from millrace.actor.ports import TelemetrySink
-from millrace.actor.recording import Origin, open_recording
 from millrace.contracts.channels import Role
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.local import (
@@ -121,8 +120,6 @@ class NatsRuntime:
         *,
         accepts: tuple[type[Body], ...],
         handlers: Mapping[type[Effect], Callable[[Any], None]] | None = None,
-        record: str = "",
-        origin: Origin | None = None,
         terms: HostingTerms = ALONE,
     ) -> ActorHandle:
         """Hosts an actor; run() starts it, or at once where run() is under way.
@@ -130,8 +127,6 @@ class NatsRuntime:
         Args:
             accepts: Wire types that reach the actor.
             handlers: What carries out effects of the service's own.
-            record: File for the actor's inbox and effects; empty for none.
-            origin: What `millrace replay` builds the actor from.
             terms: What holds for it where several actors share the process.
         """
         cell = Cell(actor=actor, accepts=accepts, handlers=handlers or {}, meter=self.meter)
@@ -139,10 +134,6 @@ class NatsRuntime:
         if terms.role is not None and self._bus.user:  # a server without users permits everything
             cell.permissions = permissions(terms.role, self._bus.cluster)
             cell.store = store_permissions(terms.role, self._bus.cluster)
-        if record:
-            made = origin or Origin()
-            kind = type(actor).__module__
-            cell.recorder = open_recording(record, actor=actor.name, kind=kind, seed=made.seed, config=made.config)
         self._cells.append(cell)
         if self._ended is not None:
             self._start(cell)
@@ -208,8 +199,6 @@ class NatsRuntime:
             task.cancel()
         for cell in self._cells:
             self._carrier.end_timers(cell)
-            if cell.recorder is not None:
-                cell.recorder.close()
         await self._connection.close()
         await self._store.close()
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from millrace.actor.recording import Handled, RecordingReader, Tapped
+from millrace.actor.recording import RecordingReader
 from millrace.cli.errors import CliError
 from millrace.cli.explained import Ending, Explained, ExplainedPlacement
 from millrace.cli.field_text import duration
 from millrace.contracts.codec import MalformedMessage, decode
-from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.sequences import request_id_of
@@ -57,13 +56,11 @@ def _requests_of(body: _Told) -> set[str]:
 
 def _told(reader: RecordingReader) -> Iterator[tuple[int, _Told]]:
     for frame in reader:
-        body: Body | None = None
-        if isinstance(frame, Tapped | Handled):
-            try:
-                body = decode(frame.payload if isinstance(frame, Tapped) else bytes(frame.body))
-            except MalformedMessage:
-                continue
-        if isinstance(frame, Tapped | Handled) and isinstance(body, DecisionMade | RequestFinished | MigrationFinished):
+        try:
+            body = decode(frame.payload)
+        except MalformedMessage:
+            continue
+        if isinstance(body, DecisionMade | RequestFinished | MigrationFinished):
             yield frame.at_ns, body
 
 

@@ -21,9 +21,9 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from millrace.actor.headers import read_header, write_headers
+from millrace.actor.headers import read_header
 from millrace.actor.nats_client import settle
-from millrace.actor.recording import Frame, Handled, RecordingReader, RecordingWriter, Tapped, open_recording
+from millrace.actor.recording import RecordingReader, RecordingWriter, Tapped
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import ConnectionSettings, add_connection_options, resolve_connection
 from millrace.cli.errors import CliError
@@ -129,7 +129,7 @@ def full_subject(subject: str, prefix: str) -> str:
 
 
 def read_recording(arguments: argparse.Namespace) -> int:
-    """Prints what --record kept, or the messages of an actor's recorded inbox that came over the bus.
+    """Prints what --record kept.
 
     Raises:
         CliError: the file cannot be read, or is no recording.
@@ -137,10 +137,7 @@ def read_recording(arguments: argparse.Namespace) -> int:
     try:
         reader = RecordingReader(arguments.read)
         printer: Printer | None = None
-        for frame in reader:
-            message = _as_tapped(frame)
-            if message is None:
-                continue
+        for message in reader:
             printer = printer or Printer(arguments, ".".join(message.subject.split(".")[:2]))
             if not printer.show(message):
                 break
@@ -151,23 +148,11 @@ def read_recording(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _as_tapped(frame: Frame) -> Tapped | None:
-    if isinstance(frame, Tapped):
-        return frame
-    if not isinstance(frame, Handled) or not frame.subject:
-        return None
-    kind = msgspec.msgpack.decode(bytes(frame.body)).get("type", "")
-    headers = write_headers(str(kind), frame.sender, "", frame.traceparent)
-    return Tapped(
-        at_ns=frame.at_ns, subject=frame.subject, payload=bytes(frame.body), headers=headers, reply_to=frame.reply_to
-    )
-
-
 def _open_record(arguments: argparse.Namespace, stack: ExitStack) -> RecordingWriter | None:
     if arguments.record is None:
         return None
     try:
-        return stack.enter_context(closing(open_recording(arguments.record, actor="", kind="tap")))
+        return stack.enter_context(closing(RecordingWriter(arguments.record)))
     except OSError as error:
         raise CliError(f"{arguments.record} cannot be written: {error.strerror}") from None
 

@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from prometheus_client import CollectorRegistry
 
 from millrace.actor.actor import Actor
 from millrace.actor.cell import HostingTerms
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
-from millrace.actor.recording import Origin
 from millrace.contracts.channels import Role
 from millrace.contracts.message import Body
 from millrace.hosting.service import ServiceConfig, Shell, masked
@@ -94,8 +92,6 @@ class Companion:
             self._make(deps, telemetry),
             accepts=self._accepts,
             handlers=handlers,
-            record=config.record,
-            origin=Origin(config=msgspec.json.encode(masked(config)).decode(), seed=incarnation),
             terms=HostingTerms(role=self._role, on_crash=lambda: self._rebuild_later(runtime, telemetry)),
         )
         if self._shell is not None:

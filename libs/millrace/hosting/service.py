@@ -18,7 +18,6 @@ from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.loop import run_to_end
-from millrace.actor.recording import Origin
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.contracts.channels import Role
 from millrace.contracts.message import Body
@@ -34,8 +33,6 @@ class ServiceConfig(Protocol):
     def bus(self) -> BusConfig: ...
     @property
     def telemetry(self) -> TelemetryConfig: ...
-    @property
-    def record(self) -> str: ...
 
 
 class Shell(Protocol):
@@ -143,7 +140,6 @@ async def _serve(
         for companion in hosted:
             companion.join(runtime, telemetry)
         incarnation = time.time_ns()
-        origin = Origin(config=msgspec.json.encode(masked(config)).decode(), seed=incarnation)
         deps = ActorDeps(
             incarnation=incarnation,
             rng=actor_rng(config.name, incarnation),
@@ -153,9 +149,7 @@ async def _serve(
         actor = make(deps, telemetry)
         handlers = shell.handlers() if shell is not None else {}
         terms = HostingTerms(role=Role(role) if hosted else None)
-        handle = runtime.add(
-            actor, accepts=accepts, handlers=handlers, record=config.record, origin=origin, terms=terms
-        )
+        handle = runtime.add(actor, accepts=accepts, handlers=handlers, terms=terms)
         if shell is not None:
             shell.attach(handle)
         reason = await runtime.run()

@@ -35,11 +35,32 @@ class RequestShape(msgspec.Struct, frozen=True, array_like=True, gc=False):
     prefix_tokens: int = 0
 
 
+class AskedRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Facts about a recorded request beside its shape.
+
+    Attributes:
+        outputs: Tokens of each choice.
+        max_tokens: The client's bound; 0 where unknown.
+        expected: Output tokens that were expected when it was placed; None if unknown.
+    """
+
+    model: str
+    outputs: tuple[int, ...]
+    max_tokens: int = 0
+    expected: float | None = None
+
+    @property
+    def stated(self) -> bool:
+        """Whether the client fixed the length."""
+        return self.expected is not None and self.expected == self.max_tokens == max(self.outputs)
+
+
 class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request and when it comes, ns from the beginning of the workload."""
+    """A request and when it comes, ns from the beginning of the workload. ``asked``: None where it is made up."""
 
     at_ns: int
     shape: RequestShape
+    asked: AskedRequest | None = None
 
 
 def tokens(text: object, *, column: str, path: Path | str, line: int, least: int = 1) -> int:

@@ -1,0 +1,245 @@
+"""Recorder: keeps what a replay of the last hour needs, of the models that are led here.
+
+An actor of its own, hosted in the coordinator's process, which hears decisions, outcomes and summaries anyway. Owns the
+requests that are under way and the first blocks of recent prompts. The shell writes the rows.
+
+| message in | change | messages out |
+|---|---|---|
+| DecisionMade | what was asked, which prompt it begins like | |
+| RequestFinished | one row | |
+| InstanceSummary | what its engine did since the one before | |
+| KeyChanged(instance) | one row where that is new | |
+| RecordingFailed | | Log, once |
+| TimerFired(tick) | | KeepRows |
+| StopRequested | | KeepRows, Stop |
+
+Overload: OPEN_MAX requests under way and BLOCKS_MAX blocks are known; of more the oldest are forgotten, and their rows
+say less.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe
+from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
+from millrace.contracts.message import Body, Message
+from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.status import EngineTotals, InstanceRecord, InstanceSummary
+from millrace.contracts.subjects import Subjects
+from millrace.kvcache.chain import unpack_hashes
+from millrace.workloads.recording import InstanceSeen, RecordingRow, RequestServed, StepsComputed
+
+from services.coordinator.config import CoordinatorConfig
+from services.coordinator.led_models import LedModels
+
+#: How often rows are written.
+TICK_NS = 1_000_000_000
+
+#: Requests under way.
+OPEN_MAX = 65_536
+
+#: Blocks whose first request is known: prompts of two million tokens in blocks of 16, in about 20 MB.
+BLOCKS_MAX = 1 << 17
+
+
+class KeepRows(Effect, frozen=True, kw_only=True):
+    """Appends rows to the recording."""
+
+    rows: list[RecordingRow]
+
+
+class RecordingFailed(Body, frozen=True, kw_only=True, tag="local.RecordingFailed/1"):
+    """Rows could not be written: they are lost, and the next ones are tried."""
+
+    detail: str
+
+
+class _Asked(msgspec.Struct, frozen=True, gc=False):
+    number: int
+    max_tokens: int
+    expected: float | None
+    policy: str
+    block_size: int
+    like: int
+    shared: int
+
+
+class _Busy:
+    """Work of an engine since the last row."""
+
+    __slots__ = ("before", "counted", "preemptions", "wall_ns")
+
+    def __init__(self, before: InstanceSummary) -> None:
+        self.before = before
+        self.wall_ns = 0
+        self.counted = EngineTotals()
+        self.preemptions = before.preemptions
+
+
+class RecorderActor:
+    """Records the load of the models that are led here."""
+
+    def __init__(self, config: CoordinatorConfig, *, incarnation: int) -> None:
+        self.name = config.name
+        self._subjects = Subjects(config.bus.cluster)
+        self._led = LedModels(config.name, incarnation)
+        self._number = 0
+        self._open: OrderedDict[str, _Asked] = OrderedDict()
+        self._blocks: OrderedDict[int, int] = OrderedDict()
+        self._busy: dict[str, _Busy] = {}
+        self._seen: dict[str, InstanceRecord] = {}
+        self._rows: list[RecordingRow] = []
+        self._failed = ""
+
+    def start(self, now_ns: int) -> list[Effect]:
+        """Listens to instances and requests."""
+        subjects = (self._subjects.summaries(), self._subjects.decisions(), self._subjects.outcomes())
+        begin = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
+        return [*self._led.start(), *(Subscribe(subject=subject) for subject in subjects), begin]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        """See the table above."""
+        match message.body:
+            case InstanceSummary() as body:
+                if self._led.on_summary(body) is not None:
+                    self._on_summary(body)
+            case DecisionMade() as body:
+                if body.kind == "dispatch" and body.chosen and self._led.leads(body.model, now_ns):
+                    self._on_decision(body)
+            case RequestFinished() as body:
+                if not body.attempts and self._led.leads(body.model, now_ns):
+                    self._on_finished(body)
+            case KeyChanged() as body:
+                self._led.on_key(body, now_ns)
+                if isinstance(body.value, InstanceRecord):
+                    self._on_instance(body.value)
+            case RecordingFailed() as body:
+                return self._on_failed(body)
+            case TimerFired():
+                return [StartTimer(name="tick", at_ns=now_ns + TICK_NS), *self._kept(now_ns)]
+            case StopRequested():
+                return [*self._kept(now_ns), Stop(reason="asked to stop")]
+        return []
+
+    def _on_instance(self, record: InstanceRecord) -> None:
+        known = msgspec.structs.replace(record, kv=None, kv_refusal="")
+        if self._seen.get(record.instance) != known:
+            self._seen[record.instance] = known
+            self._rows.append(InstanceSeen(record=known))
+
+    def _on_decision(self, body: DecisionMade) -> None:
+        if body.request in self._open:
+            return  # another choice of it
+        number, self._number = self._number, self._number + 1
+        hashes = unpack_hashes(body.block_hashes)
+        like, shared = self._beginning(hashes)
+        self._keep_blocks(hashes[shared:], number)
+        self._open[body.request] = _Asked(
+            number, body.max_tokens, body.expected_output_tokens, body.policy, body.block_size, like, shared
+        )
+        if len(self._open) > OPEN_MAX:
+            self._open.popitem(last=False)
+
+    def _beginning(self, hashes: tuple[int, ...]) -> tuple[int, int]:
+        """The request that a prompt begins like, and how many blocks are equal: a hash covers all blocks before it."""
+        like, shared = -1, 0
+        for shared, block in enumerate(hashes):
+            first = self._blocks.get(block)
+            if first is None:
+                return like, shared
+            self._blocks.move_to_end(block)
+            like = first
+        return like, len(hashes)
+
+    def _keep_blocks(self, hashes: tuple[int, ...], number: int) -> None:
+        for block in hashes:
+            self._blocks[block] = number
+        while len(self._blocks) > BLOCKS_MAX:
+            self._blocks.popitem(last=False)
+
+    def _on_finished(self, body: RequestFinished) -> None:
+        asked = self._open.pop(body.request, None)
+        if asked is None:
+            return  # it was placed before this coordinator led its model
+        self._keep_blocks(unpack_hashes(body.block_hashes), asked.number)
+        self._rows.append(
+            RequestServed(
+                number=asked.number,
+                at_ns=body.arrival_ns,
+                prompt=body.prompt_tokens,
+                outputs=tuple(body.output_tokens),
+                model=body.model,
+                max_tokens=asked.max_tokens,
+                outcome=body.outcome,
+                ttft_ns=-1 if body.ttft_ns is None else body.ttft_ns,
+                e2e_ns=body.e2e_ns,
+                placed_ns=max(0, body.placed_ns - body.arrival_ns),
+                cached=body.cached_tokens,
+                expected=asked.expected,
+                instance=body.instances[-1] if body.instances else "",
+                policy=asked.policy,
+                moves=body.migrations + body.continuations,
+                block_size=asked.block_size,
+                like=asked.like,
+                shared=asked.shared,
+            )
+        )
+
+    def _on_summary(self, body: InstanceSummary) -> None:
+        busy = self._busy.get(body.instance)
+        if busy is None or busy.before.incarnation != body.incarnation:
+            self._busy[body.instance] = _Busy(body)
+            return
+        before, busy.before = busy.before, body
+        if before.indicators is None or body.indicators is None or not (before.running and body.running):
+            return
+        was, now = before.indicators.totals, body.indicators.totals
+        busy.wall_ns += max(0, body.at_ns - before.at_ns)
+        pairs = zip(*map(msgspec.structs.astuple, (busy.counted, was, now)), strict=True)
+        busy.counted = EngineTotals(*(sum_ + later - earlier for sum_, earlier, later in pairs))
+
+    def _kept(self, now_ns: int) -> list[Effect]:
+        for known in (self._busy, self._seen):
+            for name in known.keys() - self._led.records.keys():
+                del known[name]
+        rows, self._rows = [*self._rows, *self._steps(now_ns)], []
+        return [KeepRows(rows=rows)] if rows else []
+
+    def _steps(self, now_ns: int) -> list[RecordingRow]:
+        found: list[RecordingRow] = []
+        for name in [name for name, busy in self._busy.items() if busy.counted.steps]:
+            busy = self._busy[name]
+            found.append(
+                StepsComputed(
+                    instance=name,
+                    at_ns=now_ns,
+                    wall_ns=busy.wall_ns,
+                    steps=busy.counted.steps,
+                    decodes=busy.counted.decodes,
+                    prefill_tokens=busy.counted.prefill_tokens,
+                    context_tokens=busy.counted.context_tokens,
+                    waiting=busy.before.waiting,
+                    preemptions=busy.before.preemptions - busy.preemptions,
+                )
+            )
+            self._busy[name] = _Busy(busy.before)
+        return found
+
+    def _on_failed(self, body: RecordingFailed) -> list[Effect]:
+        """Said once, not with each tick of a full disk."""
+        if body.detail == self._failed:
+            return []
+        self._failed = body.detail
+        return [Log(level="warning", event="recording_failed", fields={"detail": body.detail})]
+
+    def snapshot(self) -> dict[str, Any]:
+        """Sizes of its tables."""
+        return {"recorded_open": len(self._open), "recorded_blocks": len(self._blocks), "recorded": self._number}
+
+    def check_invariants(self) -> None:
+        """Tables keep to their bounds."""
+        assert len(self._open) <= OPEN_MAX
+        assert len(self._blocks) <= BLOCKS_MAX
