@@ -182,6 +182,7 @@ class IngressActor:
             Subscribe(subject=subjects.find()),
             Subscribe(subject=subjects.summaries()),
             Subscribe(subject=subjects.presences(Role.WORKER.value)),
+            Subscribe(subject=subjects.presences(Role.SUPERVISOR.value)),
             Subscribe(subject=subjects.boundaries()),
             WatchKeys(bucket="instance"),
             WatchKeys(bucket="plan"),
@@ -286,6 +287,11 @@ class IngressActor:
 
     def _on_presence(self, presence: ServicePresence) -> None:
         state = self._state
+        if presence.role == Role.SUPERVISOR:
+            if presence.store != state.cluster.store_ill:
+                state.cluster.store_ill = presence.store
+                dispatch_waiting(state, all_of_them=True)
+            return
         ended = state.cluster.take_presence(presence)
         if ended is not None:
             lose_instance(state, ended, InstanceLost("instance_dead", LossCause.ENGINE_DIED))

@@ -90,6 +90,7 @@ class SupervisorActor:
         self._drained: dict[str, ChildSpec] = {}
         self._stopping = False
         self._trouble = ""
+        self._store = ""  # why it takes no writes, as two looks in a row say; one may meet a new nats-server
         self._store_ill_ns = 0  # since when; 0 while it is well
         self._store_again_ns = 0
 
@@ -189,6 +190,7 @@ class SupervisorActor:
             self._trouble = trouble
             level, text = ("error", trouble) if trouble else ("info", "over")
             effects.append(Log(level=level, event="machine_trouble", fields={"trouble": text}))
+        self._store = body.store if self._store_ill_ns else ""
         self._store_ill_ns = (self._store_ill_ns or now_ns) if body.store else 0
         nats = self._children.get("nats")
         if nats is None or not nats.pid or self._stopping:
@@ -371,7 +373,7 @@ class SupervisorActor:
     def _presence(self, now_ns: int) -> Publish:
         specs = self._drained.values()
         drained = [DrainedInstance(name, spec.model) for spec in specs for name in spec.presences]
-        return self._heartbeat.presence(now_ns, drained=drained, trouble=self._trouble)
+        return self._heartbeat.presence(now_ns, drained=drained, trouble=self._trouble, store=self._store)
 
     def _dead(self, role: str, name: str, now_ns: int) -> Publish:
         body = ServicePresence(role=role, name=name, incarnation=0, at_ns=now_ns, state=PresenceState.DEAD)

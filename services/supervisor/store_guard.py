@@ -23,7 +23,7 @@ from services.supervisor.effects import MachineChecked
 from services.supervisor.preflight import STORE
 
 #: Pause between two checks, seconds.
-CHECK_S = 2.0
+CHECK_S = 1.0
 
 #: How long the server may take to answer, seconds.
 ANSWER_S = 2.0

@@ -58,6 +58,7 @@ def test_it_starts_by_listening_watching_and_saying_that_it_is_there():
         "mr.local.find",
         "mr.local.summary.*.*",
         "mr.local.presence.worker.*",
+        "mr.local.presence.supervisor.*",
         "mr.local.boundary.*.*",
     }
     assert {e.bucket for e in effects if isinstance(e, WatchKeys)} == {"plan", "instance", "cascade"}
@@ -324,6 +325,27 @@ def test_a_call_that_nobody_takes_is_refused_when_its_wait_is_over_and_not_a_pau
     assert not bench.made(RefuseCall)
     bench.pass_time(0.2, alive=())
     assert refusal(bench).kind is RefusalKind.NO_INSTANCE
+
+
+def test_what_waits_for_an_instance_is_refused_at_once_while_the_store_takes_no_registration():
+    bench = Bench(instances=0)
+    supervisor = ServicePresence(role="supervisor", name="supervisor", incarnation=1, at_ns=0)
+    ill = msgspec.structs.replace(supervisor, store="write error: write /x/1.blk: no space left on device")
+    bench.plan("w0")
+    bench.call("a")
+    bench.send(ill)
+    assert not bench.made(RefuseCall)  # what the plan names may come without a registration
+    bench.plan()
+    assert refusal(bench).kind is RefusalKind.NO_INSTANCE
+    assert refusal(bench).detail.endswith(
+        "no instance of it takes work now, and none can register: JetStream takes no writes (no space left on device)."
+    )
+    bench.send(supervisor)
+    bench.call("b")
+    bench.pass_time(1, alive=())
+    assert [e.request for e in bench.made(RefuseCall)] == ["a"]
+    bench.send(ill)
+    assert [e.request for e in bench.made(RefuseCall)] == ["a", "b"]
 
 
 def test_a_waiting_call_goes_to_the_first_instance_that_comes():

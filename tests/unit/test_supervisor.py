@@ -563,9 +563,13 @@ def test_a_store_without_room_is_left_alone_and_status_is_told_why() -> None:
     assert not signalled(bench.send(ill(room=False), after_ns=10 * STORE_PATIENCE_NS))
     (presence,) = [effect.body for effect in bench.send(TimerFired(name="tick")) if isinstance(effect, Publish)]
     assert presence.trouble == "no space is left; JetStream takes no writes: write error"
+    assert presence.store == "write error"
     bench.send(MachineChecked(store="", room=True, disk=""))
     (presence,) = [effect.body for effect in bench.send(TimerFired(name="tick")) if isinstance(effect, Publish)]
-    assert presence.trouble == ""
+    assert (presence.trouble, presence.store) == ("", "")
+    bench.send(ill())  # one look alone may have met a server that starts
+    (presence,) = [effect.body for effect in bench.send(TimerFired(name="tick")) if isinstance(effect, Publish)]
+    assert (presence.trouble, presence.store) == ("JetStream takes no writes: write error", "")
 
 
 def test_a_cluster_that_was_not_stopped_in_order_is_told_of_at_the_next_start(tmp_path: Path) -> None:

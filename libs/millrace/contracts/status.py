@@ -286,6 +286,8 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/2"):
         instances: Of a broker: the instances that it acts for.
         drained: Of a supervisor: instances that an operator has drained.
         trouble: Of an ingress: what it cannot serve, and why. Of a supervisor: what is wrong with its store or disk.
+        store: Of a supervisor: reason why the store takes no writes, so that no instance can register; empty where it
+            does.
     """
 
     role: str
@@ -299,3 +301,4 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/2"):
     migrations: list[MigrationStatus] = []
     drained: list[DrainedInstance] = []
     trouble: str = ""
+    store: str = ""

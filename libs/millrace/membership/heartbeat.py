@@ -46,8 +46,9 @@ class Heartbeat:
         migrations: Sequence[MigrationStatus] = (),
         drained: Sequence[DrainedInstance] = (),
         trouble: str = "",
+        store: str = "",
     ) -> Publish:
-        """The presence as of now. ``moving``, ``migrations``: of a migrator. ``drained``: of a supervisor."""
+        """As of now. ``moving``, ``migrations``: of a migrator. ``drained``, ``store``: of a supervisor."""
         fixed = self._fixed
         body = ServicePresence(
             role=fixed.role,
@@ -61,6 +62,7 @@ class Heartbeat:
             migrations=list(migrations),
             drained=list(drained),
             trouble=trouble,
+            store=store,
         )
         return Publish(subject=self._subject, body=body)
 

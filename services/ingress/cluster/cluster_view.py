@@ -21,6 +21,7 @@ class IngressClusterView:
     Attributes:
         instances: By name. Beyond ``members_max`` those in no plan that have not registered and were never used make
             room, then more are ignored.
+        store_ill: Reason why the store takes no writes, as the supervisor says; empty where it does.
     """
 
     def __init__(self, hang_ns: int = 500_000_000, membership: MembershipConfig | None = None) -> None:
@@ -28,6 +29,7 @@ class IngressClusterView:
         self.members = Membership.of(membership or MembershipConfig(), expendable=self._expendable)
         self.instances: dict[str, KnownInstance] = {}
         self.plans: dict[str, Plan] = {}
+        self.store_ill = ""
         self._once_planned: set[str] = set()
         self._unconfirmed: set[str] = set()  # models whose plan the store may have lost: any epoch replaces it
         self._stages: dict[str, list[StageCandidates]] = {}
@@ -125,6 +127,13 @@ class IngressClusterView:
         """
         return model in self._once_planned
 
+    def why_none_comes(self, model: str) -> str:
+        """Reason why no instance comes for it: its plan names none, and none can register. Empty where one may."""
+        if not self.store_ill or any(stage.instances for stage in self._stages.get(model, ())):
+            return ""
+        # The server names a file first.
+        return f"none can register: JetStream takes no writes ({self.store_ill.rpartition(': ')[2]})"
+
     def stages(self, model: str, length_tokens: int) -> list[StageCandidates]:
         """The lists to look in, in order: the stage of that length, longer ones, shorter ones (better served than
         refused); after all of them those that only decode.
@@ -169,7 +178,9 @@ class IngressClusterView:
             return "no plan of it could be read"
         why = [f"{i.name} {i.why_not()}" for s in self._stages.get(model, ()) for i in s.instances if not i.usable]
         more = f" and {len(why) - REASONS_MAX} more" if len(why) > REASONS_MAX else ""
-        return ", ".join(why[:REASONS_MAX]) + more if why else "its plan names no instance that is registered"
+        if why:
+            return ", ".join(why[:REASONS_MAX]) + more
+        return self.why_none_comes(model) or "its plan names no instance that is registered"
 
     def check_invariants(self) -> None:
         """Raises AssertionError where views and lists are not what the facts say."""

@@ -271,6 +271,7 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence) -> bool:
     """End the call if this sequence has waited for as long as it may; returns whether it did."""
     call = sequence.call
     waited_ns = state.now_ns - sequence.retry.since_ns
+    why_none = state.cluster.why_none_comes(call.call.model)
     if sequence.retry.suspect:
         if waited_ns < _longest_wait_ns(state, sequence):
             return False
@@ -281,21 +282,24 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence) -> bool:
         refuse_or_fail(state, call, RefusalKind.CONTINUATION_FAILED, detail)
         return True
     if sequence.owned:
-        if waited_ns < _longest_wait_ns(state, sequence):
+        if waited_ns < _longest_wait_ns(state, sequence) and not why_none:
             return False
         refuse_or_fail(
             state,
             call,
             RefusalKind.CONTINUATION_FAILED,
             f"The instance that decoded this request was lost ({sequence.retry.why}) and within "
-            f"{waited_ns / 1e9:.1f} s no other one of {call.call.model} could go on with it.",
+            f"{waited_ns / 1e9:.1f} s no other one of {call.call.model} could go on with it"
+            f"{why_none and ', as '}{why_none}.",
         )
         return True
-    if state.cluster.expects(call.call.model) and waited_ns < _longest_wait_ns(state, sequence):
+    expected = state.cluster.expects(call.call.model) and not why_none
+    if expected and waited_ns < _longest_wait_ns(state, sequence):
         return False
     full = sequence.retry.why == RefusalReason.FULL.value
     kind = RefusalKind.QUEUE_FULL if full else RefusalKind.NO_INSTANCE
     detail = "every instance's queue is full" if full else "no instance of it takes work now"
+    detail += f", and {why_none}" if why_none else ""
     refuse_or_fail(state, call, kind, f"The model {call.call.model} cannot be served: {detail}.")
     return True
 
