@@ -39,7 +39,7 @@ CLUSTER += f"""
 [cascade]
 name = "{CASCADE}"
 tiers = ["small", "middle", "large"]
-thresholds = [70, 70]
+thresholds = [100, 100]
 judge = "llm"
 parameters = {{ model = "large" }}
 """
@@ -78,8 +78,9 @@ async def _until_every_tier_is_planned(rig: UpRig) -> CascadePlan:
 
 @pytest.mark.timeout(220)
 async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRig) -> None:
-    """Two engines serve at first, as ``large`` is away; later ``middle`` is killed."""
+    """Two engines serve at first, as ``large`` is away; later ``middle`` is killed. In the end every tier is asked."""
     own = await _each_models_own(rig)
+    await swap_thresholds(rig, CASCADE, 70.0, 70.0)
     assert "large-0 is gone" in rig.cli("drain", "large-0", "--force", "--within", "1")
     faults: dict[int, Callable[[], Any]] = {
         15: lambda: kill(rig.pids("services.judge")[0]),
