@@ -9,8 +9,6 @@ cluster but the generator.
 | `shipped` | `millrace up`, defaults |
 | `apart` | the same with predictor and tagger as processes of their own |
 | `jsq` | the policy `join_shortest_queue`, no predictor |
-| `mock` | one process that answers at once, no gateway |
-| `router` | vLLM's router (`vllm-router`, where it is installed) before that process |
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -28,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from bench.as_shipped_ways import WAYS, Way, open_way
+from bench.as_shipped_ways import WAYS, Served, open_way
 from bench.loadgen import Load
 
 PROMPT = "List five animals and say which of them is the largest."
@@ -42,16 +39,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--instances", type=int, default=2)
     parser.add_argument("--ingresses", type=int, default=1)
-    parser.add_argument("--ways", default="shipped,apart,jsq,mock,router", help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--ways", default="shipped,apart,jsq", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--loads", default="", help="beginnings of loads' names, by comma (default: all)")
     parser.add_argument("--profile", default="", help="folder for py-spy's raw stacks of the first ingress")
     arguments = parser.parse_args()
-    ways = [name for name in arguments.ways.split(",") if name != "router" or shutil.which("vllm-router")]
+    ways = arguments.ways.split(",")
     print(f"instances: {arguments.instances}; ingresses: {arguments.ingresses}; ways: {', '.join(ways)}")
     measured: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for _ in range(arguments.rounds):
         for name in ways:
-            for load, result in run_way(WAYS[name], arguments).items():
+            for load, result in run_way(name, arguments).items():
                 measured.setdefault((load, name), []).append(result)
                 print(f"  {load}, {name}: {row(result)}", file=sys.stderr, flush=True)
     for load in dict.fromkeys(load for load, _ in measured):
@@ -80,13 +77,13 @@ def loads(port: int, seconds: float) -> dict[str, Load]:
     }
 
 
-def run_way(way: Way, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def run_way(way: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """One start of one way, with every load."""
     wanted = tuple(arguments.loads.split(","))
     results = {}
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_way(way, Path(folder), arguments.instances, arguments.ingresses) as served,
+        open_way(WAYS[way], Path(folder), arguments.instances, arguments.ingresses) as served,
     ):
         for name, load in loads(served.port, arguments.seconds).items():
             if name.startswith(wanted):
@@ -95,7 +92,7 @@ def run_way(way: Way, arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     return results
 
 
-def measure(served: Any, load: Load, profile: Path | None) -> dict[str, Any]:
+def measure(served: Served, load: Load, profile: Path | None) -> dict[str, Any]:
     """One load from a generator of its own process; with what each process used meanwhile."""
     before, decided, messages = served.cpu_s(), asyncio.run(served.decisions()), served.token_messages()
     spy = served.profile(profile, load.seconds) if profile is not None else None
@@ -114,7 +111,7 @@ def measure(served: Any, load: Load, profile: Path | None) -> dict[str, Any]:
     return {
         "requests_per_s": result["requests_per_s"],
         "tokens_per_s": result["events_per_s"],
-        "gateway_us": sum(cpu for name, cpu in used.items() if name.startswith(("ingress", "router"))) * per,
+        "gateway_us": sum(cpu for name, cpu in used.items() if name.startswith("ingress")) * per,
         "all_us": sum(used.values()) * per,
         "by_policy": 1 - fell_back / placed if placed else 0.0,
         "p50_ms": result["ttft_ms_p50"] or result["latency_ms_p50"],

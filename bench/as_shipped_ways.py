@@ -1,4 +1,4 @@
-"""Ways of serving that `bench as_shipped` compares: clusters of `millrace up`, a bare mock, a router before it."""
+"""Ways of serving that `bench as_shipped` compares: clusters of `millrace up`."""
 
 from __future__ import annotations
 
@@ -6,42 +6,21 @@ import json
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
 import httpx
-import msgspec
 
-from tests.testbed.up_cluster import UpRig, free_port
+from tests.testbed.up_cluster import UpRig
 
-#: How long a server has to answer its first request, seconds.
-READY_S = 30.0
-
-
-class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """One way of serving.
-
-    Attributes:
-        cluster: Further lines of the cluster's file; None where no Millrace runs.
-        router: Whether vLLM's router stands before the mock.
-    """
-
-    cluster: str | None = ""
-    router: bool = False
-
-
+#: Further lines of the cluster's file by way.
 WAYS = MappingProxyType(
     {
-        "shipped": Way(),
-        "apart": Way(cluster="[services]\nhosted_instances_max = 0\n"),
-        "jsq": Way(cluster='[services]\npredictors = 0\n[policies]\ndispatch = { name = "join_shortest_queue" }\n'),
-        "mock": Way(cluster=None),
-        "router": Way(cluster=None, router=True),
+        "shipped": "",
+        "apart": "[services]\nhosted_instances_max = 0\n",
+        "jsq": '[services]\npredictors = 0\n[policies]\ndispatch = { name = "join_shortest_queue" }\n',
     }
 )
 
@@ -53,13 +32,7 @@ class Served:
         port: Of the API.
     """
 
-    def __init__(
-        self,
-        port: int,
-        processes: dict[str, int],
-        rig: UpRig | None = None,
-        worker_pages: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, port: int, processes: dict[str, int], rig: UpRig, worker_pages: Iterable[str]) -> None:
         """``processes``: Pids by name. ``worker_pages``: URLs of the workers' metrics."""
         self.port = port
         self._processes = processes
@@ -72,8 +45,6 @@ class Served:
 
     async def decisions(self) -> tuple[float, float]:
         """Placements so far, and those of them that a fallback policy decided."""
-        if self._rig is None:
-            return 0.0, 0.0
         placed = await self._rig.metric("millrace_ingress_dispatches_total")
         return placed, await self._rig.metric("millrace_ingress_fallbacks_total")
 
@@ -102,13 +73,9 @@ def cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def open_way(way: Way, folder: Path, instances: int, ingresses: int) -> Iterator[Served]:
-    """Starts a way, and ends it."""
-    if way.cluster is None:
-        with _mock(way, instances) as served:
-            yield served
-        return
-    rig = UpRig.of_words(folder / "up", ("--cluster", str(_cluster_file(way, folder, instances, ingresses))), "m")
+def open_way(lines: str, folder: Path, instances: int, ingresses: int) -> Iterator[Served]:
+    """Starts a cluster with these lines in its file, and ends it."""
+    rig = UpRig.of_words(folder / "up", ("--cluster", str(_cluster_file(lines, folder, instances, ingresses))), "m")
     rig.start()
     try:
         yield Served(rig.port, _named(rig), rig, _worker_pages(rig))
@@ -116,9 +83,9 @@ def open_way(way: Way, folder: Path, instances: int, ingresses: int) -> Iterator
         rig.stop()
 
 
-def _cluster_file(way: Way, folder: Path, instances: int, ingresses: int) -> Path:
+def _cluster_file(lines: str, folder: Path, instances: int, ingresses: int) -> Path:
     services = f"[services]\ningresses = {ingresses}\n"
-    lines = (way.cluster or "").replace("[services]\n", services) if way.cluster else services
+    lines = lines.replace("[services]\n", services) if lines else services
     path = folder / "cluster.toml"
     path.write_text(
         '[[models]]\nname = "m"\npath = "millrace-nano"\n[[models.groups]]\nengine = "modelled"\n'
@@ -145,36 +112,3 @@ def _worker_pages(rig: UpRig) -> list[str]:
     files = [file for file in _configurations(rig).values() if file.stem.startswith("worker")]
     ports = [json.loads(file.read_text())["telemetry"]["metrics_port"] for file in files]
     return [f"http://127.0.0.1:{port}/metrics" for port in ports]
-
-
-@contextmanager
-def _mock(way: Way, instances: int) -> Iterator[Served]:
-    ports = [free_port() for _ in range(instances if way.router else 1)]
-    commands = {f"mock-{n}": [sys.executable, "-m", "bench.mock_engine", str(port)] for n, port in enumerate(ports)}
-    port = ports[0]
-    if way.router:
-        port = free_port()
-        urls = [f"http://127.0.0.1:{each}" for each in ports]
-        commands["router"] = ["vllm-router", "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *urls]
-    started = {
-        name: subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for name, words in commands.items()
-    }
-    try:
-        _wait(port)
-        yield Served(port, {name: process.pid for name, process in started.items()})
-    finally:
-        for process in started.values():
-            process.terminate()
-            process.wait(10)
-
-
-def _wait(port: int) -> None:
-    until_s = time.monotonic() + READY_S
-    while time.monotonic() < until_s:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=1):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
-    raise httpx.ConnectTimeout(f"nothing answers on port {port}")

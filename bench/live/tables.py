@@ -8,7 +8,6 @@ from itertools import groupby
 from millrace.contracts.status import InstanceRecord
 
 from bench.live.recording import Figures, Recording, figures
-from bench.live.reforecast import reforecast
 from bench.live.statistics import FIGURES, Errors, e2e_errors, length_errors, ranks, spread, ttft_errors
 
 _MS = 1000.0
@@ -98,7 +97,6 @@ def _forecasts(policy: str, runs: Sequence[Recording]) -> list[str]:
     ]
     if runs[0].load.kind == "tagged":
         lines.append(_error("output length", length_errors(done)))
-        lines.append(_error("asked with true length", e2e_errors(reforecast(runs, true_lengths=True))))
     by_instance = {name: [f for f in done if f.instance == name] for name in sorted({f.instance for f in done})}
     lines += [_error(f"end to end, {name}", e2e_errors(part)) for name, part in by_instance.items()]
     rank = ranks([decision for run in runs for decision in run.decisions], done)
