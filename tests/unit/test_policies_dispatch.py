@@ -26,6 +26,7 @@ def view(*candidates: InstanceView, sequences: int = 1) -> DispatchView:
 def predicted(ttft: float, e2e: float, *, others_delay: float = 0.0, since: int = 0) -> Prediction:
     """Times in milliseconds."""
     return Prediction(
+        "",
         ttft_ns=int(ttft * MS),
         e2e_ns=int(e2e * MS),
         others_delay_ns=int(others_delay * MS),

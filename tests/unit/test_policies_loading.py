@@ -177,9 +177,9 @@ def test_the_example_keeps_its_promise_of_length() -> None:
 def test_the_example_spares_others_among_those_that_end_nearly_as_soon() -> None:
     policy = DISPATCH_POLICIES.load(str(EXAMPLE))
     predictions = {
-        "a": Prediction(ttft_ns=10, e2e_ns=1000, others_delay_ns=900),
-        "b": Prediction(ttft_ns=10, e2e_ns=1099, others_delay_ns=100),
-        "c": Prediction(ttft_ns=10, e2e_ns=1200, others_delay_ns=0),
+        "a": Prediction("a", ttft_ns=10, e2e_ns=1000, others_delay_ns=900),
+        "b": Prediction("b", ttft_ns=10, e2e_ns=1099, others_delay_ns=100),
+        "c": Prediction("c", ttft_ns=10, e2e_ns=1200, others_delay_ns=0),
     }
     decision, _ = policy.decide(view(**predictions), policy.parameters(), policy.initial_state, 0, Random(0))
     assert decision.chosen == "b"
@@ -188,8 +188,8 @@ def test_the_example_spares_others_among_those_that_end_nearly_as_soon() -> None
 def test_the_example_counts_what_was_placed_after_the_question() -> None:
     policy = DISPATCH_POLICIES.load(str(EXAMPLE))
     predictions = {
-        "a": Prediction(ttft_ns=500, e2e_ns=1000, placed_since=1),
-        "b": Prediction(ttft_ns=500, e2e_ns=1300, others_delay_ns=50),
+        "a": Prediction("a", ttft_ns=500, e2e_ns=1000, placed_since=1),
+        "b": Prediction("b", ttft_ns=500, e2e_ns=1300, others_delay_ns=50),
     }
     decision, _ = policy.decide(view(**predictions), policy.parameters(), policy.initial_state, 0, Random(0))
     assert decision.chosen == "b"

@@ -27,8 +27,9 @@ class CandidateForecast(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         note: Why there is no prediction; empty where there is one.
-        placed_since: Sequences that the asker placed there after it had asked; policies may count them against it.
-        cached_tokens: Of the prompt, expected in the prefix cache.
+        placed_since: Sequences that the asker placed there after it had asked: the prediction does not know of them.
+        cached_tokens: Of the prompt, expected in the prefix cache: what the times above stand on.
+        others: Sequences there that share ``others_delay_ns``.
     """
 
     name: str
@@ -41,6 +42,7 @@ class CandidateForecast(msgspec.Struct, frozen=True, array_like=True):
     note: str = ""
     placed_since: int = 0
     cached_tokens: int = 0
+    others: int = 0
 
 
 class DecisionMade(Body, frozen=True, kw_only=True, tag="DecisionMade/1"):

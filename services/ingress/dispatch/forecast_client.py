@@ -20,7 +20,6 @@ from millrace.actor.effects import Gather, Log
 from millrace.contracts.observers import CandidateForecast
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
 from millrace.policies.dispatch import DispatchView, QueryParameters
-from millrace.policies.dispatch.view import Prediction
 
 from services.ingress import tracing
 from services.ingress.answer_health import PredictorsHealth
@@ -46,7 +45,7 @@ class ForecastAnswers(msgspec.Struct, frozen=True):
         notes: By instance, why there is no prediction; those asked who did not answer among them.
     """
 
-    predictions: dict[str, Prediction]
+    predictions: dict[str, CandidateForecast]
     notes: dict[str, str]
 
 
@@ -155,7 +154,18 @@ def _read(state: IngressState, read: ForecastAnswers, body: LatencyPrediction | 
     if wrong:
         read.notes[name] = f"absurd: {wrong}"
         return "absurd"
-    read.predictions[name] = _prediction(body, instance.placements - placements)
+    read.predictions[name] = CandidateForecast(
+        name,
+        body.ttft_ns,
+        body.e2e_ns,
+        body.tpot_mean_ns,
+        body.preemptions,
+        body.others_delay_ns,
+        body.snapshot_age_ns,
+        placed_since=instance.placements - placements,
+        cached_tokens=body.cached_tokens,
+        others=body.others,
+    )
     return "answered"
 
 
@@ -168,22 +178,6 @@ def absurdity(body: LatencyPrediction) -> str:
     if max(body.e2e_ns, body.tpot_mean_ns, abs(body.others_delay_ns) // max(1, body.others)) > PREDICTED_MAX_NS:
         return "more than an hour"
     return ""
-
-
-def _prediction(body: LatencyPrediction, placed_since: int) -> Prediction:
-    return Prediction(
-        ttft_ns=body.ttft_ns,
-        e2e_ns=body.e2e_ns,
-        tpot_mean_ns=body.tpot_mean_ns,
-        tpot_worst_ns=body.tpot_worst_ns,
-        blocks_peak=body.blocks_peak,
-        preemptions=body.preemptions,
-        others=body.others,
-        others_delay_ns=body.others_delay_ns,
-        snapshot_age_ns=body.snapshot_age_ns,
-        placed_since=placed_since,
-        cached_tokens=body.cached_tokens,
-    )
 
 
 def _update_health(
@@ -214,21 +208,6 @@ def forecasts_of(pending: PendingForecast, answers: ForecastAnswers, chosen: str
     """Forecasts as published: the chosen instance's first, then the others by predicted end, then those without one."""
     predictions = answers.predictions
     order = sorted(predictions, key=lambda name: (name != chosen, predictions[name].e2e_ns))
-    shown = [_published(name, predictions[name]) for name in order[:FORECASTS_MAX]]
+    shown = [predictions[name] for name in order[:FORECASTS_MAX]]
     silent = [name for name in pending.asked if name not in predictions][: FORECASTS_MAX - len(shown)]
     return shown + [CandidateForecast(name, note=answers.notes[name]) for name in silent]
-
-
-def _published(name: str, prediction: Prediction) -> CandidateForecast:
-    return CandidateForecast(
-        name,
-        prediction.ttft_ns,
-        prediction.e2e_ns,
-        prediction.tpot_mean_ns,
-        prediction.preemptions,
-        prediction.others_delay_ns,
-        prediction.snapshot_age_ns,
-        "",
-        prediction.placed_since,
-        prediction.cached_tokens,
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from millrace.contracts.observers import CandidateScore
+from millrace.contracts.observers import CandidateForecast, CandidateScore
 
 
 class InstanceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -45,25 +45,8 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return 0 < self.sequences_max <= self.running + self.waiting + self.in_flight_sequences
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Answer of a predictor for one candidate. Times in ns from the decision; see contracts/predictor.py.
-
-    Attributes:
-        placed_since: Sequences that the asker placed there after it had asked: the prediction does not know of them.
-        cached_tokens: Of the prompt, expected in the prefix cache: what the times above stand on.
-    """
-
-    ttft_ns: int
-    e2e_ns: int
-    tpot_mean_ns: int = 0
-    tpot_worst_ns: int = 0
-    blocks_peak: int = 0
-    preemptions: int = 0
-    others: int = 0
-    others_delay_ns: int = 0
-    snapshot_age_ns: int = 0
-    placed_since: int = 0
-    cached_tokens: int = 0
+#: Answer of a predictor for one candidate, as policies read it and decisions publish it.
+Prediction = CandidateForecast
 
 
 class DispatchView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
