@@ -21,7 +21,7 @@ from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import KvReplicated, MigrationCost, MigrationFinished, MigrationOutcome
-from millrace.contracts.observers import CandidateForecast, CandidateScore
+from millrace.contracts.observers import CandidateForecast, CandidateScore, DecisionMade
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import Sampling, SequenceAccepted
 from millrace.telemetry.spans import SpanLine, span_line
@@ -218,8 +218,10 @@ def test_a_recording_tells_migrations_that_failed_as_well(tmp_path):
     assert "because: memory: 900 tokens, 40 tokens expected to come" in text
 
 
-def placement(**fields) -> ExplainedPlacement:
+def placement(*, trouble: str = "", **fields) -> ExplainedPlacement:
     values = {
+        "request": "r",
+        "model": "m",
         "kind": "dispatch",
         "sequences": ["r.0"],
         "epoch": 0,
@@ -228,7 +230,7 @@ def placement(**fields) -> ExplainedPlacement:
         "chosen": "w0",
         "reason": "why",
     }
-    return ExplainedPlacement(**(values | fields))
+    return ExplainedPlacement(decision=DecisionMade(**(values | fields)), trouble=trouble)
 
 
 def test_a_fallback_a_refusal_and_a_running_request_are_said_to_be_that():

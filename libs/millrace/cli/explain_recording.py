@@ -7,7 +7,7 @@ from pathlib import Path
 
 from millrace.actor.recording import RecordingReader
 from millrace.cli.errors import CliError
-from millrace.cli.explained import Ending, Explained, ExplainedPlacement
+from millrace.cli.explained import Explained, ExplainedPlacement
 from millrace.cli.field_text import duration
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
@@ -33,6 +33,7 @@ def explained_by_recording(file: Path, request: str) -> Explained:
     decisions = [body for _, body in told if isinstance(body, DecisionMade)]
     ends = [body for _, body in told if isinstance(body, RequestFinished)]
     finished = next((body for body in ends if body.request in names), None)
+    placed = [ExplainedPlacement(decision=decision) for decision in decisions]
     moves = [_move(body, at_ns) for at_ns, body in told if isinstance(body, MigrationFinished)]
     if not decisions and finished is None:
         raise CliError(
@@ -41,10 +42,8 @@ def explained_by_recording(file: Path, request: str) -> Explained:
     return Explained(
         request=finished.request if finished else decisions[0].request,
         model=finished.model if finished else decisions[0].model,
-        placements=sorted([*map(_placement, decisions), *moves], key=lambda p: p.at_ns),
-        ending=None if finished is None else _ending(finished),
-        attempts=[] if finished is None else finished.attempts,
-        delivered="" if finished is None else finished.reason,
+        placements=sorted([*placed, *moves], key=lambda p: p.decision.at_ns),
+        ending=finished,
     )
 
 
@@ -64,55 +63,23 @@ def _told(reader: RecordingReader) -> Iterator[tuple[int, _Told]]:
             yield frame.at_ns, body
 
 
-def _placement(decision: DecisionMade) -> ExplainedPlacement:
-    return ExplainedPlacement(
-        kind=decision.kind,
-        sequences=decision.sequences,
-        epoch=decision.epoch,
-        at_ns=decision.at_ns,
-        policy=decision.policy,
-        chosen=decision.chosen,
-        reason=decision.reason,
-        fallback=decision.fallback,
-        asked_ns=int(decision.wall_us * 1e3),
-        output_tokens=decision.output_tokens,
-        expected_output_tokens=decision.expected_output_tokens,
-        forecasts=decision.forecasts,
-        scores=decision.scores,
-    )
-
-
 def _move(body: MigrationFinished, at_ns: int) -> ExplainedPlacement:
     moved = body.outcome is MigrationOutcome.MOVED
     trouble = f"{body.outcome}, {body.refusal or 'no reason told'} {body.detail}".rstrip()
     return ExplainedPlacement(
-        kind="migration",
-        sequences=[body.sequence],
-        epoch=body.epoch,
-        at_ns=at_ns - body.cost.duration_ns,
-        policy="",
-        chosen=body.target,
-        reason=str(body.reason),
+        decision=DecisionMade(
+            request=request_id_of(body.sequence),
+            sequences=[body.sequence],
+            epoch=body.epoch,
+            kind="migration",
+            policy="",
+            model=body.model,
+            chosen=body.target,
+            reason=str(body.reason),
+            at_ns=at_ns - body.cost.duration_ns,
+        ),
         trouble="" if moved else trouble,
         source=body.source,
         why=body.note,
         copied=f"{body.cost.rounds} rounds, {body.cost.bytes} bytes, no token for {duration(body.cost.frozen_ns)}",
-    )
-
-
-def _ending(body: RequestFinished) -> Ending:
-    return Ending(
-        outcome=body.outcome,
-        arrival_ns=body.arrival_ns,
-        first_token_ns=None if body.ttft_ns is None else body.arrival_ns + body.ttft_ns,
-        end_ns=body.arrival_ns + body.e2e_ns,
-        prompt_tokens=body.prompt_tokens,
-        output_tokens=sum(body.output_tokens),
-        instances=body.instances,
-        cached_tokens=body.cached_tokens,
-        choices=max(1, len(body.output_tokens)),
-        continuations=body.continuations,
-        migrations=body.migrations,
-        expected_output_tokens=body.predicted_output_tokens,
-        trouble=body.detail,
     )

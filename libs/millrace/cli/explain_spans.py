@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from millrace.cli.errors import CliError
-from millrace.cli.explained import Ending, Explained, ExplainedPlacement
+from millrace.cli.explained import Explained, ExplainedPlacement
 from millrace.cli.field_text import duration
 from millrace.cli.trace_reading import attribute
-from millrace.contracts.observers import CandidateForecast, CandidateScore, CascadeAttempt
+from millrace.contracts.observers import (
+    CandidateForecast,
+    CandidateScore,
+    CascadeAttempt,
+    DecisionMade,
+    RequestFinished,
+)
 from millrace.telemetry.spans import SpanLine
+
+T = TypeVar("T")
 
 _forecasts = msgspec.json.Decoder(list[CandidateForecast])
 _attempts = msgspec.json.Decoder(list[CascadeAttempt])
@@ -42,82 +50,69 @@ def explained_by_spans(spans: list[SpanLine]) -> Explained:
         for group in groups.values()
     ]
     return Explained(
-        request=str(attribute(root or placed[0], "request") or ""),
-        model=str(attribute(root, "model") or "") if root is not None else "",
-        placements=sorted(placements, key=lambda placement: placement.at_ns),
+        request=_text(root or placed[0], "request"),
+        model=_text(root, "model") if root is not None else "",
+        placements=sorted(placements, key=lambda placement: placement.decision.at_ns),
         ending=None if root is None else _ending(root, expected),
-        attempts=[] if root is None else _read_attempts(attribute(root, "attempts")),
-        delivered=_delivered(root),
     )
-
-
-def _read_attempts(text: Any) -> list[CascadeAttempt]:
-    try:
-        return _attempts.decode(text) if text else []
-    except (msgspec.DecodeError, TypeError):  # an earlier version's, or not ours
-        return []
-
-
-def _delivered(root: SpanLine | None) -> str:
-    return "" if root is None else str(attribute(root, "reason") or "")
 
 
 def _placement(spans: list[SpanLine], asked_ns: int, expected: float | None) -> ExplainedPlacement:
     first = spans[0]
-    return ExplainedPlacement(
+    decision = DecisionMade(
+        request=_text(first, "request"),
+        sequences=[_text(span, "sequence") or "?" for span in spans],
+        epoch=_count(first, "epoch"),
         kind="migration" if first.name == "move" else first.name,
-        sequences=[str(attribute(span, "sequence") or "?") for span in spans],
-        epoch=int(attribute(first, "epoch") or 0),
-        at_ns=first.start_ns,
-        policy=str(attribute(first, "policy") or "?"),
-        chosen=str(attribute(first, "instance") or ""),
+        policy=_text(first, "policy") or "?",
+        model="",
+        chosen=_text(first, "instance"),
         reason=_reason(first),
-        fallback=str(attribute(first, "fallback") or ""),
-        asked_ns=asked_ns,
-        output_tokens=int(attribute(first, "output_tokens") or 0),
+        scores=_read_scores(_text(first, "scores")),
+        at_ns=first.start_ns,
+        wall_us=asked_ns / 1e3,
+        output_tokens=_count(first, "output_tokens"),
         expected_output_tokens=_number(attribute(first, "expected_output_tokens")) or expected,
-        forecasts=_read_forecasts(attribute(first, "forecasts")),
-        scores=_read_scores(str(attribute(first, "scores") or "")),
-        trouble=first.error,
-        source=str(attribute(first, "source") or ""),
+        forecasts=_decoded(_forecasts, attribute(first, "forecasts")),
+        fallback=_text(first, "fallback"),
     )
+    return ExplainedPlacement(decision=decision, trouble=first.error, source=_text(first, "source"))
 
 
 def _with_move(placement: ExplainedPlacement, moves: Mapping[Any, SpanLine], span: SpanLine) -> ExplainedPlacement:
     """A migration with what its migrator recorded of it."""
-    move = moves.get(attribute(span, "migration")) if placement.kind == "migration" else None
+    move = moves.get(attribute(span, "migration")) if placement.decision.kind == "migration" else None
     if move is None:
         return placement
     pause = duration(int(1e6 * (_number(attribute(move, "frozen_ms")) or 0.0)))
     copied = f"{attribute(move, 'rounds')} rounds, {attribute(move, 'bytes')} bytes, no token for {pause}"
-    reason, why = str(attribute(move, "reason") or ""), str(attribute(move, "note") or "")
-    return msgspec.structs.replace(placement, reason=placement.reason or reason, why=why, copied=copied)
+    decision = placement.decision
+    if not decision.reason:
+        decision = msgspec.structs.replace(decision, reason=_text(move, "reason"))
+    return msgspec.structs.replace(placement, decision=decision, why=_text(move, "note"), copied=copied)
 
 
 def _bounds(spans: list[SpanLine]) -> dict[tuple[str, str], int]:
     """Bound of an instance's steps while a sequence was there, as its worker recorded it."""
     told = [span for span in spans if attribute(span, "step_tokens_max")]
-    return {
-        (str(attribute(span, "sequence")), str(attribute(span, "instance"))): int(attribute(span, "step_tokens_max"))
-        for span in told
-    }
+    return {(_text(span, "sequence"), _text(span, "instance")): _count(span, "step_tokens_max") for span in told}
 
 
 def _with_bound(placement: ExplainedPlacement, bounds: Mapping[tuple[str, str], int]) -> ExplainedPlacement:
-    found = [bounds.get((sequence, placement.chosen), 0) for sequence in placement.sequences]
+    found = [bounds.get((sequence, placement.decision.chosen), 0) for sequence in placement.decision.sequences]
     return msgspec.structs.replace(placement, step_tokens_max=max(found, default=0))
 
 
 def _reason(span: SpanLine) -> str:
-    reason, cause = str(attribute(span, "reason") or ""), str(attribute(span, "cause") or "")
+    reason, cause = _text(span, "reason"), _text(span, "cause")
     kept = attribute(span, "kv_tokens")
     reason += f"; {kept} tokens needed no computing there" if kept else ""
     return f"{cause}; {reason}" if cause else reason
 
 
-def _read_forecasts(text: Any) -> list[CandidateForecast]:
+def _decoded(decoder: msgspec.json.Decoder[list[T]], text: Any) -> list[T]:
     try:
-        return _forecasts.decode(text) if text else []
+        return decoder.decode(text) if text else []
     except (msgspec.DecodeError, TypeError):  # an earlier version's, or not ours
         return []
 
@@ -133,24 +128,36 @@ def _read_scores(text: str) -> list[CandidateScore]:
     return scores
 
 
-def _ending(root: SpanLine, expected: float | None) -> Ending:
+def _ending(root: SpanLine, expected: float | None) -> RequestFinished:
     first = next((at_ns for name, at_ns, _ in root.events if name == "first_token"), None)
-    reasons = str(attribute(root, "finish_reasons") or "")
-    return Ending(
-        outcome=str(attribute(root, "outcome") or "?"),
+    return RequestFinished(
+        request=_text(root, "request"),
+        model=_text(root, "model"),
+        outcome=_text(root, "outcome") or "?",
+        ingress=root.instance,
+        detail=root.error,
+        prompt_tokens=_count(root, "prompt_tokens"),
+        cached_tokens=_count(root, "cached_tokens"),
+        output_tokens=[_count(root, "output_tokens")],
+        finish_reasons=_text(root, "finish_reasons").split(", "),
+        continuations=_count(root, "continuations"),
+        predicted_output_tokens=expected,
         arrival_ns=root.start_ns,
-        first_token_ns=first,
-        end_ns=root.end_ns,
-        prompt_tokens=int(attribute(root, "prompt_tokens") or 0),
-        output_tokens=int(attribute(root, "output_tokens") or 0),
-        instances=[name for name in str(attribute(root, "instances") or "").split(", ") if name],
-        cached_tokens=int(attribute(root, "cached_tokens") or 0),
-        choices=reasons.count(",") + 1,
-        continuations=int(attribute(root, "continuations") or 0),
-        migrations=int(attribute(root, "migrations") or 0),
-        expected_output_tokens=expected,
-        trouble=root.error,
+        ttft_ns=None if first is None else first - root.start_ns,
+        e2e_ns=root.end_ns - root.start_ns,
+        instances=[name for name in _text(root, "instances").split(", ") if name],
+        migrations=_count(root, "migrations"),
+        attempts=_decoded(_attempts, attribute(root, "attempts")),
+        reason=_text(root, "reason"),
     )
+
+
+def _text(span: SpanLine, name: str) -> str:
+    return str(attribute(span, name) or "")
+
+
+def _count(span: SpanLine, name: str) -> int:
+    return int(attribute(span, name) or 0)
 
 
 def _number(value: Any) -> float | None:

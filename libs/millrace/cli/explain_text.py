@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millrace.cli.explained import Ending, Explained, ExplainedPlacement
+from millrace.cli.explained import Explained, ExplainedPlacement
 from millrace.cli.field_text import duration
-from millrace.contracts.observers import CandidateForecast, CascadeAttempt
+from millrace.contracts.observers import CandidateForecast, CascadeAttempt, DecisionMade, RequestFinished
 
 #: Placements that are told. A request that found no instance for long has one per try.
 PLACEMENTS_MAX = 12
@@ -20,8 +20,8 @@ _HEAD = ("  instance", *_TIMES, "preempted", "cached", "snapshot age")
 def told(explained: Explained) -> list[str]:
     """Headline, placements in order, what happened."""
     lines = [_headline(explained)]
-    if explained.attempts:
-        lines += ["", *_attempts(explained)]
+    if explained.ending is not None and explained.ending.attempts:
+        lines += ["", *_attempts(explained.ending)]
     shown = explained.placements
     if len(shown) > PLACEMENTS_MAX:
         shown = [*shown[: PLACEMENTS_MAX - 1], shown[-1]]
@@ -41,21 +41,21 @@ def _headline(explained: Explained) -> str:
     if explained.model:
         parts.append(f"model {explained.model}")
     if ending is not None:
-        parts.append(f"{ending.outcome} after {duration(ending.end_ns - ending.arrival_ns)}")
-        parts.append(f"{ending.prompt_tokens} prompt and {ending.output_tokens} output tokens")
+        parts.append(f"{ending.outcome} after {duration(ending.e2e_ns)}")
+        parts.append(f"{ending.prompt_tokens} prompt and {sum(ending.output_tokens)} output tokens")
     return ", ".join(parts)
 
 
-def _attempts(explained: Explained) -> Iterator[str]:
+def _attempts(ending: RequestFinished) -> Iterator[str]:
     """Attempts of a cascade, in order: score against threshold, by which judge and plan."""
-    for attempt in explained.attempts:
+    for attempt in ending.attempts:
         took = duration(max(0, attempt.ended_ns - attempt.started_ns))
         yield f"attempt {attempt.request} on tier {attempt.tier}, {attempt.model}: {attempt.outcome} after {took}"
         yield f"  {_scored(attempt)}, {attempt.output_tokens} output tokens"
         if attempt.detail:
             yield f"  {attempt.detail}"
-    if explained.delivered:
-        yield f"delivered because: {explained.delivered}"
+    if ending.reason:
+        yield f"delivered because: {ending.reason}"
 
 
 def _scored(attempt: CascadeAttempt) -> str:
@@ -69,64 +69,61 @@ def _scored(attempt: CascadeAttempt) -> str:
     return f"{by}, {side} the threshold {attempt.threshold:.4g} of plan {attempt.epoch}"
 
 
-def _placement(placement: ExplainedPlacement, ending: Ending | None) -> Iterator[str]:
-    more = f" and {len(placement.sequences) - 1} more" if len(placement.sequences) > 1 else ""
-    after = "" if ending is None else f", {duration(placement.at_ns - ending.arrival_ns)} after arrival"
-    goes = f"to {placement.chosen}" if placement.chosen else "to nobody"
-    epoch = f" (epoch {placement.epoch})" if placement.epoch else ""
-    yield f"{placement.kind} of {placement.sequences[0]}{more} {goes}{epoch}{after}"
+def _placement(placement: ExplainedPlacement, ending: RequestFinished | None) -> Iterator[str]:
+    decision = placement.decision
+    more = f" and {len(decision.sequences) - 1} more" if len(decision.sequences) > 1 else ""
+    after = "" if ending is None else f", {duration(decision.at_ns - ending.arrival_ns)} after arrival"
+    goes = f"to {decision.chosen}" if decision.chosen else "to nobody"
+    epoch = f" (epoch {decision.epoch})" if decision.epoch else ""
+    yield f"{decision.kind} of {decision.sequences[0]}{more} {goes}{epoch}{after}"
     if placement.step_tokens_max:
         yield f"  decodes came first there: steps of at most {placement.step_tokens_max:,} tokens"
-    if placement.kind == "migration":
+    if decision.kind == "migration":
         yield from _migration(placement, ending)
         return
-    by = placement.policy
-    if placement.fallback:
-        by += f", whose fallback {placement.fallback} decided"
-    yield f"  by {by}: {placement.reason}"
-    if placement.output_tokens:
-        yield f"  {placement.output_tokens} output tokens were there already and had to be computed again"
-    yield from _considered(placement)
+    by = decision.policy
+    if decision.fallback:
+        by += f", whose fallback {decision.fallback} decided"
+    yield f"  by {by}: {decision.reason}"
+    if decision.output_tokens:
+        yield f"  {decision.output_tokens} output tokens were there already and had to be computed again"
+    yield from _considered(decision)
     if placement.trouble:
         yield f"  it came to nothing: {placement.trouble}"
 
 
-def _migration(placement: ExplainedPlacement, ending: Ending | None) -> Iterator[str]:
-    tokens = f", {placement.output_tokens} output tokens in" if placement.output_tokens else ""
+def _migration(placement: ExplainedPlacement, ending: RequestFinished | None) -> Iterator[str]:
+    decision = placement.decision
+    tokens = f", {decision.output_tokens} output tokens in" if decision.output_tokens else ""
     yield f"  with its KV from {placement.source}{tokens}"
-    if placement.reason:
-        yield f"  asked for by: {placement.reason}"
+    if decision.reason:
+        yield f"  asked for by: {decision.reason}"
     if placement.why:
         yield f"  because: {placement.why}"
     if placement.copied:
         yield f"  copied in {placement.copied}"
     if placement.trouble:
         yield f"  it came to nothing: {placement.trouble}"
-    elif ending is not None and placement.output_tokens and ending.choices == 1:
-        came, took = ending.output_tokens - placement.output_tokens, ending.end_ns - placement.at_ns
+    elif ending is not None and decision.output_tokens and _choices(ending) == 1:
+        came, took = sum(ending.output_tokens) - decision.output_tokens, _end_ns(ending) - decision.at_ns
         yield f"  {came} output tokens came since, the last one {duration(max(0, took))} after it"
 
 
-def _considered(placement: ExplainedPlacement) -> Iterator[str]:
-    if placement.forecasts:
-        answered = sum(not f.note for f in placement.forecasts)
-        took = f" in {duration(placement.asked_ns)}" if placement.asked_ns else ""
-        length = placement.expected_output_tokens
+def _considered(decision: DecisionMade) -> Iterator[str]:
+    if decision.forecasts:
+        answered = sum(not f.note for f in decision.forecasts)
+        took = f" in {duration(int(decision.wall_us * 1e3))}" if decision.wall_us else ""
+        length = decision.expected_output_tokens
         given = "an unknown output length" if length is None else f"{length:.4g} output tokens expected"
-        kept = " (no more are kept)" if len(placement.forecasts) >= KEPT_MAX else ""
-        yield f"  {answered} of {len(placement.forecasts)} asked{kept} were predicted{took}, with {given}:"
-        yield from _table(_forecasts(placement))
+        kept = " (no more are kept)" if len(decision.forecasts) >= KEPT_MAX else ""
+        yield f"  {answered} of {len(decision.forecasts)} asked{kept} were predicted{took}, with {given}:"
+        yield from _table([_HEAD, *(_row(forecast, decision.chosen) for forecast in decision.forecasts)])
         return
-    notes = [f"{s.name} ({s.note})" if s.note else f"{s.name} {s.score:.3g}" for s in placement.scores]
+    notes = [f"{s.name} ({s.note})" if s.note else f"{s.name} {s.score:.3g}" for s in decision.scores]
     if notes:
         yield f"  nobody was asked for a prediction; scores, 1 is best: {', '.join(notes)}"
     else:
         yield "  nobody was asked for a prediction, and no score is recorded"
-
-
-def _forecasts(placement: ExplainedPlacement) -> list[tuple[str, ...]]:
-    """Head and a row per candidate."""
-    return [_HEAD, *(_row(forecast, placement.chosen) for forecast in placement.forecasts)]
 
 
 def _row(forecast: CandidateForecast, chosen: str) -> tuple[str, ...]:
@@ -165,7 +162,7 @@ def _happened(explained: Explained) -> Iterator[str]:
     if ending is None:
         yield "Nothing of its end is recorded: it may be running still, or was not traced to its end."
         return
-    yield f"what happened: {ending.outcome}" + (f", {ending.trouble}" if ending.trouble else "")
+    yield f"what happened: {ending.outcome}" + (f", {ending.detail}" if ending.detail else "")
     if ending.instances:
         yield f"  decoded by {', '.join(ending.instances)}"
     if ending.continuations:
@@ -174,12 +171,13 @@ def _happened(explained: Explained) -> Iterator[str]:
     if ending.migrations:
         times = "once" if ending.migrations == 1 else f"{ending.migrations} times"
         yield f"  moved with its KV {times}, so the first forecast was of another course"
-    taken = [p for p in explained.placements if p.chosen and not p.trouble and p.kind == "dispatch"]
-    if explained.attempts:
-        yield from _delivered(explained.attempts, taken, ending.choices)
+    placements = [p for p in explained.placements if p.decision.kind == "dispatch"]
+    taken = [p for p in placements if p.decision.chosen and not p.trouble]
+    if ending.attempts:
+        yield from _delivered(ending.attempts, taken, _choices(ending))
         return
     if not taken:
-        yield f"  end to end {duration(ending.end_ns - ending.arrival_ns)} from arrival; its placement is not recorded"
+        yield f"  end to end {duration(ending.e2e_ns)} from arrival; its placement is not recorded"
         return
     yield from _table(_errors(taken[-1], ending))
     if taken[-1].forecast is None:
@@ -195,7 +193,7 @@ def _delivered(attempts: list[CascadeAttempt], taken: list[ExplainedPlacement], 
     attempt = next((each for each in attempts if each.outcome == "delivered"), None)
     if attempt is None:
         return
-    placed = [p for p in taken if any(name.startswith(f"{attempt.request}.") for name in p.sequences)]
+    placed = [p for p in taken if any(n.startswith(f"{attempt.request}.") for n in p.decision.sequences)]
     if not placed:
         took = duration(attempt.ended_ns - attempt.started_ns)
         yield f"  {attempt.request} took {took}; its placement is not recorded"
@@ -203,32 +201,37 @@ def _delivered(attempts: list[CascadeAttempt], taken: list[ExplainedPlacement], 
     placement = placed[-1]
     forecast = placement.forecast
     rows: list[tuple[str, ...]] = [(f"{attempt.request}, from the decision", "predicted", "actual", "error")]
-    whole = attempt.ended_ns - placement.at_ns
+    whole = attempt.ended_ns - placement.decision.at_ns
     rows.append(("  end to end", *_compared(None if forecast is None else forecast.e2e_ns, whole)))
-    rows.append(_lengths(_of_choices(choices), placement.expected_output_tokens, attempt.output_tokens / choices))
+    rows.append(_lengths(choices, placement.decision.expected_output_tokens, attempt.output_tokens))
     yield from _table(rows)
 
 
-def _of_choices(choices: int) -> str:
-    return "  output tokens" if choices == 1 else "  output tokens per choice"
+def _choices(ending: RequestFinished) -> int:
+    return max(1, len(ending.finish_reasons))
 
 
-def _lengths(name: str, expected: float | None, mean: float) -> tuple[str, str, str, str]:
+def _end_ns(ending: RequestFinished) -> int:
+    return ending.arrival_ns + ending.e2e_ns
+
+
+def _lengths(choices: int, expected: float | None, tokens: int) -> tuple[str, str, str, str]:
+    name = "  output tokens" if choices == 1 else "  output tokens per choice"
+    mean = tokens / choices
     error = "-" if expected is None or not mean else f"{100 * (expected - mean) / mean:+.1f} %"
     return name, "-" if expected is None else f"{expected:.4g}", f"{mean:.4g}", error
 
 
-def _errors(placement: ExplainedPlacement, ending: Ending) -> list[tuple[str, ...]]:
-    forecast = placement.forecast
-    first = None if ending.first_token_ns is None else ending.first_token_ns - placement.at_ns
-    whole = ending.end_ns - placement.at_ns
+def _errors(placement: ExplainedPlacement, ending: RequestFinished) -> list[tuple[str, ...]]:
+    forecast, since_ns = placement.forecast, placement.decision.at_ns
+    first = None if ending.ttft_ns is None else ending.arrival_ns + ending.ttft_ns - since_ns
     rows: list[tuple[str, ...]] = [("from the decision", "predicted", "actual", "error")]
     rows.append(("  first token", *_compared(None if forecast is None else forecast.ttft_ns, first)))
-    rows.append(("  end to end", *_compared(None if forecast is None else forecast.e2e_ns, whole)))
-    expected = placement.expected_output_tokens
+    rows.append(("  end to end", *_compared(None if forecast is None else forecast.e2e_ns, _end_ns(ending) - since_ns)))
+    expected = placement.decision.expected_output_tokens
     if expected is None:
-        expected = ending.expected_output_tokens
-    rows.append(_lengths(_of_choices(ending.choices), expected, ending.output_tokens / ending.choices))
+        expected = ending.predicted_output_tokens
+    rows.append(_lengths(_choices(ending), expected, sum(ending.output_tokens)))
     if ending.cached_tokens or (forecast is not None and forecast.cached_tokens):
         rows.append(_cached(None if forecast is None else forecast.cached_tokens, ending.cached_tokens))
     return rows
