@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from millrace.actor.meter import RuntimeMeter
-from millrace.telemetry.metrics import DropsCollector, TelemetryMetrics
+from millrace.telemetry.metrics import TelemetryMetrics
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
@@ -35,9 +35,7 @@ Written by `python -m tests.unit.metrics_table` from the services' own collector
 
 def every_service(registry: CollectorRegistry) -> None:
     """Register the metrics that each process keeps about itself."""
-    metrics = TelemetryMetrics(registry, service="", instance="", version="")
-    metrics.log_lines.labels(level="")
-    registry.register(DropsCollector(dict))
+    TelemetryMetrics(registry, service="", instance="", version="", drops=dict)
     RuntimeMeter(registry).handle_seconds.labels(actor="")
 
 

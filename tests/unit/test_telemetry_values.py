@@ -3,7 +3,7 @@
 import random
 
 from millrace.actor.effects import RecordSpan
-from millrace.telemetry.metrics import DropsCollector, TelemetryMetrics
+from millrace.telemetry.metrics import TelemetryMetrics
 from millrace.telemetry.otlp import readable_span
 from millrace.telemetry.spans import SpanLine, decode_span, encode_span, span_line
 from millrace.telemetry.tracecontext import format_traceparent, new_trace
@@ -71,9 +71,9 @@ def test_attributes_that_otlp_does_not_know_become_json_and_none_is_left_out() -
 
 def test_two_services_in_one_process_do_not_share_a_number() -> None:
     first, second = CollectorRegistry(), CollectorRegistry()
-    one = TelemetryMetrics(first, service="ingress", instance="a", version="1")
-    TelemetryMetrics(second, service="ingress", instance="b", version="1")
-    one.spans.inc()
+    one = TelemetryMetrics(first, service="ingress", instance="a", version="1", drops=dict)
+    TelemetryMetrics(second, service="ingress", instance="b", version="1", drops=dict)
+    one.spans += 1
     assert first.get_sample_value("millrace_spans_total") == 1
     assert second.get_sample_value("millrace_spans_total") == 0
 
@@ -81,6 +81,6 @@ def test_two_services_in_one_process_do_not_share_a_number() -> None:
 def test_drops_are_read_when_somebody_scrapes() -> None:
     drops = {"spans": 0}
     registry = CollectorRegistry()
-    registry.register(DropsCollector(lambda: drops))
+    TelemetryMetrics(registry, service="ingress", instance="a", version="1", drops=lambda: drops)
     drops["spans"] = 7
     assert b'millrace_telemetry_dropped_total{sink="spans"} 7.0' in generate_latest(registry)

@@ -125,7 +125,7 @@ class Cell:
     def _handle(self, message: Message, now_ns: int, carry_out: CarryOut) -> None:
         if self.stopped:
             return
-        self._meter.count_handled(self.name, type(message.body).__name__)
+        self._meter.handled.add(self.name, type(message.body).__name__)
         self._handled += 1
         if self._handled % SAMPLE_EVERY:
             effects = self.actor.handle(message, now_ns)

@@ -133,11 +133,11 @@ class Connection:
     def send(self, subject: str, reply: str, headers: bytes, payload: bytes) -> bool:
         """Queues a message for the socket; False where it was dropped, which is counted."""
         if not self.connected:
-            self._meter.count_dropped("disconnected")
+            self._meter.dropped.add("disconnected")
             return False
         assert _SUBJECT.fullmatch(subject), f"{subject!r} is no subject: build subjects with Subjects"
         if not self.client.publish_now(subject, reply, headers, payload):
-            self._meter.count_dropped("behind")
+            self._meter.dropped.add("behind")
             return False
         return True
 
@@ -164,7 +164,7 @@ class Connection:
         if not self.connected or self._closing:
             return
         self._set_connected(False)
-        self._meter.disconnects += not self._is_store
+        self._meter.bus_disconnects += not self._is_store
         self._log("warning", "bus_disconnected", {"user": self._user})
         self.on_lost()
 
@@ -192,7 +192,7 @@ class Connection:
     def _on_client_error(self, error: Exception) -> None:
         text = str(error) or type(error).__name__
         refused = "permissions violation" in text.lower()
-        self._meter.count_dropped("permission" if refused else "bus_error")
+        self._meter.dropped.add("permission" if refused else "bus_error")
         if self.connected and text not in self._errors_logged and len(self._errors_logged) < ERRORS_LOGGED_MAX:
             self._errors_logged.add(text)
             self._log("warning", "bus_error", {"error": text[:500]})

@@ -62,11 +62,11 @@ class EffectCarrier:
         self._client = connection.client
         self._telemetry = telemetry
         self._meter = runtime.meter
-        self.inbox = Inbox(connection.inbox_prefix, partial(self._meter.count_dropped, "late_reply"))
+        self.inbox = Inbox(connection.inbox_prefix, partial(self._meter.dropped.add, "late_reply"))
         self.store = StoreLink(
             store,
             runtime.subjects,
-            partial(self._meter.count_dropped, "late_reply"),
+            partial(self._meter.dropped.add, "late_reply"),
             makes_buckets=store is connection,
         )
         self._keys = KeyStore(self.store, spawn)
@@ -132,14 +132,14 @@ class EffectCarrier:
         return self.local.take(cell, subject, body, reply=reply, traceparent=traceparent)
 
     def _not_permitted(self, cell: Cell, what: str) -> None:
-        self._meter.count_dropped("permission")
+        self._meter.dropped.add("permission")
         if what not in cell.refused and len(cell.refused) < REFUSALS_LOGGED_MAX:
             cell.refused.add(what)
             fields = {"error": f"permissions violation: {cell.name} may not {what}"}
             self._telemetry.log(cell.name, fx.Log(level="warning", event="bus_error", fields=fields))
 
     def _too_large(self, cell: Cell, subject: str, body: Body, size: int) -> None:
-        self._meter.count_dropped("too_large")
+        self._meter.dropped.add("too_large")
         fields = {"subject": subject, "type": body.type_name(), "bytes": size}
         self._telemetry.log(cell.name, fx.Log(level="error", event="message_too_large", fields=fields))
 

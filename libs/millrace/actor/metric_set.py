@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from millrace.actor.histograms import Histogram, LatencyHistogram
+
+LabelledFamily = TypeVar("LabelledFamily", CounterMetricFamily, GaugeMetricFamily)
 
 
 class LabelledCounter:
@@ -53,13 +55,13 @@ class MetricSet(Collector):
     def counter(self, name: str, text: str, *labels: str, series_max: int = 1_000) -> LabelledCounter:
         """Declare a counter with labels."""
         counter = LabelledCounter(series_max)
-        self._show(partial(_counters, f"{self._prefix}_{name}", text, labels, counter))
+        self.counters(name, text, *labels, read=lambda: [(*values, n) for values, n in list(counter.counts.items())])
         return counter
 
     def latency(self, name: str, text: str, bounds_s: Sequence[float]) -> LatencyHistogram:
         """Declare a histogram of durations, shown as ``<name>_seconds``."""
         histogram = LatencyHistogram(bounds_s)
-        self._show(partial(_latencies, f"{self._prefix}_{name}_seconds", text, histogram))
+        self._show(partial(_histograms, f"{self._prefix}_{name}_seconds", text, (), {(): histogram}))
         return histogram
 
     def histograms(
@@ -67,7 +69,8 @@ class MetricSet(Collector):
     ) -> dict[str, Histogram]:
         """Declare a histogram for each value of a label."""
         by_value = {value: Histogram(bounds) for value in values}
-        self._show(partial(_histograms, f"{self._prefix}_{name}", text, label, by_value))
+        by_labels = {(value,): histogram for value, histogram in by_value.items()}
+        self._show(partial(_histograms, f"{self._prefix}_{name}", text, (label,), by_labels))
         return by_value
 
     def total(self, name: str, text: str) -> None:
@@ -80,7 +83,11 @@ class MetricSet(Collector):
 
     def gauges(self, name: str, text: str, *labels: str, read: Callable[[], Iterable[tuple[Any, ...]]]) -> None:
         """Declare a gauge with labels. ``read`` yields their values, then the figure."""
-        self._show(lambda: _gauges(f"{self._prefix}_{name}", text, labels, read()))
+        self._show(lambda: _labelled(GaugeMetricFamily(f"{self._prefix}_{name}", text, labels=labels), read()))
+
+    def counters(self, name: str, text: str, *labels: str, read: Callable[[], Iterable[tuple[Any, ...]]]) -> None:
+        """Declare a counter with labels that is kept elsewhere, as ``gauges`` does."""
+        self._show(lambda: _labelled(CounterMetricFamily(f"{self._prefix}_{name}", text, labels=labels), read()))
 
     def _show(self, family: Callable[[], Metric]) -> None:
         self._families.append(family)
@@ -94,28 +101,14 @@ class MetricSet(Collector):
         return []
 
 
-def _counters(name: str, text: str, labels: Sequence[str], counter: LabelledCounter) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, count in list(counter.counts.items()):
-        family.add_metric(values, count)
+def _histograms(name: str, text: str, labels: Sequence[str], found: Mapping[tuple[str, ...], Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, histogram in found.items():
+        family.add_metric(values, histogram.buckets(), histogram.sum)
     return family
 
 
-def _latencies(name: str, text: str, histogram: LatencyHistogram) -> Metric:
-    family = HistogramMetricFamily(name, text)
-    family.add_metric([], histogram.buckets(), histogram.sum_s())
-    return family
-
-
-def _histograms(name: str, text: str, label: str, by_value: Mapping[str, Histogram]) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=[label])
-    for value, histogram in by_value.items():
-        family.add_metric([value], histogram.buckets(), histogram.sum)
-    return family
-
-
-def _gauges(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
+def _labelled(family: LabelledFamily, rows: Iterable[tuple[Any, ...]]) -> LabelledFamily:
     for *values, figure in rows:
         family.add_metric(values, figure)
     return family

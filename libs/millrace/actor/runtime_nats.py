@@ -276,7 +276,7 @@ class NatsRuntime:
         self.refuse(cell, "unexpected", "unexpected", detail, told)
 
     def refuse(self, cell: Cell, kind: str, reason: str, detail: str, message: Message) -> None:
-        self.meter.count_refused(cell.name, kind)
+        self.meter.refused.add(cell.name, kind)
         if message.reply_to:
             self._carrier.publish(cell, message.reply_to, ErrorReply(reason=reason, detail=detail))
         who = (kind, message.sender)
@@ -287,7 +287,7 @@ class NatsRuntime:
 
     def refuse_key(self, cell: Cell, bucket: str, key: str, malformed: MalformedMessage) -> None:
         """A stored value that is none: counted, and an alarm the first time."""
-        self.meter.count_refused(cell.name, "stored")
+        self.meter.refused.add(cell.name, "stored")
         if (bucket, key) not in self._refusals_logged and len(self._refusals_logged) < REFUSALS_LOGGED_MAX:
             self._refusals_logged.add((bucket, key))
             fields = {"bucket": bucket, "key": key, "detail": str(malformed)[:500]}

@@ -6,44 +6,36 @@ of its Telemetry, so that two clusters in one process do not share a number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+
+from millrace.actor.metric_set import MetricSet
 
 
-class DropsCollector:
-    """Reads the outboxes' own counts at scrape time: nothing is counted twice on the hot path."""
-
-    def __init__(self, drops: Callable[[], dict[str, int]]) -> None:
-        """``drops`` yields the count of each sink."""
-        self._drops = drops
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """The metric ``millrace_telemetry_dropped_total{sink}``."""
-        family = CounterMetricFamily(
-            "millrace_telemetry_dropped",
-            "Spans and log lines dropped because their sink was behind or refused them",
-            labels=["sink"],
-        )
-        for sink, count in sorted(self._drops().items()):
-            family.add_metric([sink], count)
-        yield family
-
-
-class TelemetryMetrics:
+class TelemetryMetrics(MetricSet):
     """Figures that every service has."""
 
-    def __init__(self, registry: CollectorRegistry, *, service: str, instance: str, version: str) -> None:
-        """Registers them."""
-        info = Gauge("millrace_service_info", "Always 1", ["service", "instance", "version"], registry=registry)
-        info.labels(service=service, instance=instance, version=version).set(1)
-        self.log_lines = Counter("millrace_log_lines_total", "Log lines written", ["level"], registry=registry)
-        self.spans = Counter("millrace_spans_total", "Spans recorded", registry=registry)
-        self.malformed_spans = Counter(
-            "millrace_malformed_spans_total", "Spans that had no readable traceparent", registry=registry
-        )
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        service: str,
+        instance: str,
+        version: str,
+        drops: Callable[[], dict[str, int]],
+    ) -> None:
+        """``drops`` yields the count of each sink: they are read when somebody scrapes."""
+        super().__init__("millrace", registry)
+        info, names = (service, instance, version, 1), ("service", "instance", "version")
+        self.gauges("service_info", "Always 1", *names, read=lambda: [info])
+        self.log_lines = self.counter("log_lines", "Log lines written", "level")
+        self.spans = self.malformed_spans = 0
+        self.total("spans", "Spans recorded")
+        self.total("malformed_spans", "Spans that had no readable traceparent")
+        dropped = "Spans and log lines dropped because their sink was behind or refused them"
+        self.counters("telemetry_dropped", dropped, "sink", read=lambda: sorted(drops().items()))
         ProcessCollector(registry=registry)
 
 

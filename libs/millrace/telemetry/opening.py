@@ -16,7 +16,7 @@ from millrace.actor.config import TelemetryConfig
 from millrace.actor.effects import Log, RecordSpan
 from millrace.actor.private_files import open_private
 from millrace.telemetry.logs import LEVELS, open_logger, stderr_is_terminal
-from millrace.telemetry.metrics import DropsCollector, TelemetryMetrics, start_metrics_server
+from millrace.telemetry.metrics import TelemetryMetrics, start_metrics_server
 from millrace.telemetry.outbox import Outbox
 from millrace.telemetry.spans import SpanLine, encode_span, span_line
 from millrace.telemetry.trace_files import TraceFiles
@@ -52,9 +52,10 @@ class Telemetry:
         self._outboxes: dict[str, Outbox[Any]] = {}
         self._closers: list[Callable[[], None]] = []
         self._server: WSGIServer | None = None
-        self._metrics = TelemetryMetrics(self.registry, service=service, instance=instance, version=package_version())
+        self._metrics = TelemetryMetrics(
+            self.registry, service=service, instance=instance, version=package_version(), drops=self._drops
+        )
         self._level = LEVELS.get(config.log_level, 0)
-        self._lines_by_level = {level: self._metrics.log_lines.labels(level=level) for level in LEVELS}
         self.logger: FilteringBoundLogger = open_logger(
             self._open_log(),
             form=config.log_format,
@@ -63,7 +64,6 @@ class Telemetry:
             bound={"service": service, "instance": instance},
         )
         self._spans = self._open_spans()
-        self.registry.register(DropsCollector(self._drops))
 
     def log(self, actor: str, effect: Log) -> None:
         """Writes an actor's line: its fields, request and trace beside service and instance."""
@@ -80,7 +80,7 @@ class Telemetry:
         for name, value in effect.fields.items():
             fields[f"{name}_" if name in _RESERVED else name] = value
         level = effect.level if effect.level in LEVELS else "error"
-        self._lines_by_level[level].inc()
+        self._metrics.log_lines.add(level)
         getattr(self.logger, level)(effect.event, **fields)
 
     def span(self, actor: str, effect: RecordSpan) -> None:
@@ -89,9 +89,9 @@ class Telemetry:
             return
         line = span_line(effect, service=self._service, instance=self._instance, actor=actor)
         if line is None:
-            self._metrics.malformed_spans.inc()
+            self._metrics.malformed_spans += 1
             return
-        self._metrics.spans.inc()
+        self._metrics.spans += 1
         self._spans.put(line)
 
     def serve_metrics(self) -> int:

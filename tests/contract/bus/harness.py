@@ -162,7 +162,7 @@ class NatsHarness:
         await client.close()
 
     def refused(self) -> int:
-        return sum(sum(runtime.meter.refused.values()) for runtime in self._runtimes.values())
+        return sum(runtime.meter.refused.total() for runtime in self._runtimes.values())
 
     async def stop_bus(self, *, keep_store: bool = True) -> None:
         self._server.kill(keep_store=keep_store)
