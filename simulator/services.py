@@ -29,8 +29,8 @@ from services.coordinator.build import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.build import CoordinatorDeps
 from services.coordinator.build import build as build_coordinator
 from services.ingress.actor import ACCEPTS as INGRESS_ACCEPTS
-from services.ingress.build import IngressDeps
 from services.ingress.build import build as build_ingress
+from services.ingress.state import IngressDeps
 from services.ingress.tokens.detokenizer import TextModel
 from services.migrator.actor import ACCEPTS as MIGRATOR_ACCEPTS
 from services.migrator.build import build as build_migrator

@@ -35,7 +35,7 @@ from services.ingress.actor import ACCEPTS
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
-from services.ingress.build import IngressDeps, build
+from services.ingress.build import build
 from services.ingress.cascade.entry import LearntEntry
 from services.ingress.config import CascadeConfig, HttpConfig, IngressConfig, ModelConfig
 from services.ingress.http.app import App
@@ -44,6 +44,7 @@ from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import LOOK_S, OpenCalls, Tracer
 from services.ingress.parsing.messages import ParsedModel
 from services.ingress.parsing.process import ParserProcess
+from services.ingress.state import IngressDeps
 from services.ingress.tokens.detokenizer import TextModel
 
 #: How often the key file is looked at, seconds.

@@ -38,8 +38,6 @@ them; calls that wait for an instance count among them and wait for a bounded ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from random import Random
 from typing import Any
 
 from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
@@ -62,7 +60,6 @@ from millrace.contracts.migration import AllotEpoch, KvReplicated, SequenceMoved
 from millrace.contracts.plan import Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
 from millrace.membership import Heartbeat
-from millrace.policies.dispatch import DispatchPolicy
 
 from services.ingress import inspection
 from services.ingress.calls.admission import open_call, refusal_of
@@ -87,14 +84,12 @@ from services.ingress.failover.instance_loss import (
 )
 from services.ingress.failover.resend import ask_after_outage, look_at_sequences
 from services.ingress.lifecycle import InstanceLost, LossCause, TargetLost
-from services.ingress.metrics import IngressMetrics
 from services.ingress.migration.epoch_grants import grant_epoch, granted_to
 from services.ingress.migration.ownership import take_move
 from services.ingress.migration.replicas import take_replica
 from services.ingress.reply_router import take_failure, take_gathered, take_reply
-from services.ingress.state import IngressState
+from services.ingress.state import IngressDeps, IngressState
 from services.ingress.times import MILLISECOND_NS, RECONNECT_GRACE_NS, SECOND_NS
-from services.ingress.tokens.detokenizer import TextModel
 from services.ingress.tokens.ingest import ingest_tokens
 from services.ingress.transitions import react
 
@@ -126,35 +121,15 @@ _GRACE = "grace"
 class IngressActor:
     """One ingress. Its shell carries out the effects of calls/messages.py and sends CallSubmitted and CallAbandoned."""
 
-    def __init__(
-        self,
-        *,
-        config: IngressConfig,
-        incarnation: int,
-        models: Mapping[str, TextModel],
-        metrics: IngressMetrics,
-        rng: Random,
-        policy: DispatchPolicy,
-    ) -> None:
-        """``incarnation``: start of this process, unix ns. ``policy``: the one that the configuration names.
-
-        Raises:
-            ConfigError: the dispatch policy's parameters are wrong.
-        """
-        self._state = IngressState(
-            config=config,
-            incarnation=incarnation,
-            models=models,
-            metrics=metrics,
-            rng=rng,
-            policy=policy,
-        )
+    def __init__(self, config: IngressConfig, deps: IngressDeps) -> None:
+        """Raises ConfigError where the dispatch policy or its parameters are wrong."""
+        self._state = IngressState(config, deps)
         self._state.bind(react)
         self._heartbeat = Heartbeat(
             subjects=self._state.subjects,
             role=Role.INGRESS,
             name=self._state.name,
-            incarnation=incarnation,
+            incarnation=deps.incarnation,
             url=config.http.address,
         )
         self._ticks = 0

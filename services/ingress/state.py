@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from random import Random
+from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect, Publish
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import CancelSequence
-from millrace.policies.dispatch import DispatchPolicy
 
 from services.ingress.answer_health import AnswerHealth, PredictorsHealth
 from services.ingress.calls.limits import AdmissionLimits
@@ -19,7 +19,7 @@ from services.ingress.cascade.entry import LearntEntry
 from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.cascade.plans import CascadePlans
 from services.ingress.cluster.cluster_view import IngressClusterView
-from services.ingress.config import IngressConfig, policy_parameters
+from services.ingress.config import IngressConfig, policy_of, policy_parameters
 from services.ingress.dispatch.prefix_blocks import PrefixHolders, PromptBlocks
 from services.ingress.lifecycle import SequenceEvent
 from services.ingress.metrics import IngressMetrics
@@ -30,6 +30,19 @@ from services.ingress.tokens.detokenizer import TextModel
 
 #: Advances a sequence by an event and carries out the reaction (``transitions.react``).
 React = Callable[["IngressState", OpenSequence, SequenceEvent], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngressDeps(ActorDeps):
+    """Dependencies of an ingress beside its configuration.
+
+    Attributes:
+        models: Vocabulary of each model that it serves, by the model's name.
+        entries: Fitted choice of tiers by prompt, by the cascade's name.
+    """
+
+    models: Mapping[str, TextModel]
+    entries: Mapping[str, LearntEntry] = field(default_factory=dict)
 
 
 class IngressState:
@@ -53,26 +66,18 @@ class IngressState:
         unsettled: Those whose attempts had events in the message being handled.
     """
 
-    def __init__(
-        self,
-        *,
-        config: IngressConfig,
-        incarnation: int,
-        models: Mapping[str, TextModel],
-        metrics: IngressMetrics,
-        rng: Random,
-        policy: DispatchPolicy,
-    ) -> None:
+    def __init__(self, config: IngressConfig, deps: IngressDeps) -> None:
+        """Raises ConfigError where the dispatch policy or its parameters are wrong."""
         self.config = config
         self.name = config.name
         self.now_ns = 0
         self._effects: list[Effect] = []
         self.emit: Callable[[Effect], None] = self._effects.append
         self.client = ClientListener(self.emit)
-        self.incarnation = incarnation
-        self.models = models
-        self.metrics = metrics
-        self.rng = rng
+        self.incarnation = deps.incarnation
+        self.models = models = deps.models
+        self.metrics = IngressMetrics(deps.registry)
+        self.rng = deps.rng
         self._react: React | None = None
         self.subjects = Subjects(config.bus.cluster)
         self.times = Times.of(config)
@@ -81,7 +86,7 @@ class IngressState:
         self.calls: dict[str, OpenCall] = {}
         self.judges = {name: model.judge for name, model in models.items() if model.judge is not None}
         self.cascades = CascadePlans(config.cascades, models)
-        self.entries: dict[str, LearntEntry] = {}
+        self.entries = dict(deps.entries)
         self.parents: dict[str, OpenCascade] = {}
         self.unsettled: dict[str, OpenCascade] = {}
         self.deadline_ns = 0
@@ -94,8 +99,8 @@ class IngressState:
         self.correlations = 0
         self.acknowledge: dict[str, list[tuple[str, int]]] = {}
         self.stale_until_ns: dict[tuple[str, str], int] = {}
-        self.parameters: Any = policy_parameters(config.dispatch, policy)  # as the policy's own struct
-        self.policy = policy
+        self.policy = policy_of(config.dispatch)
+        self.parameters: Any = policy_parameters(config.dispatch, self.policy)  # as the policy's own struct
         self.policy_states: dict[tuple[str, str], Any] = {}
         self.policy_faults: set[str] = set()  # places that were logged
         self.connected = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from random import Random
 from typing import Any
 
 from millrace.actor.effects import Effect, Publish
@@ -11,25 +10,16 @@ from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.observers import RequestFinished
-from millrace.contracts.plan import Plan, Stage
-from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.contracts.worker import Sampling, SubmitSequence
 from millrace.judging.confidence import ConfidenceModel
 
-from services.ingress.actor import IngressActor
 from services.ingress.calls.messages import CallSubmitted, CascadeOptions, CascadeReport, CompleteCall, MemberCall
-from services.ingress.config import CascadeConfig, IngressConfig, TierConfig, policy_of
-from services.ingress.metrics import IngressMetrics
-from services.ingress.tokens.detokenizer import TextModel
+from services.ingress.config import CascadeConfig, IngressConfig, TierConfig
 from tests.unit.ingress_core import (
-    EOS,
     MILLISECOND,
     NO_TAG,
     PLAIN,
-    START,
-    VOCABULARY,
     Bench,
-    TransitionLog,
     chunk,
     make_call,
 )
@@ -54,79 +44,17 @@ class CascadeBench(Bench):
         self.names = MODELS[: len(thresholds)]
         tiers = [TierConfig(model=m, threshold=t) for m, t in zip(self.names, thresholds, strict=True)]
         config = CascadeConfig(name=CASCADE, tiers=tiers, **cascade)
-        self.config = IngressConfig(tagging=NO_TAG, dispatch=PLAIN, cascades=[config])
-        self.now_ns = START
-        self.metrics = IngressMetrics()
-        judges = judges or {}
-        served = self.names
-        self.actor = IngressActor(
-            config=self.config,
-            incarnation=7,
-            models={m: TextModel(VOCABULARY, frozenset({EOS}), judges.get(m)) for m in served},
-            metrics=self.metrics,
-            rng=Random(1),
-            policy=policy_of(self.config.dispatch),
+        super().__init__(
+            IngressConfig(tagging=NO_TAG, dispatch=PLAIN, cascades=[config]),
+            model_of={f"w-{model}": model for model in self.names},
+            judges=judges or {},
         )
-        self.transitions = TransitionLog()
-        self.actor.state.bind(self.transitions.react)
-        self.started = self.actor.start(START)
-        self.effects: list[Effect] = list(self.started)
-        self.model_of = {f"w-{model}": model for model in served}
-        self.summary_at = dict.fromkeys(self.model_of, 0)
-        self.incarnations = dict.fromkeys(self.model_of, 1)
-        for name, model in self.model_of.items():
-            self.plan_model(model, name)
-            self.register(name)
-            self.summary(name)
-        self.effects.clear()
 
     def plan_model(self, model: str, *names: str, epoch: int = 1) -> None:
-        stage = Stage(name="s0", length_min=0, length_max=None, instances=list(names))
-        value = Plan(model=model, epoch=epoch, stages=[stage], coordinator="c0")
-        self.send(KeyChanged(bucket="plan", key=model, value=value, revision=epoch))
+        self.plan(*names, epoch=epoch, model=model)
 
     def put(self, plan: CascadePlan | None, key: str = CASCADE) -> list[Effect]:
         return self.send(KeyChanged(bucket="cascade", key=key, value=plan, revision=1))
-
-    def register(self, name: str, *, max_model_len: int = 4096) -> list[Effect]:
-        record = InstanceRecord(
-            instance=name,
-            incarnation=self.incarnations[name],
-            model=self.model_of[name],
-            engine="modelled",
-            engine_version="1",
-            max_model_len=max_model_len,
-            max_sequences=8,
-            token_budget=512,
-            block_size=16,
-            blocks_total=1000,
-        )
-        return self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
-
-    def summary(self, name: str, **fields: Any) -> list[Effect]:
-        self.summary_at[name] = max(self.summary_at[name] + 1, self.now_ns)
-        counts = (
-            "running",
-            "waiting",
-            "running_tokens",
-            "waiting_prefill_tokens",
-            "preemptions",
-            "output_tokens_total",
-        )
-        values: dict[str, Any] = dict.fromkeys(counts, 0) | {
-            "blocks_free": 1000,
-            "blocks_total": 1000,
-            "block_size": 16,
-        }
-        return self.send(
-            InstanceSummary(
-                instance=name,
-                incarnation=self.incarnations[name],
-                model=self.model_of[name],
-                at_ns=self.summary_at[name],
-                **(values | fields),
-            )
-        )
 
     def ask(self, request: str = "r", *, options: CascadeOptions | None = None, **fields: Any) -> list[Effect]:
         """Submits a call of the cascade."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from millrace.actor.effects import Effect, Gather, Publish, Request, StartTimer
@@ -14,15 +16,15 @@ from millrace.contracts.predictor import LatencyPrediction
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.contracts.tagger import TagRequest
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
+from millrace.judging.confidence import ConfidenceModel
 from tokenizers import Tokenizer, decoders, models
 
-from services.ingress.actor import IngressActor
+from services.ingress.build import build
 from services.ingress.calls.messages import Call, CallKind, CallSubmitted, DeliverDeltas
-from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig, policy_of
+from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig
 from services.ingress.lifecycle import SequencePhase
-from services.ingress.metrics import IngressMetrics
 from services.ingress.sequence import OpenSequence
-from services.ingress.state import IngressState
+from services.ingress.state import IngressDeps, IngressState
 from services.ingress.tokens.detokenizer import TextModel, TokenizerVocabulary
 from services.ingress.transitions import TRANSITIONS, react
 
@@ -33,6 +35,9 @@ MODEL = "tiny"
 EOS = 26
 #: Ids 0 to 25 are the letters a to z, 26 the end of sequence.
 _VOCAB = {chr(ord("a") + i): i for i in range(26)} | {"</s>": EOS}
+
+#: Of a summary.
+COUNTS = ("running", "waiting", "running_tokens", "waiting_prefill_tokens", "preemptions", "output_tokens_total")
 
 E = TypeVar("E", bound=Effect)
 
@@ -80,29 +85,37 @@ class TransitionLog:
 class Bench:
     """An ingress with a clock, its open requests and everything that it let out."""
 
-    def __init__(self, config: IngressConfig | None = None, *, instances: int = 2, seed: int = 1) -> None:
+    def __init__(
+        self,
+        config: IngressConfig | None = None,
+        *,
+        instances: int = 2,
+        seed: int = 1,
+        model_of: Mapping[str, str] | None = None,
+        judges: Mapping[str, ConfidenceModel] = MappingProxyType({}),
+    ) -> None:
+        """Args:
+        model_of: Model of each instance; ``instances`` of one model where there is none.
+        judges: By model.
+        """
         self.config = config or IngressConfig(tagging=NO_TAG, dispatch=PLAIN)
         self.now_ns = START
-        self.metrics = IngressMetrics()
-        self.actor = IngressActor(
-            config=self.config,
-            incarnation=7,
-            models={MODEL: TextModel(VOCABULARY, frozenset({EOS}))},
-            metrics=self.metrics,
-            rng=Random(seed),
-            policy=policy_of(self.config.dispatch),
-        )
+        self.model_of = {f"w{i}": MODEL for i in range(instances)} if model_of is None else dict(model_of)
+        served = {MODEL, *self.model_of.values()} if model_of is None else set(self.model_of.values())
+        models = {name: TextModel(VOCABULARY, frozenset({EOS}), judges.get(name)) for name in served}
+        self.actor = build(self.config, IngressDeps(incarnation=7, rng=Random(seed), models=models))
+        self.metrics = self.actor.state.metrics
         self.transitions = TransitionLog()
         self.actor.state.bind(self.transitions.react)
         self.started = self.actor.start(START)
         self.effects: list[Effect] = list(self.started)
-        self.summary_at = {f"w{i}": 0 for i in range(instances)}
-        self.incarnations = {f"w{i}": 1 for i in range(instances)}
-        if instances:
-            self.plan(*self.summary_at)
-            for name in self.summary_at:
-                self.register(name)
-                self.summary(name)
+        self.summary_at = dict.fromkeys(self.model_of, 0)
+        self.incarnations = dict.fromkeys(self.model_of, 1)
+        for model in dict.fromkeys(self.model_of.values()):
+            self.plan(*(name for name, of in self.model_of.items() if of == model), model=model)
+        for name in self.model_of:
+            self.register(name)
+            self.summary(name)
         self.effects.clear()
 
     def send(self, body: Any, reply_to: str = "") -> list[Effect]:
@@ -113,16 +126,16 @@ class Bench:
         self.transitions.check(self.actor.state)
         return out
 
-    def plan(self, *names: str, epoch: int = 1) -> list[Effect]:
+    def plan(self, *names: str, epoch: int = 1, model: str = MODEL) -> list[Effect]:
         stage = Stage(name="s0", length_min=0, length_max=None, instances=list(names))
-        value = Plan(model=MODEL, epoch=epoch, stages=[stage], coordinator="c0")
-        return self.send(KeyChanged(bucket="plan", key=MODEL, value=value, revision=epoch))
+        value = Plan(model=model, epoch=epoch, stages=[stage], coordinator="c0")
+        return self.send(KeyChanged(bucket="plan", key=model, value=value, revision=epoch))
 
     def register(self, name: str, *, max_model_len: int = 4096) -> list[Effect]:
         record = InstanceRecord(
             instance=name,
             incarnation=self.incarnations[name],
-            model=MODEL,
+            model=self.model_of.get(name, MODEL),
             engine="modelled",
             engine_version="1",
             max_model_len=max_model_len,
@@ -135,22 +148,12 @@ class Bench:
 
     def summary(self, name: str, **fields: Any) -> list[Effect]:
         self.summary_at[name] = max(self.summary_at[name] + 1, self.now_ns)
-        values: dict[str, Any] = {
-            "running": 0,
-            "waiting": 0,
-            "running_tokens": 0,
-            "waiting_prefill_tokens": 0,
-            "blocks_free": 1000,
-            "blocks_total": 1000,
-            "block_size": 16,
-            "preemptions": 0,
-            "output_tokens_total": 0,
-        } | fields
+        values = dict.fromkeys(COUNTS, 0) | {"blocks_free": 1000, "blocks_total": 1000, "block_size": 16} | fields
         return self.send(
             InstanceSummary(
                 instance=name,
                 incarnation=self.incarnations[name],
-                model=MODEL,
+                model=self.model_of.get(name, MODEL),
                 at_ns=self.summary_at[name],
                 **values,
             )

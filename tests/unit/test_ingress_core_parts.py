@@ -137,6 +137,10 @@ def test_a_plan_of_an_older_epoch_is_ignored_unless_the_store_had_lost_its_plans
     cluster.take_plan("m", plan(stage("s", 0, None, "a"), epoch=1))
     assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["a"]
     cluster.take_plan("m", plan(stage("s", 0, None, "b"), epoch=0))
+    assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["a"]
+    cluster.reset_liveness(now_ns=1)
+    cluster.take_plan("m", plan(stage("s", 0, None, "b"), epoch=0))
+    assert [i.name for i in cluster.stages("m", 0)[0].instances] == ["b"], "the bus was away, and the store with it"
     cluster.check_invariants()
 
 
