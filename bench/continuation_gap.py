@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from tests.testbed.up_cluster import Streamed, UpRig, prompt_text, stream
+from tests.testbed.timed_streams import TimedStream
+from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 
@@ -45,7 +46,7 @@ async def rounds(rig: UpRig, *, count: int, streams: int, tokens: int) -> tuple[
     return gaps, usual, failed, changed
 
 
-async def _streams(client: httpx.AsyncClient, rig: UpRig, count: int, tokens: int) -> list[Streamed]:
+async def _streams(client: httpx.AsyncClient, rig: UpRig, count: int, tokens: int) -> list[TimedStream]:
     fields = {"max_tokens": tokens, "ignore_eos": True}
     return list(await asyncio.gather(*(stream(client, rig, prompt_text(n), **fields) for n in range(count))))
 

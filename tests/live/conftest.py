@@ -1,9 +1,15 @@
-"""One real nats-server for all live tests; a test that kills it makes its own NatsProcess."""
+"""One real nats-server for all live tests, and ingress's HTTP side over a core that answers by itself.
 
-from collections.abc import Iterator
+A test that kills the server makes its own NatsProcess; tests of whole clusters have a ``rig`` of their own.
+"""
 
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import openai
 import pytest
 
+from tests.live.ingress_rig import Rig, served
 from tests.testbed.nats_process import NatsProcess
 from tests.testbed.programs import open_fork_server
 
@@ -17,3 +23,16 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsProces
     server.start()
     yield server
     server.close()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with served(tmp_path) as rig:
+        yield rig
+        assert rig.bugs == []
+
+
+@pytest.fixture
+async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
+        yield client

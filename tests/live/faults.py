@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from tests.testbed.timed_streams import client
-from tests.testbed.up_cluster import Streamed, UpRig, offer, prompt_text, stream
+from tests.testbed.timed_streams import TimedStream, client
+from tests.testbed.up_cluster import UpRig, offer, prompt_text, stream
 
 RATE = 20.0
 PROMPTS = 8
@@ -45,7 +45,7 @@ async def expected_outcomes(rig: UpRig, **fields: Any) -> Outcomes:
 
 async def under_fire(
     rig: UpRig, shoot: Callable[[], None], *, seconds: float, shots: int, rate: float = RATE, **fields: Any
-) -> list[tuple[int, Streamed]]:
+) -> list[tuple[int, TimedStream]]:
     """Offers load for a while and shoots at equal distances in it."""
     load = asyncio.create_task(offer(rig, rate=rate, count=int(rate * seconds), prompts=PROMPTS, **fields))
     for _ in range(shots):
@@ -71,7 +71,7 @@ async def shown(rig: UpRig, verb: str, request: str, *words: str) -> str:
             await asyncio.sleep(0.1)
 
 
-def expect_identical(results: list[tuple[int, Streamed]], expected: dict[int, tuple[str, str, int]]) -> None:
+def expect_identical(results: list[tuple[int, TimedStream]], expected: dict[int, tuple[str, str, int]]) -> None:
     """No stream failed, and each gave what it gives undisturbed."""
     failed = [result.error for _, result in results if result.error]
     assert not failed, f"{len(failed)} of {len(results)} failed, the first: {failed[0]}"

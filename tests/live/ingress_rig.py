@@ -94,6 +94,12 @@ class FakeCore:
         self.handlers: dict[type, Callable[[Any], None]] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
 
+    def say(self, text: str, finish: str = "length") -> int:
+        """Answer with a text, a character per token; return its tokens."""
+        self.words = lambda call, i: text[i] if i < len(text) else ""
+        self.finish = finish
+        return len(text)
+
     def deliver(self, body: CallSubmitted | CallAbandoned, traceparent: str) -> None:
         if isinstance(body, CallAbandoned):
             self.abandoned.append(body)

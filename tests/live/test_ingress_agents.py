@@ -12,7 +12,7 @@ import openai
 import pytest
 from millrace.contracts.keyfile import KeyFile, KeyRecord, format_key_file, hash_key
 
-from services.ingress.calls.messages import Call, RefusalKind
+from services.ingress.calls.messages import RefusalKind
 from services.ingress.http.keys import ApiKeyStore
 from tests.live.ingress_rig import Rig, served
 
@@ -21,29 +21,6 @@ PARAMETERS: Any = {"type": "object", "properties": {"town": {"type": "string"}},
 FUNCTION: Any = {"type": "function", "name": "weather", "description": "", "parameters": PARAMETERS, "strict": None}
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the:pytest.PytestDeprecationWarning")
-
-
-@pytest.fixture
-async def rig(tmp_path: Path):
-    async with served(tmp_path) as rig:
-        yield rig
-        assert rig.bugs == []
-
-
-@pytest.fixture
-async def client(rig: Rig):
-    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def says(rig: Rig, text: str) -> int:
-    """Make the core say a text, a character per token; return its tokens."""
-
-    def words(call: Call, i: int) -> str:
-        return text[i] if i < len(text) else ""
-
-    rig.core.words, rig.core.finish = words, "stop"
-    return len(text)
 
 
 async def test_a_response_whole_and_streamed(client: openai.AsyncOpenAI, rig: Rig):
@@ -61,7 +38,7 @@ async def test_a_response_whole_and_streamed(client: openai.AsyncOpenAI, rig: Ri
 
 
 async def test_a_response_with_a_tools_call_and_its_result(client: openai.AsyncOpenAI, rig: Rig):
-    tokens = says(rig, CALL)
+    tokens = rig.core.say(CALL, "stop")
     turns: Any = [{"role": "user", "content": "weather?"}]
     asked: Any = {"model": "tools", "tools": [FUNCTION], "max_output_tokens": tokens}
     async with client.responses.stream(input=turns, **asked) as stream:
@@ -72,13 +49,13 @@ async def test_a_response_with_a_tools_call_and_its_result(client: openai.AsyncO
     assert call.type == "function_call"
     assert (call.name, json.loads(call.arguments)) == ("weather", {"town": "Oslo"})
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "18"}
-    says(rig, "18 degrees")
+    rig.core.say("18 degrees", "stop")
     answer = await client.responses.create(input=[*turns, *output, result], **asked)
     assert answer.output_text == "18 degrees"
 
 
 async def test_a_response_that_is_parsed(client: openai.AsyncOpenAI, rig: Rig):
-    tokens = says(rig, '{"a":1}')
+    tokens = rig.core.say('{"a":1}', "stop")
     schema: Any = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form: Any = {"format": {"type": "json_schema", "name": "thing", "schema": schema}}
     answer = await client.responses.create(model="tiny", input="hi", text=form, max_output_tokens=tokens)
@@ -129,7 +106,7 @@ async def test_a_message_whole_and_streamed(claude: anthropic.AsyncAnthropic, ri
 
 
 async def test_a_message_with_a_tools_call_and_its_result(claude: anthropic.AsyncAnthropic, rig: Rig):
-    tokens = says(rig, CALL)
+    tokens = rig.core.say(CALL, "stop")
     turns: list[Any] = [{"role": "user", "content": "weather?"}]
     tool: Any = {"name": "weather", "input_schema": PARAMETERS}
     asked: Any = {"model": "tools", "tools": [tool], "max_tokens": tokens}
@@ -139,7 +116,7 @@ async def test_a_message_with_a_tools_call_and_its_result(claude: anthropic.Asyn
     assert call.type == "tool_use"
     assert (call.name, call.input, answer.stop_reason) == ("weather", {"town": "Oslo"}, "tool_use")
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "18"}
-    says(rig, "18 degrees")
+    rig.core.say("18 degrees", "stop")
     turns += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
     (text,) = (await claude.messages.create(messages=turns, **asked)).content
     assert text.type == "text"

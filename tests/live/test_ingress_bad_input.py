@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import pytest
 import uvloop
 
 from services.ingress.calls.messages import RefusalKind
-from tests.live.ingress_rig import MAX_MODEL_LEN, Rig, served
+from tests.live.ingress_rig import MAX_MODEL_LEN, Rig
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -35,13 +34,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Overriding the:pytest.PytestDepr
 def event_loop_policy() -> uvloop.EventLoopPolicy:
     """The loop that ingress really runs on."""
     return uvloop.EventLoopPolicy()
-
-
-@pytest.fixture
-async def rig(tmp_path: Path):
-    async with served(tmp_path) as rig:
-        yield rig
-        assert rig.bugs == []
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -87,12 +87,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         assert rig.bugs == []
 
 
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 async def test_openai_reads_who_answered_and_what_all_attempts_cost(client: openai.AsyncOpenAI, rig: Rig):
     raw = await client.chat.completions.with_raw_response.create(
         model="auto", messages=MESSAGES, extra_body={"cascade": {"quality": 80}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -11,8 +10,8 @@ import pytest
 import uvloop
 from langchain_openai import ChatOpenAI, OpenAI
 
-from services.ingress.calls.messages import Call, RefusalKind
-from tests.live.ingress_rig import Rig, served
+from services.ingress.calls.messages import RefusalKind
+from tests.live.ingress_rig import Rig
 
 MESSAGES: Any = [
     {"role": "system", "content": "be brief"},
@@ -35,28 +34,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Overriding the:pytest.PytestDepr
 def event_loop_policy() -> uvloop.EventLoopPolicy:
     """The loop that ingress really runs on."""
     return uvloop.EventLoopPolicy()
-
-
-@pytest.fixture
-async def rig(tmp_path: Path):
-    async with served(tmp_path) as rig:
-        yield rig
-        assert rig.bugs == []
-
-
-@pytest.fixture
-async def client(rig: Rig):
-    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def says(rig: Rig, text: str) -> None:
-    """Makes the fake core say a text, a character per token, ending with the text."""
-
-    def words(call: Call, i: int) -> str:
-        return text[i] if i < len(text) else ""
-
-    rig.core.words = words
 
 
 async def test_openai_chat_with_all_its_fields(client: openai.AsyncOpenAI, rig: Rig):
@@ -95,7 +72,7 @@ async def test_openai_completions_with_a_batch_of_prompts(client: openai.AsyncOp
 
 
 async def test_openai_parses_a_response_format(client: openai.AsyncOpenAI, rig: Rig):
-    says(rig, '{"a":1}')
+    rig.core.say('{"a":1}')
     schema = {"name": "thing", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "strict": True}
     answer = await client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=7, response_format={"type": "json_schema", "json_schema": schema}
@@ -168,7 +145,7 @@ TOOL_CASES: list[tuple[str, Any, str, list[tuple[str, Any]], str, str]] = [
 async def test_tool_calls_whole_and_streamed(
     client: openai.AsyncOpenAI, rig: Rig, name: str, choice: Any, said: str, calls: Any, text: str, finish: str
 ):
-    says(rig, said)
+    rig.core.say(said)
     fields: Any = {"model": "tools", "messages": MESSAGES, "tools": [WEATHER], "tool_choice": choice}
     fields["max_tokens"] = len(said)
     answer = (await client.chat.completions.create(**fields)).choices[0]

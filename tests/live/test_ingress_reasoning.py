@@ -30,12 +30,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield rig
 
 
-@pytest.fixture
-async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 async def test_reasoning_text_and_calls_come_apart_whole_and_streamed(client: openai.AsyncOpenAI, rig: Rig):
     fields: Any = {"model": "tools", "messages": MESSAGES, "tools": TOOLS, "max_tokens": len(OUTPUT)}
     whole = await client.chat.completions.create(**fields)

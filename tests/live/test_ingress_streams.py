@@ -38,13 +38,6 @@ def event_loop_policy() -> uvloop.EventLoopPolicy:
     return uvloop.EventLoopPolicy()
 
 
-@pytest.fixture
-async def rig(tmp_path: Path):
-    async with served(tmp_path) as rig:
-        yield rig
-        assert rig.bugs == []
-
-
 async def events(rig: Rig, path: str, body: dict[str, Any]) -> list[Any]:
     """Events of a stream, parsed; the end as the string [DONE]."""
     async with httpx.AsyncClient(base_url=rig.url) as client:

@@ -71,7 +71,7 @@ class FlipLoad:
         told = await asyncio.gather(*(play(self._http, self._rig, TimedStream(), **self._fields(n)) for n in numbers))
         for number, stream in zip(numbers, told, strict=True):
             assert not stream.error, stream.error
-            self._expected[number] = (stream.text, stream.finish, stream.tokens)
+            self._expected[number] = stream.outcome
 
     async def run(self, done: asyncio.Event) -> None:
         """One stream after the other."""
@@ -82,7 +82,7 @@ class FlipLoad:
             self.failed += bool(stream.error)
             if stream.error:
                 self.errors[stream.error] += 1
-            self.differing += (stream.text, stream.finish, stream.tokens) != self._expected[number]
+            self.differing += stream.outcome != self._expected[number]
 
 
 async def measure(rig: UpRig, *, flips: int, limit_s: float, streams: int, tokens: int, seed: int) -> FlipRow:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from typing import Any, Protocol
 
@@ -47,9 +48,24 @@ class TimedStream:
     settle: int = 24
     settled: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def outcome(self) -> tuple[str, str, int]:
+        """Part of the result that must not depend on faults."""
+        return self.text, self.finish, self.tokens
+
+    @property
+    def pause_s(self) -> float:
+        """Longest time without an event, from when it was sent to the last one."""
+        return max((later - earlier for earlier, later in pairwise([self.began, *self.times])), default=0.0)
+
+    @property
+    def took_s(self) -> float:
+        """Time from when it was sent to its last text."""
+        return self.times[-1] - self.began if self.times else 0.0
+
     def intervals(self, since: float, until: float) -> list[float]:
         """Seconds between neighbouring events, where any part of that time lies in the window."""
-        pairs = zip(self.times, self.times[1:], strict=False)
+        pairs = pairwise(self.times)
         return [later - earlier for earlier, later in pairs if since <= later and earlier <= until]
 
 

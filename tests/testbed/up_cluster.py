@@ -28,7 +28,7 @@ from millrace.contracts.permissions import store_user
 from nats.aio.client import Client
 
 from tests.testbed.programs import Program, command_line, output_of, start_program
-from tests.testbed.timed_streams import client, events
+from tests.testbed.timed_streams import TimedStream, client, play
 
 #: How long a start may take here: vLLM's import alone takes half a minute on a loaded machine.
 START_LIMIT_S = 240.0
@@ -242,61 +242,12 @@ def _all_heard(view: ClusterView, began: float) -> bool:
     return bool(rows) and (time.monotonic() - began > LISTEN_S or all(row.state != "starting" for row in rows))
 
 
-class Streamed:
-    """Result of a stream: its text, how it ended, its usage, its longest pause and whole time in seconds."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.finish = ""
-        self.error = ""
-        self.usage: dict[str, Any] = {}
-        self.pause_s = 0.0
-        self.took_s = 0.0
-
-    @property
-    def outcome(self) -> tuple[str, str, int]:
-        """Part of the result that must not depend on faults."""
-        return (self.text, self.finish, int(self.usage.get("completion_tokens", -1)))
-
-
-async def stream(client: httpx.AsyncClient, rig: UpRig, prompt: str, **fields: Any) -> Streamed:
+async def stream(client: httpx.AsyncClient, rig: UpRig, prompt: str, **fields: Any) -> TimedStream:
     """One streamed completion, with usage."""
-    body = {
-        "model": rig.model,
-        "prompt": prompt,
-        "stream": True,
-        "temperature": 0,
-        "stream_options": {"include_usage": True},
-        **fields,
-    }
-    result = Streamed()
-    began = last = time.monotonic()
-    try:
-        async with client.stream("POST", f"{rig.url}/v1/completions", json=body) as answer:
-            if answer.status_code != 200:
-                result.error = f"{answer.status_code} {(await answer.aread()).decode()[:300]}"
-                return result
-            async for event in events(answer):
-                now = time.monotonic()
-                result.pause_s, last = max(result.pause_s, now - last), now
-                _take(result, event)
-    except httpx.HTTPError as error:
-        result.error = f"{type(error).__name__}: {error}"
-    result.took_s = time.monotonic() - began
-    return result
+    return await play(client, rig, TimedStream(), prompt=prompt, **fields)
 
 
-def _take(result: Streamed, event: dict[str, Any]) -> None:
-    if "error" in event:
-        result.error = str(event["error"])
-        return
-    for choice in event["choices"]:
-        result.text += choice["text"]
-        result.finish = choice["finish_reason"] or result.finish
-    result.usage = event.get("usage") or result.usage
-
-
-async def offer(rig: UpRig, *, rate: float, count: int, prompts: int, **fields: Any) -> list[tuple[int, Streamed]]:
+async def offer(rig: UpRig, *, rate: float, count: int, prompts: int, **fields: Any) -> list[tuple[int, TimedStream]]:
     """Starts ``count`` streams at ``rate`` a second over ``prompts`` different prompts; waits for all."""
     async with client(120) as http:
         tasks = []
@@ -309,11 +260,11 @@ async def offer(rig: UpRig, *, rate: float, count: int, prompts: int, **fields: 
 
 async def offer_during(
     rig: UpRig, work: Coroutine[Any, Any, None], *, rate: float, prompts: int, **fields: Any
-) -> list[tuple[int, Streamed]]:
+) -> list[tuple[int, TimedStream]]:
     """Starts streams at ``rate`` a second until the work is done; waits for all."""
     async with client(120) as http:
         doing = asyncio.create_task(work)
-        tasks: list[tuple[int, asyncio.Task[Streamed]]] = []
+        tasks: list[tuple[int, asyncio.Task[TimedStream]]] = []
         while not doing.done():
             number = len(tasks) % prompts
             tasks.append((number, asyncio.create_task(stream(http, rig, prompt_text(number), **fields))))

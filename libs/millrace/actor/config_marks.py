@@ -56,10 +56,10 @@ def _given(table: Any, kind: Type | None, path: str) -> Iterator[tuple[str, Fiel
     """Marked fields that a table has, with their paths; nothing within a marked one."""
     if isinstance(table, list):
         for index, each in enumerate(table):
-            yield from _given(each, _items(kind), f"{path}.{index}")
+            yield from _given(each, items_of(kind), f"{path}.{index}")
     if not isinstance(table, dict):
         return
-    struct = _struct(kind)
+    struct = struct_of(kind)
     fields = {field.encode_name: field for field in struct.fields} if struct is not None else {}
     for name, value in table.items():
         here = f"{path}.{name}".lstrip(".")
@@ -67,7 +67,7 @@ def _given(table: Any, kind: Type | None, path: str) -> Iterator[tuple[str, Fiel
         if field is not None and _set_by(field):
             yield here, field
         else:
-            yield from _given(value, field.type if field is not None else _items(kind), here)
+            yield from _given(value, field.type if field is not None else items_of(kind), here)
 
 
 def _set_by(field: Field) -> str:
@@ -80,14 +80,16 @@ def plain_type(kind: Type | None) -> Type | None:
     return kind.type if isinstance(kind, Metadata) else kind
 
 
-def _struct(kind: Type | None) -> StructType | None:
+def struct_of(kind: Type | None) -> StructType | None:
+    """The Struct that a type is, marks and an optional None aside; None for another type."""
     kind = plain_type(kind)
     if isinstance(kind, UnionType):
-        return next(filter(None, map(_struct, kind.types)), None)
+        return next(filter(None, map(struct_of, kind.types)), None)
     return kind if isinstance(kind, StructType) else None
 
 
-def _items(kind: Type | None) -> Type | None:
+def items_of(kind: Type | None) -> Type | None:
+    """Type of the items of a list or the values of a dictionary; None for another type."""
     kind = plain_type(kind)
     if isinstance(kind, ListType):
         return kind.item_type

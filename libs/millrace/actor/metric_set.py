@@ -69,7 +69,7 @@ class MetricSet(Collector):
     ) -> dict[str, Histogram]:
         """Declare a histogram for each value of a label."""
         by_value = {value: Histogram(bounds) for value in values}
-        by_labels = {(value,): histogram for value, histogram in by_value.items()}
+        by_labels: dict[tuple[str, ...], Histogram] = {(value,): histogram for value, histogram in by_value.items()}
         self._show(partial(_histograms, f"{self._prefix}_{name}", text, (label,), by_labels))
         return by_value
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from msgspec import inspect
+from msgspec.inspect import Type, type_info
 
+from millrace.actor.config_marks import items_of, struct_of
 from millrace.actor.renamed_keys import RENAMED
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`(?: - at `\$(?P<path>[^`]*)`)?$")
@@ -26,33 +27,26 @@ def nearest_field(error: str, kind: Any) -> str:
     told = _UNKNOWN.search(error)
     if told is None:
         return ""
-    found: inspect.Type | None = inspect.type_info(kind)
+    found: Type | None = type_info(kind)
     for step in _STEP.finditer(told["path"] or ""):
         found = _within(found, step["field"])
-    for each in (found, *getattr(found, "types", ())):
-        if isinstance(each, inspect.StructType) and (instead := RENAMED.get(f"{each.cls.__name__}.{told['name']}")):
-            return f" ({instead})"
-    return nearest_name(told["name"], [field.encode_name for field in _fields(found)])
+    struct = struct_of(found)
+    if struct is None:
+        return ""
+    if instead := RENAMED.get(f"{struct.cls.__name__}.{told['name']}"):
+        return f" ({instead})"
+    return nearest_name(told["name"], [field.encode_name for field in struct.fields])
+
+
+def _within(kind: Type | None, field: str | None) -> Type | None:
+    """Type of a field, or of the items where none is named; None where there is no such thing."""
+    if field is None:
+        return items_of(kind)
+    struct = struct_of(kind)
+    return next((each.type for each in struct.fields if each.encode_name == field), None) if struct else None
 
 
 def nearest_name(word: str, known: Iterable[str]) -> str:
     """`` (did you mean `x`?)`` for the nearest known name; empty where none is near."""
     near = get_close_matches(word, list(known), n=1)
     return f" (did you mean `{near[0]}`?)" if near else ""
-
-
-def _fields(kind: inspect.Type | None) -> tuple[inspect.Field, ...]:
-    if isinstance(kind, inspect.UnionType):
-        return tuple(field for each in kind.types for field in _fields(each))
-    return kind.fields if isinstance(kind, inspect.StructType) else ()
-
-
-def _within(kind: inspect.Type | None, field: str | None) -> inspect.Type | None:
-    """Type of a field, or of the items where none is named; None where there is no such thing."""
-    if isinstance(kind, inspect.UnionType):
-        return next(filter(None, (_within(each, field) for each in kind.types)), None)
-    if field is not None:
-        return next((each.type for each in _fields(kind) if each.encode_name == field), None)
-    if isinstance(kind, inspect.ListType):
-        return kind.item_type
-    return kind.value_type if isinstance(kind, inspect.DictType) else None
