@@ -20,6 +20,7 @@ from services.coordinator.config import CoordinatorConfig, provisioning_policy
 from services.ingress.config import CascadeConfig, IngressConfig, policy_of, policy_parameters
 from services.judge.config import JudgeConfig
 from services.migrator.config import MigratorConfig
+from services.page.config import PageConfig
 from services.predictor.config import PredictorConfig
 from services.tagger.config import TaggerConfig
 from services.worker.config import EngineKind, WorkerConfig
@@ -157,6 +158,7 @@ _CHECKS: Mapping[str, Callable[[Path], object]] = MappingProxyType(
         "worker": _worker,
         "predictor": lambda path: load_config(PredictorConfig, path),
         "judge": lambda path: load_config(JudgeConfig, path),
+        "page": lambda path: load_config(PageConfig, path),
         "tagger": lambda path: load_config(TaggerConfig, path),
     }
 )

@@ -150,6 +150,7 @@ class Cluster:
         display.__exit__(None, None, None)
         text = banner(
             url=self._config.ingress_url,
+            page=self._layout.page_url,
             models=self._config.models,
             directory=self._directory,
             nats_url=self._config.bus.servers[0],

@@ -115,7 +115,7 @@ class SupervisorActor:
             case ServicePresence() as body:
                 return self._on_presence(body, now_ns)
             case ChildStarted() as body:
-                return self._on_started(body)
+                return self._on_started(body, now_ns)
             case ChildReady() as body:
                 return self._on_ready(self._children[body.name], now_ns)
             case ChildExited() as body:
@@ -142,14 +142,15 @@ class SupervisorActor:
         child.present.add(body.name)
         return self._on_ready(child, now_ns) if len(child.present) == len(child.spec.presences) else []
 
-    def _on_started(self, body: ChildStarted) -> list[Effect]:
+    def _on_started(self, body: ChildStarted, now_ns: int) -> list[Effect]:
         child = self._children[body.name]
         child.pid = body.pid
         if self._stopping:
             return [SignalChild(name=body.name, pid=body.pid, signal=signal.SIGKILL)]
         if child.state is ChildState.RETIRING:
             return [SignalChild(name=body.name, pid=body.pid, signal=signal.SIGTERM)]
-        return []
+        awaited = any(other.spec.after == body.name for other in self._children.values())
+        return [] if child.spec.presences or awaited else self._on_ready(child, now_ns)
 
     def _on_ready(self, child: Child, now_ns: int) -> list[Effect]:
         if child.state is not ChildState.STARTING:

@@ -29,7 +29,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         command: Program and arguments; empty where the process is forked by the worker fork server.
         fork_config: Configuration file of a worker to fork; empty where ``command`` is set.
         core: Core that a forked worker's engine is pinned to; -1 for none.
-        presences: Names that show presence once it is ready (several where one process hosts several actors).
+        presences: Names that show presence once it is ready (several where one process hosts several actors). Without
+            any, and where no other child waits for it, it is ready as soon as it runs.
         after: Child that must be ready before this one is started; empty for none.
         stop_order: Children with a lower number are asked to stop first.
         stop_limit_ms: How long it may take to stop before it is killed.

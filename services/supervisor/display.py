@@ -84,11 +84,12 @@ class Display:
         return Group(head, table)
 
 
-def banner(*, url: str, models: list[str], directory: Path, nats_url: str, took_s: float, keys: bool) -> str:
+def banner(*, url: str, page: str, models: list[str], directory: Path, nats_url: str, took_s: float, keys: bool) -> str:
     """Text that is printed once everything is ready.
 
     Args:
         url: Of the API.
+        page: URL of the page that shows requests move; empty where there is none.
         models: Served names.
         directory: The cluster's folder.
         nats_url: Of nats-server.
@@ -99,12 +100,14 @@ def banner(*, url: str, models: list[str], directory: Path, nats_url: str, took_
     message = '{"role": "user", "content": "Say the word cup 9 times."}'
     body = f'{{"model": "{models[0]}", "stream": true, "messages": [{message}]}}'
     folder = shown(directory)
+    look = [f"  look     {page}   (requests as they move)"] if page else []
     return "\n".join(
         [
             f"Millrace is up after {took_s:.1f} s.",
             "",
             f"  API      {url}/v1   ({'model' if len(models) == 1 else 'models'} {', '.join(models)})",
             f"  try      curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
+            *look,
             f"  watch    {command('status', directory)}; the same way top, tap 'decision.>', trace, explain REQUEST",
             f"  NATS     {nats_url}",
             f"  logs     {folder}/logs",

@@ -66,6 +66,7 @@ class Layout:
             *self._migrators(),
             *self._judges(),
             *self._extra_services(),
+            *self._page(),
             *self._ingresses(),
         ]
         config = SupervisorConfig(
@@ -90,6 +91,12 @@ class Layout:
     def ingress_url(self) -> str:
         """Base URL of the API, as this machine reaches it."""
         return f"http://{_reachable(self.spec.api.host)}:{self.spec.api.port}"
+
+    @property
+    def page_url(self) -> str:
+        """Of the page; empty where there is none."""
+        page = self.spec.page
+        return f"http://{_reachable(page.host)}:{page.port}/" if page.port else ""
 
     def write(self) -> Path:
         """Writes every file, readable by the owner only (they hold passwords); returns the supervisor's
@@ -186,6 +193,14 @@ class Layout:
                 path = self._config_file(service.role, name, service.settings, checked_as=service.name)
                 children.append(_child(service.name, name, service.module, path, stop_order=3))
         return children
+
+    def _page(self) -> list[ChildSpec]:
+        """As an observer it may publish nothing: it shows no presence."""
+        page = self.spec.page
+        if not page.port:
+            return []
+        path = self._config_file(Role.OBSERVER, "page", {"host": page.host, "port": page.port}, checked_as="page")
+        return [msgspec.structs.replace(_child("page", "page", "services.page", path, stop_order=3), presences=[])]
 
     def _ingresses(self) -> list[ChildSpec]:
         """With the actors that each of them hosts."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 from millrace.actor.errors import ConfigError
-from millrace.cluster import ClusterSpec, NatsSpec, check_spec
+from millrace.cluster import ClusterSpec, NatsSpec, PageSpec, check_spec
 from millrace.cluster.model_folders import with_model_folders
 from millrace.cluster.spec import EngineName
 from millrace.supervision.cluster_folder import command
@@ -199,7 +199,8 @@ def free_ports(spec: ClusterSpec) -> Iterator[ClusterSpec]:
     first, reservation = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS)
     with reservation:
         telemetry = msgspec.structs.replace(spec.telemetry, metrics_port=first)
-        yield msgspec.structs.replace(spec, nats=nats, telemetry=telemetry)
+        page = PageSpec(host=spec.page.host, port=spec.page.port and _this_or_free(spec.page.port))
+        yield msgspec.structs.replace(spec, nats=nats, page=page, telemetry=telemetry)
 
 
 def _this_or_free(port: int) -> int:

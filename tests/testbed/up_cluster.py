@@ -85,7 +85,15 @@ class UpRig:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         ports = ("--port", str(self.port), "--nats-port", str(free_port()))
-        self._words = ["up", "--dir", str(folder), *ports, *words]
+        self._words = [
+            "up",
+            "--dir",
+            str(folder),
+            *ports,
+            "--set",
+            "page.port=0",
+            *words,
+        ]  # no page unless one is asked
         self.process: Program | None = None
 
     def start(self) -> None:

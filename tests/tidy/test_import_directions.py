@@ -18,6 +18,7 @@ SHELLS = (
     "ingress/api/tokenizer.py",
     "ingress/http/*",
     "judge/shell.py",
+    "page/server.py",
     "supervisor/buckets.py",
     "supervisor/compose_host.py",
     "supervisor/display.py",

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import field
 
 from millrace.cluster.cascade_spec import CascadeSpec
-from millrace.contracts.bounds import Count, Natural, PortNumber, Processes, Share
+from millrace.contracts.bounds import Count, Natural, PortNumber, PortOrNone, Processes, Share
 from millrace.contracts.channels import Role
 from millrace.contracts.plan import InstanceRole
 
@@ -236,6 +236,18 @@ class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keys: str = ""
 
 
+class PageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The page on which one sees requests move.
+
+    Attributes:
+        host: Address that it binds. Beyond loopback a viewer needs the observer's password on the bus.
+        port: TCP port; another free one is taken where it is in use. 0 for no page.
+    """
+
+    host: str = "127.0.0.1"
+    port: PortOrNone = 8001
+
+
 class NatsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings of nats-server.
 
@@ -289,5 +301,6 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     kv_replicas: KvReplicaSpec = KvReplicaSpec()
     settings: ServiceSettings = ServiceSettings()
     api: ApiSpec = ApiSpec()
+    page: PageSpec = PageSpec()
     nats: NatsSpec = NatsSpec()
     telemetry: TelemetrySpec = TelemetrySpec()

@@ -295,7 +295,7 @@ BUCKETS: tuple[Bucket, ...] = (
         key="{model}",
         value=Plan,
         writers=(Role.COORDINATOR,),
-        watchers=(Role.COORDINATOR, Role.INGRESS, Role.MIGRATOR, Role.BROKER),
+        watchers=(Role.COORDINATOR, Role.INGRESS, Role.MIGRATOR, Role.BROKER, Role.OBSERVER),
         summary="Stages and their instances.",
     ),
     Bucket(
@@ -303,7 +303,7 @@ BUCKETS: tuple[Bucket, ...] = (
         key="{instance}",
         value=InstanceRecord,
         writers=(Role.WORKER,),
-        watchers=(Role.COORDINATOR, Role.INGRESS, Role.MIGRATOR, Role.BROKER, Role.PREDICTOR),
+        watchers=(Role.COORDINATOR, Role.INGRESS, Role.MIGRATOR, Role.BROKER, Role.PREDICTOR, Role.OBSERVER),
         ttl_s=10.0,
         summary="Registered instances; re-put every 3 s.",
     ),
@@ -312,7 +312,7 @@ BUCKETS: tuple[Bucket, ...] = (
         key="{cascade}",
         value=CascadePlan,
         writers=(Role.COORDINATOR, Role.OPERATOR),
-        watchers=(Role.COORDINATOR, Role.INGRESS, Role.JUDGE),
+        watchers=(Role.COORDINATOR, Role.INGRESS, Role.JUDGE, Role.OBSERVER),
         summary="Tiers of a cascade, their models and thresholds.",
     ),
     Bucket(

@@ -80,6 +80,11 @@ class Exchange:
     def streaming(self) -> bool:
         return self._streaming
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that the client has not taken yet."""
+        return self._channel.transport.get_write_buffer_size()
+
     def respond(
         self, status: int, body: bytes, content_type: bytes = b"application/json", headers: HeaderPairs = ()
     ) -> None:

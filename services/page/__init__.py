@@ -1,0 +1,1 @@
+"""The page: an observer that shows requests move."""

@@ -1,0 +1,274 @@
+"""The page's HTTP side: files, one stream of frames for all viewers, the past, requests, and orders.
+
+A viewer that reads slowly is passed over until it has read what it was sent, and goes on with a whole frame. Nothing is
+shown without a key beyond loopback; on it, only to a client that names a loopback host, so that no web site reads the
+page through a name of its own that leads here. Orders need the operator's password on the bus, which NATS checks: they
+are verbs of the command line, in a process of their own, with that password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import mimetypes
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from millrace.actor.errors import ConfigError
+from millrace.cli.errors import CliError
+from millrace.cli.explain_recording import explained_by_messages
+from millrace.cli.explain_spans import explained_by_spans
+from millrace.cli.explain_text import told
+from millrace.cli.trace_reading import attribute, request_of, spans_of
+from millrace.contracts.message import Body
+from millrace.contracts.plan import InstanceRole
+from millrace.http.client_connection import ConnectionLimits
+from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal
+from millrace.http.server import HttpServer
+
+from services.page.config import PageConfig
+from services.page.effects import FrameWanted, OrderGiven, RequestAsked, ShowFrame, TellRequest, ViewersCounted
+from services.page.history import FrameHistory
+
+STATIC = Path(__file__).parent / "static"
+#: A viewer with so much unread gets no more frames, bytes.
+BEHIND_BYTES = 200_000
+VIEWERS_MAX, ORDERS_MAX = 200, 4
+LIMITS = ConnectionLimits(
+    body_bytes_max=10_000, buffer_bytes_max=20_000_000, slow_reader_s=60.0, read_s=10.0, idle_s=75.0
+)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+)
+#: Runs a verb whose words, the password among them, come by standard input: a command line is no place for it.
+_RUN = "import json, sys; from millrace.cli.__main__ import main; sys.exit(main(json.load(sys.stdin)))"
+
+
+class PageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An operator's wish: ``drain``, ``back``, ``migrate`` or ``role``; of which instance or request, and where
+    to or which role.
+    """
+
+    verb: str
+    what: str
+    to: str = ""
+
+    def words(self) -> list[str]:
+        """As the command line takes it. Raises ValueError where it makes no sense."""
+        if not self.what or self.what.startswith("-") or self.to.startswith("-"):
+            raise ValueError("it names nothing")
+        match self.verb:
+            case "drain":
+                return ["drain", self.what]
+            case "back":
+                return ["drain", self.what, "--back"]
+            case "migrate":
+                return ["migrate", self.what, *(["--to", self.to] if self.to else [])]
+            case "role":
+                return ["role", self.what, str(InstanceRole(self.to)), "--detach"]
+        raise ValueError(f"{self.verb!r} is no order")
+
+
+class PageServer:
+    """Serves one page. ``deliver`` hands local messages to its actor."""
+
+    def __init__(
+        self, config: PageConfig, deliver: Callable[[Body], None], history: FrameHistory | None = None
+    ) -> None:
+        self._config = config
+        self._deliver = deliver
+        self._open = config.host in LOOPBACK or config.host.startswith("127.")
+        if not self._open and not config.bus.password:
+            raise ConfigError(f"host {config.host}: others reach it, and the bus has no passwords to ask them for")
+        self.history = history or FrameHistory()
+        self._viewers: dict[Exchange, bool] = {}  # whether it waits for a whole frame
+        self._asked: dict[int, Exchange] = {}
+        self._numbers = count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: HttpServer | None = None
+        self._files = {f"/static/{file.name}": (file.read_bytes(), _kind(file)) for file in sorted(STATIC.iterdir())}
+
+    async def start(self) -> int:
+        """Listens; returns the port. Raises OSError where it is taken."""
+        self._server = HttpServer(self.handle, _refused, limits=LIMITS, connections_max=2 * VIEWERS_MAX)
+        return await self._server.start(self._config.host, self._config.port, reuse_port=False)
+
+    def close(self) -> None:
+        """Ends every stream."""
+        for viewer in list(self._viewers):
+            viewer.end()
+        if self._server is not None:
+            self._server.stop_listening()
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answers one request."""
+        exchange.headers = _HEADERS
+        request = exchange.request
+        path = request.path
+        if request.method == "GET" and (path in ("/", "/plans", "/table") or path.startswith("/r/")):
+            exchange.respond(200, *self._files["/static/index.html"])
+        elif request.method == "GET" and path in self._files:
+            exchange.respond(200, *self._files[path])
+        elif path == "/order" and request.method == "POST":
+            self._order(exchange)
+        elif not self._may_read(exchange):
+            _answer(exchange, {"error": "the viewer's key is needed"}, 401)
+        elif path == "/stream":
+            self._view(exchange)
+        elif path == "/history":
+            _answer(exchange, self.history.spans())
+        elif path.startswith("/history/") and path[9:].isdigit() and (past := self.history.segment(int(path[9:]))):
+            exchange.respond(200, past, b"text/plain; charset=utf-8", ((b"content-encoding", b"deflate"),))
+        elif path.startswith("/request/"):
+            number = next(self._numbers)
+            self._asked[number] = exchange
+            self._deliver(RequestAsked(request=request_of(path[len("/request/") :]), correlation=number))
+        else:
+            _answer(exchange, {"error": "there is no such page"}, 404)
+
+    def _may_read(self, exchange: Exchange) -> bool:
+        host = exchange.request.headers.get(b"host", b"").decode("latin-1").rpartition(":")[0].strip("[]")
+        if self._open and host in LOOPBACK:
+            return True
+        password = self._config.bus.password
+        return bool(password) and hmac.compare_digest(_bearer(exchange).encode(), password.encode())
+
+    # Frames
+
+    def show(self, frame: ShowFrame) -> None:
+        """Keeps a frame, and sends it to every viewer that can take it."""
+        event = b"data: %b\n\n" % frame.data
+        for viewer, waits in list(self._viewers.items()):
+            if frame.whole and waits:
+                self._viewers[viewer] = False
+                viewer.write(event)
+            elif not frame.whole and not waits:
+                self._viewers[viewer] = viewer.waiting_bytes > BEHIND_BYTES
+                viewer.write(b"" if self._viewers[viewer] else event)
+        if frame.whole and self.history.due(frame.at_ms):
+            self.history.add(frame.at_ms, frame.data, whole=True)
+        elif not frame.whole:
+            self.history.add(frame.at_ms, frame.data, whole=False)
+            recovered = [v for v, waits in self._viewers.items() if waits and not v.waiting_bytes]
+            if recovered or self.history.due(frame.at_ms):
+                self._deliver(FrameWanted())
+
+    def _view(self, exchange: Exchange) -> None:
+        if len(self._viewers) >= VIEWERS_MAX:
+            _answer(exchange, {"error": f"{VIEWERS_MAX} look on already"}, 503)
+            return
+
+        def gone(reason: DisconnectReason) -> None:
+            self._viewers.pop(exchange, None)
+            self._deliver(ViewersCounted(count=len(self._viewers)))
+
+        exchange.on_gone = gone
+        exchange.start_stream((), b"")
+        self._viewers[exchange] = True
+        self._deliver(ViewersCounted(count=len(self._viewers)))
+        self._deliver(FrameWanted())
+
+    # One request
+
+    def tell(self, answer: TellRequest) -> None:
+        """Answers with what was heard, what was traced, and the text of `millrace explain`."""
+        exchange = self._asked.pop(answer.correlation)
+        self._spawn(self._tell(exchange, answer, request_of(exchange.request.path[len("/request/") :])))
+
+    async def _tell(self, exchange: Exchange, answer: TellRequest, request: str) -> None:
+        folder = self._config.telemetry.trace_dir
+        try:
+            spans = await asyncio.to_thread(spans_of, Path(folder), request) if folder else []
+        except (CliError, OSError):
+            spans = []
+        try:
+            rooted = any(span.name == "ingress" for span in spans)
+            explained = explained_by_spans(spans) if rooted else explained_by_messages(answer.told, request)
+            text = told(explained)
+        except CliError as error:
+            text = [str(error)]
+        known = {
+            "text": text,
+            "messages": [{"t": at_ns // 1_000_000, "kind": type(b).__name__, "body": b} for at_ns, b in answer.told],
+            "spans": [
+                {
+                    "name": span.name,
+                    "service": span.service,
+                    "instance": span.instance or attribute(span, "instance"),
+                    "start": span.start_ns / 1e6,
+                    "end": span.end_ns / 1e6,
+                    "error": span.error,
+                }
+                for span in spans
+            ],
+        }
+        _answer(exchange, known, 200 if answer.told or spans else 404)
+
+    # Orders
+
+    def _order(self, exchange: Exchange) -> None:
+        key = _bearer(exchange)
+        try:
+            words = msgspec.json.decode(exchange.request.body, type=PageOrder).words()
+        except (msgspec.DecodeError, ValueError) as error:
+            _answer(exchange, {"error": str(error)}, 400)
+            return
+        if not key:
+            _answer(exchange, {"error": "orders need the operator's key"}, 401)
+        elif len(self._tasks) >= ORDERS_MAX:
+            _answer(exchange, {"error": "other orders are being carried out"}, 503)
+        else:
+            self._spawn(self._carry_out(exchange, words, key))
+
+    async def _carry_out(self, exchange: Exchange, words: list[str], key: str) -> None:
+        bus, text = self._config.bus, " ".join(words)
+        where = ["--nats", bus.servers[0], "--cluster", bus.cluster, "--user", "operator", "--password", key]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-u", "-c", _RUN, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode([*words, *where]))
+        process.stdin.close()
+        self._deliver(OrderGiven(text=text))
+        exchange.start_stream((), b"")
+        async for line in process.stdout:
+            exchange.write(b"data: %b\n\n" % msgspec.json.encode({"line": line.decode(errors="replace").rstrip()}))
+        code = await process.wait()
+        self._deliver(OrderGiven(text=text, code=code))
+        exchange.end(b"data: %b\n\n" % msgspec.json.encode({"code": code}))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _bearer(exchange: Exchange) -> str:
+    scheme, _, token = exchange.request.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _kind(file: Path) -> bytes:
+    return f"{mimetypes.guess_type(file.name)[0] or 'text/plain'}; charset=utf-8".encode()
+
+
+def _answer(exchange: Exchange, body: Any, status: int = 200) -> None:
+    exchange.respond(status, msgspec.json.encode(body, enc_hook=str))
+
+
+def _refused(exchange: Exchange, refusal: HttpRefusal) -> None:
+    _answer(exchange, {"error": refusal.message}, refusal.status)

@@ -1,0 +1,70 @@
+// Tables of everything, and the plans.
+
+import { age, context, fill, overdue, river, STATES } from "./state.js";
+import { count, el, link, percent, short, span, table } from "./text.js";
+import { events } from "./panel.js";
+
+const REQUESTS = 100;
+const requestOf = (sequence) => sequence.replace(/\.\d+$/, "");
+
+/** Everything as tables. */
+export function tablesView(cluster, t) {
+  const natural = new Intl.Collator("en", { numeric: true }).compare;
+  const instances = Object.entries(cluster.i)
+    .sort(([a], [b]) => natural(a, b))
+    .map(([name, row]) => [el("button", { type: "button", class: "id", "data-open": name }, name), row.model, row.stage, row.role, row.state, row.running, row.waiting, percent(fill(row)), row.step ? span(row.step) : "", row.tps, row.preempted ?? 0, row.hit === undefined ? "" : percent(row.hit)]);
+  const late = (row) => overdue(cluster, row, t) ?? -Infinity;
+  const open = Object.entries(cluster.q).sort(([, a], [, b]) => late(b) - late(a) || a.at - b.at);
+  const requests = open.slice(0, REQUESTS).map(([id, row]) => [link(`/r/${requestOf(id)}`, short(requestOf(id)), { class: "id", title: id }), row.inst || "none", STATES[row.st], context(cluster, row, t), span(age(cluster, row, t)), row.e2e ? span(row.e2e) : "none", row.moves, row.cont]);
+  const ended = Object.entries(cluster.f).reverse().map(([id, row]) => [link(`/r/${id}`, short(id), { class: "id", title: id }), row.model, row.what, row.out, row.ttft === null ? "none" : span(row.ttft), span(row.e2e), row.said === null ? "none" : span(row.said), row.inst, row.moves, row.cont]);
+  const moving = Object.entries(cluster.m).map(([id, row]) => [short(id), row.a, row.b || "?", row.step]);
+  const services = Object.entries(cluster.s).sort().map(([name, row]) => [name, row.state, row.trouble]);
+  return [
+    table("Instances", ["instance", "model", "stage", "role", "state", "run", "wait", "KV", "step", "tok/s", "preempted", "prefix hits"], instances),
+    table(`Open requests, those furthest past their forecast first${open.length > REQUESTS ? ` (${REQUESTS} of ${count(open.length)})` : ""}`, ["request", "instance", "state", "tokens", "open for", "forecast", "moves", "failovers"], requests),
+    table("Requests that ended last", ["request", "model", "outcome", "tokens", "first token", "end", "forecast", "instance", "moves", "failovers"], ended),
+    moving.length ? table("Migrations under way", ["sequence", "from", "to", "step"], moving) : null,
+    table("Services", ["service", "state", "trouble"], services),
+  ].filter(Boolean);
+}
+
+/** Plans: stages with their cuts and why, roles, cascades, and what changed. */
+export function plansView(cluster, t) {
+  const shapes = new Map(river(cluster).map((model) => [model.name, model]));
+  const plans = Object.entries(cluster.p).filter(([, plan]) => plan.stages).map(([name, plan]) => planSection(cluster, name, plan, shapes.get(name)));
+  const cascades = Object.entries(cluster.p).filter(([name]) => name.startsWith("cascade ")).map(([name, plan]) => cascadeSection(name, plan));
+  const kinds = new Set(["plan", "scale", "order", "state"]);
+  const changes = Object.values(cluster.e).filter((event) => kinds.has(event.k));
+  const nothing = plans.length ? null : el("p", { class: "quiet" }, "No plan is known yet: the coordinator writes one when instances are there.");
+  return [nothing, ...plans, ...cascades, el("section", {}, el("h2", {}, "What changed"), events(cluster, changes, t))].filter(Boolean);
+}
+
+function planSection(cluster, name, plan, shape) {
+  const stages = shape?.stages ?? [];
+  const limit = Math.max(...stages.map((stage) => stage.from * 1.6), 1024, ...stages.flatMap((stage) => stage.instances.map((each) => cluster.i[each]?.max ?? 0)));
+  const scale = (tokens) => (100 * Math.log2(1 + tokens / 16)) / Math.log2(1 + limit / 16);
+  const bar = el("div", { class: "ranges", role: "img", "aria-label": stages.map((stage) => `${stage.name || "outside"}: ${stage.from} to ${stage.to ?? "any"} tokens`).join("; ") });
+  bar.append(...stages.map((stage, n) => {
+    const part = el("span", { class: `range hue${n % 6}` }, `${stage.name || "outside"} · ${stage.instances.length}`);
+    part.style.left = `${scale(stage.from)}%`;
+    part.style.width = `${scale(stage.to ?? limit) - scale(stage.from)}%`;
+    return part;
+  }));
+  const rows = plan.stages.map((stage, n) => {
+    const cut = cluster.p[`${plan.model}/${stage.name}`]?.boundary;
+    const expected = plan.expects?.stages?.[n];
+    const roles = Object.entries(stage.roles ?? {}).map(([who, role]) => `${who}: ${role}`).join(", ");
+    const own = stage.instances.map((each) => cluster.i[each]).filter(Boolean);
+    const used = own.reduce((sum, row) => sum + fill(row), 0) / Math.max(1, own.length);
+    return [stage.name, `${count(stage.length_min)} to ${stage.length_max == null ? "any" : count(stage.length_max)}`, cut ? `now ${count(cut.length)}: ${cut.why}` : "as planned", stage.instances.length, roles || "all do both", expected ? `${span(expected.step_ns / 1e6)} a token, ${percent(expected.kv_used)} KV` : "none", `${percent(used)} KV`];
+  });
+  const better = plan.expects ? `Expected cost ${plan.expects.cost.toPrecision(3)}, with one stage ${plan.expects.one_stage_cost.toPrecision(3)}, from ${count(plan.expects.requests)} requests.` : "";
+  return el("section", {}, el("h2", {}, name), el("p", {}, `Plan ${plan.epoch} by ${plan.coordinator}${plan.policy ? ` (policy ${plan.policy})` : ""}: ${plan.reason || "no reason given"}. ${better}`), bar,
+    table("Stages", ["stage", "lengths", "boundary", "instances", "roles", "expected", "now"], rows));
+}
+
+function cascadeSection(name, plan) {
+  const rows = (plan.tiers ?? []).map((tier, n) => [n, tier.model, tier.threshold === undefined ? "" : String(tier.threshold)]);
+  return el("section", {}, el("h2", {}, name), el("p", {}, `Plan ${plan.epoch ?? ""}: ${plan.reason ?? ""}`), table("Tiers", ["tier", "model", "threshold"], rows));
+}
+

@@ -1,0 +1,158 @@
+"""The page beside a cluster of modelled engines: requests, a killed worker, an operator's orders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.live.ingress_rig import write_model_folder
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, free_port, prompt_text, stream
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("page")
+    write_model_folder(folder / "model")
+    extra = ("--processes", "3", "--set", f"page.port={free_port()}")
+    cluster = UpRig(folder / "cluster", model_path=folder / "model", engine="modelled", instances=3, extra=extra)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+def page_url(rig: UpRig) -> str:
+    return f"http://127.0.0.1:{json.loads((rig.folder / 'run' / 'page.json').read_text())['port']}"
+
+
+class Viewer:
+    """The state of a browser: frames, merged."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[str, Any]] = {}
+        self.changed = asyncio.Event()
+
+    async def follow(self, url: str) -> None:
+        async with httpx.AsyncClient(timeout=None) as http, http.stream("GET", f"{url}/stream") as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    self._merge(json.loads(line[6:]))
+
+    def _merge(self, frame: dict[str, Any]) -> None:
+        self.tables = frame.get("k", self.tables)
+        for table, rows in frame.get("d", {}).items():
+            for key, change in rows.items():
+                if change is None:
+                    self.tables[table].pop(key, None)
+                else:
+                    self.tables[table].setdefault(key, {}).update(change)
+        self.changed.set()
+
+    async def until(self, holds: Callable[[dict[str, dict[str, Any]]], Any]) -> Any:
+        async with asyncio.timeout(LIMIT_S):
+            while not (self.tables and (found := holds(self.tables))):
+                self.changed.clear()
+                await self.changed.wait()
+        return found
+
+
+@asynccontextmanager
+async def viewer_of(rig: UpRig) -> AsyncIterator[Viewer]:
+    viewer = Viewer()
+    task = asyncio.create_task(viewer.follow(page_url(rig)))
+    try:
+        await viewer.until(lambda tables: [row["state"] for row in tables["i"].values()] == ["ready"] * 3)
+        yield viewer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def events(tables: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [event for event in tables["e"].values() if event["k"] == kind]
+
+
+async def test_a_request_is_seen_where_it_runs_and_its_page_tells_what_explain_tells(rig: UpRig) -> None:
+    async with viewer_of(rig) as viewer, client(60) as http:
+        running = asyncio.create_task(stream(http, rig, prompt_text(1), max_tokens=300, ignore_eos=True))
+        name, row = await viewer.until(lambda tables: next(iter(tables["q"].items()), None))
+        assert row["inst"] in viewer.tables["i"]
+        assert not (await running).error
+        request = name.rpartition(".")[0]
+        await viewer.until(lambda tables: request in tables["f"])
+        assert name not in viewer.tables["q"]
+        known: dict[str, Any] = {}
+        while not known.get("spans"):  # they are written a moment after the end
+            known = (await http.get(f"{page_url(rig)}/request/{request}")).json()
+        assert {"DecisionMade", "RequestFinished"} <= {message["kind"] for message in known["messages"]}
+        assert "\n".join(known["text"]).strip() == rig.cli("explain", request).strip()
+        (first, _), *_ = (await http.get(f"{page_url(rig)}/history")).json()
+        kept = (await http.get(f"{page_url(rig)}/history/{first}")).text.splitlines()
+        assert "k" in json.loads(kept[0])
+        index = (await http.get(f"{page_url(rig)}/r/{request}")).text
+        assert '<script type="module"' in index
+
+
+async def order(rig: UpRig, key: str, **asked: str) -> tuple[int, list[dict[str, Any]]]:
+    async with client(60) as http:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        answer = await http.post(f"{page_url(rig)}/order", json=asked, headers=headers)
+        lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+        return answer.status_code, lines
+
+
+async def test_orders_need_the_operators_key_and_are_carried_out(rig: UpRig) -> None:
+    key = rig.cluster_file()["operator_password"]
+    async with viewer_of(rig) as viewer:
+        assert (await order(rig, "", verb="drain", what="worker-1"))[0] == 401
+        refused = await order(rig, "wrong", verb="drain", what="worker-1")
+        assert refused[1][-1] == {"code": 1}
+        assert "refuses user operator" in refused[1][0]["line"]
+        assert viewer.tables["i"]["worker-1"]["state"] == "ready"
+        _, said = await order(rig, key, verb="drain", what="worker-1")
+        assert said[-1] == {"code": 0}, said
+        await viewer.until(lambda tables: tables["i"]["worker-1"]["state"] == "drained")
+        _, said = await order(rig, key, verb="back", what="worker-1")
+        assert said[-1] == {"code": 0}, said
+        await viewer.until(lambda tables: tables["i"]["worker-1"]["state"] == "ready")
+        await viewer.until(lambda tables: [e["r"] for e in events(tables, "order") if e["r"]][-2:] == ["done", "done"])
+
+
+async def test_a_killed_worker_and_the_failover_of_its_requests_are_seen(rig: UpRig) -> None:
+    async with viewer_of(rig) as viewer, client(60) as http:
+        running = [
+            asyncio.create_task(stream(http, rig, prompt_text(n), max_tokens=400, ignore_eos=True)) for n in range(6)
+        ]
+        await viewer.until(lambda tables: sum(row["st"] == "r" for row in tables["q"].values()) == len(running))
+        victim = next(row["inst"] for row in viewer.tables["q"].values())
+        (pid,) = rig.pids(f"{victim}.json")
+        os.kill(pid, signal.SIGKILL)
+        await viewer.until(lambda tables: any(event["a"] == victim for event in events(tables, "dead")))
+        await viewer.until(lambda tables: any(event["a"] == victim for event in events(tables, "failover")))
+        assert not [result.error for result in await asyncio.gather(*running) if result.error]
+        await viewer.until(lambda tables: tables["i"][victim]["state"] == "ready")
+
+
+async def test_the_page_comes_back_when_it_was_killed(rig: UpRig) -> None:
+    (pid,) = rig.pids("services.page")
+    os.kill(pid, signal.SIGKILL)
+    async with client(5) as http:
+        for _ in range(100):
+            try:
+                assert (await http.get(page_url(rig))).status_code == 200
+                break
+            except httpx.HTTPError:
+                await asyncio.sleep(0.1)
+    async with viewer_of(rig):
+        pass
+    assert rig.pids("services.page") != [pid]

@@ -1,0 +1,451 @@
+"""The page's core: messages in, frames out; what viewers get; orders; the past."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from millrace.actor.config import BusConfig
+from millrace.actor.effects import Effect, Subscribe, Unsubscribe
+from millrace.actor.errors import ConfigError
+from millrace.contracts.broker import LoadReported, LoadsReported, MoveBid, MoveReason
+from millrace.contracts.local import KeyChanged, TimerFired
+from millrace.contracts.message import Body, Message
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
+from millrace.contracts.observers import CandidateForecast, DecisionMade, RequestFinished
+from millrace.contracts.plan import InstanceRole, Plan, Stage
+from millrace.contracts.status import (
+    BatchComposition,
+    DrainedInstance,
+    EngineTotals,
+    PresenceState,
+    SequenceState,
+    SequenceStatus,
+    ServicePresence,
+    StatusSnapshot,
+)
+from millrace.http.exchange import HttpRequest
+
+from services.page.actor import EVENTS_MAX, FINISHED_MAX, GONE_NS, LOST_NS, REQUESTS_KEPT, PageActor
+from services.page.config import PageConfig
+from services.page.effects import FrameWanted, RequestAsked, ShowFrame, TellRequest, ViewersCounted
+from services.page.history import SEGMENT_MS, FrameHistory
+from services.page.server import BEHIND_BYTES, PageOrder, PageServer
+
+SECOND = 1_000_000_000
+BEGIN = 1_000 * SECOND
+
+
+class World:
+    """An actor, its clock, and a viewer that merges frames as a browser does."""
+
+    def __init__(self) -> None:
+        self.actor = PageActor(PageConfig(), incarnation=BEGIN)
+        self.now_ns = BEGIN
+        self.seen: dict[str, dict[str, Any]] = {}
+        self.bids: list[Any] = []
+        self.sent: list[Effect] = self.actor.start(BEGIN)
+        self.hear(ViewersCounted(count=1))
+
+    def hear(self, body: Body, later_ns: int = 0) -> list[Effect]:
+        self.now_ns += later_ns
+        effects = self.actor.handle(Message(body), self.now_ns)
+        self.actor.check_invariants()
+        for effect in effects:
+            if isinstance(effect, ShowFrame):
+                self._merge(json.loads(effect.data))
+        self.sent += effects
+        return effects
+
+    def frame(self, later_ns: int = SECOND // 5) -> list[Effect]:
+        return self.hear(TimerFired(name="frame"), later_ns)
+
+    def _merge(self, frame: dict[str, Any]) -> None:
+        if "k" in frame:
+            assert frame["k"] == json.loads(json.dumps(self.actor.tables.rows))
+            self.seen = frame["k"]
+            return
+        self.bids += frame.get("b", [])
+        for table, rows in frame["d"].items():
+            for key, change in rows.items():
+                if change is None:
+                    self.seen.setdefault(table, {}).pop(key, None)
+                else:
+                    self.seen.setdefault(table, {}).setdefault(key, {}).update(change)
+
+    def row(self, table: str, key: str) -> dict[str, Any]:
+        self.frame()
+        found: dict[str, Any] = self.seen[table][key]
+        return found
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        self.frame()
+        return [event for event in self.seen.get("e", {}).values() if event["k"] == kind]
+
+
+def decision(request: str, chosen: str, kind: str = "dispatch", **fields: Any) -> DecisionMade:
+    return DecisionMade(
+        request=request,
+        sequences=[f"{request}.0"],
+        epoch=0,
+        kind=kind,
+        policy="forecast",
+        model="m",
+        chosen=chosen,
+        reason="forecast to end first",
+        prompt_tokens=100,
+        max_tokens=500,
+        forecasts=[CandidateForecast(chosen, ttft_ns=SECOND // 4, e2e_ns=2 * SECOND)],
+        **fields,
+    )
+
+
+def snapshot(instance: str, running: dict[str, int], waiting: tuple[str, ...] = (), **fields: Any) -> StatusSnapshot:
+    """``running``: output tokens by sequence."""
+
+    def status(sequence: str, state: SequenceState, output: int) -> SequenceStatus:
+        return SequenceStatus(sequence, state, 100, 100, output, 500, 7, BEGIN)
+
+    values: dict[str, Any] = {"step": 1, "at_ns": BEGIN, "totals": EngineTotals(), "incarnation": 1} | fields
+    return StatusSnapshot(
+        instance=instance,
+        model="m",
+        running=[status(each, SequenceState.RUNNING, output) for each, output in running.items()],
+        waiting=[status(each, SequenceState.WAITING, 0) for each in waiting],
+        blocks_free=90,
+        blocks_total=100,
+        preemptions=0,
+        step_duration_ns=1,
+        batch=BatchComposition(),
+        **values,
+    )
+
+
+def finished(request: str, outcome: str = "completed") -> RequestFinished:
+    return RequestFinished(
+        request=request, model="m", outcome=outcome, ingress="i", output_tokens=[5], instances=["w0"], detail="why"
+    )
+
+
+def migrated(sequence: str, outcome: MigrationOutcome, source: str = "w0", target: str = "w1") -> MigrationFinished:
+    return MigrationFinished(
+        migration="x",
+        sequence=sequence,
+        model="m",
+        source=source,
+        target=target,
+        outcome=outcome,
+        reason=MoveReason.BALANCE,
+        epoch=1,
+    )
+
+
+def presence(role: str, name: str, state: PresenceState = PresenceState.ALIVE, **fields: Any) -> ServicePresence:
+    return ServicePresence(role=role, name=name, incarnation=1, at_ns=BEGIN, state=state, **fields)
+
+
+def test_a_request_is_placed_decodes_moves_and_ends() -> None:
+    world = World()
+    world.hear(snapshot("w0", {}))
+    world.hear(snapshot("w1", {}))
+    world.hear(decision("r", "w0", expected_output_tokens=42.0))
+    row = world.row("q", "r.0")
+    assert (row["inst"], row["st"], row["prompt"], row["exp"], row["e2e"]) == ("w0", "w", 100, 42, 2000)
+    world.hear(snapshot("w0", {"r.0": 60}), SECOND)
+    assert world.row("q", "r.0")["st"] == "r"
+    world.hear(migrated("r.0", MigrationOutcome.ABORTED))
+    assert world.row("q", "r.0")["inst"] == "w0"
+    world.hear(migrated("r.0", MigrationOutcome.MOVED))
+    world.hear(snapshot("w0", {"r.0": 61}))  # it was sent before the move
+    assert (world.row("q", "r.0")["inst"], world.row("q", "r.0")["moves"]) == ("w1", 1)
+    assert [(e["a"], e["b"], e["r"]) for e in world.events("move")] == [("w0", "w1", "balance")]
+    assert len(world.events("unmoved")) == 1
+    world.hear(finished("r"))
+    world.frame()
+    assert world.seen["q"] == {}
+    assert world.seen["f"]["r"]["what"] == "completed"
+
+
+def test_a_continuation_is_a_failover_and_a_failure_is_told() -> None:
+    world = World()
+    world.hear(snapshot("w0", {}))
+    world.hear(decision("r", "w0"))
+    world.hear(presence("worker", "w0", PresenceState.DEAD))
+    assert world.row("i", "w0")["state"] == "dead"
+    world.hear(snapshot("w0", {"r.0": 1}))  # it was on its way when its worker died
+    assert world.row("i", "w0")["state"] == "dead"
+    world.hear(decision("r", "w1", "continuation"))
+    assert [(e["a"], e["b"]) for e in world.events("failover")] == [("w0", "w1")]
+    assert world.row("q", "r.0")["cont"] == 1
+    world.hear(finished("r", "failed"))
+    assert [(e["q"], e["n"]) for e in world.events("failed")] == [("r", "why")]
+    world.hear(snapshot("w0", {}, incarnation=2))
+    assert world.row("i", "w0")["state"] == "ready"
+
+
+def test_an_instance_is_asked_for_one_snapshot_at_a_time() -> None:
+    world = World()
+    world.hear(snapshot("w0", {}))
+    asked = [e.subject for e in world.frame(SECOND) if isinstance(e, Subscribe)]
+    assert asked == ["mr.local.status.m.w0"]
+    assert not [e for e in world.frame() if isinstance(e, Subscribe)]
+    heard = world.hear(snapshot("w0", {}))
+    assert [e.subject for e in heard if isinstance(e, Unsubscribe)] == asked
+
+
+def test_a_silent_instance_is_suspect_and_later_gone_and_a_lost_outcome_ends_a_request() -> None:
+    world = World()
+    world.hear(decision("r", "w0"))
+    world.hear(snapshot("w0", {"r.0": 1}))
+    world.frame(2 * SECOND)
+    assert world.seen["i"]["w0"]["state"] == "suspect"
+    world.frame(max(GONE_NS, LOST_NS) + SECOND)
+    assert world.seen["i"] == {}
+    assert world.seen["q"] == {}
+
+
+def test_tokens_are_told_again_only_where_counting_on_by_their_rate_would_be_wrong() -> None:
+    world = World()
+    world.hear(snapshot("w0", {"r.0": 0}))
+    for second in range(1, 11):
+        world.hear(snapshot("w0", {"r.0": 100 * second}), SECOND)
+        world.frame(0)
+    told = [json.loads(e.data)["d"].get("q", {}) for e in world.sent if isinstance(e, ShowFrame) and not e.whole]
+    updates = [rows["r.0"]["o"] for rows in told if "o" in rows.get("r.0", {})]
+    assert len(updates) <= 3
+    tokens, at_ms, rate = world.seen["q"]["r.0"]["o"]
+    assert tokens + rate * (10_000 - at_ms) / 1000 == pytest.approx(1000, rel=0.15)
+
+
+def test_a_drained_instance_stays_so_until_its_supervisor_says_otherwise() -> None:
+    world = World()
+    world.hear(snapshot("w0", {}))
+    world.hear(presence("supervisor", "s", drained=[DrainedInstance("w0", "m")]))
+    world.hear(snapshot("w0", {}))
+    world.hear(presence("worker", "w0", PresenceState.DEAD))
+    assert world.row("i", "w0")["state"] == "drained"
+    world.hear(presence("supervisor", "s"))
+    world.hear(snapshot("w0", {}, incarnation=2))
+    assert world.row("i", "w0")["state"] == "ready"
+
+
+def test_stage_role_and_load_of_an_instance_are_those_of_plan_and_broker() -> None:
+    world = World()
+    stage = Stage(name="s0", length_min=0, length_max=None, instances=["w0"], roles={"w0": InstanceRole.PREFILL})
+    plan = Plan(model="m", epoch=3, stages=[stage], coordinator="c", reason="as asked")
+    world.hear(snapshot("w0", {}))
+    world.hear(KeyChanged(bucket="plan", key="m", value=plan, revision=1))
+    load = LoadReported(
+        instance="w1",
+        incarnation=1,
+        model="m",
+        stage="s0",
+        plan_epoch=3,
+        at_ns=BEGIN,
+        tokens=10,
+        waiting_tokens=0,
+        running=4,
+        waiting=2,
+        blocks_free=50,
+        blocks_total=100,
+        why="balance: nothing offered",
+    )
+    world.hear(LoadsReported(loads=[load]), 2 * SECOND)
+    assert (world.row("i", "w0")["stage"], world.row("i", "w0")["role"]) == ("s0", "prefill")
+    row = world.row("i", "w1")
+    assert (row["running"], row["waiting"], row["used"], row["why"]) == (4, 2, 50, "balance: nothing offered")
+
+
+def test_bids_flash_once() -> None:
+    world = World()
+    world.hear(MoveBid(ask="a", sequence="r.0", source="w0", bidder="w1", plan_epoch=0))
+    world.frame()
+    world.frame()
+    assert world.bids == [["w0", "w1", "", "r.0"]]
+
+
+def test_random_messages_leave_every_viewer_with_the_same_tables_and_everything_bounded() -> None:
+    """``World`` compares the merged tables with the whole ones; invariants are checked after each message."""
+    rng = Random(5)
+    world = World()
+    say: list[Callable[[], Body]] = [
+        lambda: decision(f"r{rng.randrange(400)}", f"w{rng.randrange(4)}", rng.choice(["dispatch", "continuation"])),
+        lambda: finished(f"r{rng.randrange(400)}", rng.choice(["completed", "failed", "cancelled"])),
+        lambda: migrated(f"r{rng.randrange(400)}.0", rng.choice(list(MigrationOutcome))),
+        lambda: snapshot(f"w{rng.randrange(4)}", {f"r{rng.randrange(400)}.0": rng.randrange(300)}, incarnation=2),
+        lambda: presence(rng.choice(["worker", "migrator"]), f"w{rng.randrange(4)}", rng.choice(list(PresenceState))),
+        lambda: TimerFired(name="frame"),
+    ]
+    world.hear(FrameWanted())
+    for _ in range(3000):
+        world.hear(rng.choice(say)(), rng.randrange(SECOND // 10))
+    world.frame()
+    assert world.seen == json.loads(json.dumps(world.actor.tables.rows))
+    assert len(world.seen["e"]) <= EVENTS_MAX
+    assert len(world.seen["f"]) <= FINISHED_MAX
+
+
+def test_what_was_heard_of_a_request_is_told_and_the_oldest_are_forgotten() -> None:
+    world = World()
+    for number in range(REQUESTS_KEPT + 1):
+        world.hear(decision(f"r{number}", "w0"))
+        world.hear(finished(f"r{number}"))
+
+    def told(request: str) -> list[str]:
+        (answer,) = world.hear(RequestAsked(request=request, correlation=1))
+        assert isinstance(answer, TellRequest)
+        return [type(body).__name__ for _, body in answer.told]
+
+    assert told("r0") == []
+    assert told(f"r{REQUESTS_KEPT}.0") == ["DecisionMade", "RequestFinished"]
+
+
+def test_the_past_is_kept_in_segments_within_its_bound() -> None:
+    history = FrameHistory(bytes_max=600)
+    rng = Random(1)
+    for number in range(100):
+        at_ms = number * SEGMENT_MS // 2
+        history.add(at_ms, b"%x" % rng.getrandbits(400), whole=history.due(at_ms))
+    spans = history.spans()
+    assert 2 < len(spans) < 20
+    assert spans[-1][1] == 99 * SEGMENT_MS // 2
+    first = history.segment(spans[0][0])
+    assert first is not None
+    assert len(zlib.decompress(first).splitlines()) == 2
+    assert history.segment(1) is None
+
+
+class Transport:
+    """Takes what is written; ``behind``: what its reader has not read."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.behind = 0
+
+    def write(self, data: bytes) -> None:
+        self.text += data
+
+    def get_write_buffer_size(self) -> int:
+        return self.behind
+
+
+class Wire:
+    """The part of a connection that an Exchange needs."""
+
+    def __init__(self) -> None:
+        self.transport = Transport()
+
+    def date_header(self) -> bytes:
+        return b""
+
+    def check_buffer(self) -> None:
+        pass
+
+    def finished(self, exchange: Any) -> None:
+        pass
+
+
+def asked(server: PageServer, path: str, host: str = "127.0.0.1:8001", **headers: str) -> Transport:
+    from millrace.http.exchange import Exchange
+
+    wire = Wire()
+    sent = {b"host": host.encode()} | {name.encode(): value.encode() for name, value in headers.items()}
+    method = "POST" if path == "/order" else "GET"
+    request = HttpRequest(method=method, path=path, headers=sent, body=b"{}", keep_alive=True, chunked=False)
+    server.handle(Exchange(request, wire))  # type: ignore[arg-type]
+    return wire.transport
+
+
+def server_of(config: PageConfig | None = None) -> PageServer:
+    world = World()
+    config = config or PageConfig()
+
+    def deliver(body: Body) -> None:
+        for effect in world.hear(body):
+            if isinstance(effect, ShowFrame):
+                server.show(effect)
+
+    server = PageServer(config, deliver)
+    server.tick = lambda: deliver(TimerFired(name="frame"))  # type: ignore[attr-defined]
+    return server
+
+
+def frames(transport: Transport) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in transport.text.splitlines() if line.startswith(b"data: ")]
+
+
+def test_a_slow_viewer_gets_fewer_frames_then_a_whole_one_and_others_get_all() -> None:
+    server = server_of()
+    quick, slow = asked(server, "/stream"), asked(server, "/stream")
+    for number in range(6):
+        slow.behind = BEHIND_BYTES + 1 if 1 <= number < 4 else 0
+        server.tick()  # type: ignore[attr-defined]
+    assert ["k" in frame for frame in frames(quick)] == [True] + [False] * 6
+    assert ["k" in frame for frame in frames(slow)] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("config", "host", "key", "status"),
+    [
+        ({}, "localhost:8001", "", 200),
+        ({}, "page.example:8001", "", 401),  # a name of somebody else's that leads here
+        ({"host": "0.0.0.0"}, "10.0.0.1:8001", "", 401),
+        ({"host": "0.0.0.0"}, "localhost:8001", "", 401),
+        ({"host": "0.0.0.0"}, "10.0.0.1:8001", "Bearer secret", 200),
+        ({"host": "0.0.0.0"}, "10.0.0.1:8001", "Bearer another", 401),
+    ],
+)
+def test_who_may_look(config: dict[str, Any], host: str, key: str, status: int) -> None:
+    server = server_of(PageConfig(bus=BusConfig(password="secret"), **config))
+    answer = asked(server, "/history", host, authorization=key).text
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
+    assert b"content-security-policy: default-src 'none'" in answer
+    assert asked(server, "/", host).text.startswith(b"HTTP/1.1 200")
+
+
+def test_a_bus_without_passwords_is_shown_on_loopback_only() -> None:
+    with pytest.raises(ConfigError, match="no passwords"):
+        PageServer(PageConfig(host="0.0.0.0"), lambda body: None)
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ({"verb": "drain", "what": "w0"}, ["drain", "w0"]),
+        ({"verb": "back", "what": "w0"}, ["drain", "w0", "--back"]),
+        ({"verb": "migrate", "what": "r.0", "to": "w1"}, ["migrate", "r.0", "--to", "w1"]),
+        ({"verb": "role", "what": "w0", "to": "decode"}, ["role", "w0", "decode", "--detach"]),
+        ({"verb": "role", "what": "w0", "to": "sleep"}, None),
+        ({"verb": "drain", "what": "--force"}, None),
+        ({"verb": "migrate", "what": "r", "to": "--nats"}, None),
+        ({"verb": "up", "what": "x"}, None),
+        ({"verb": "drain", "what": ""}, None),
+    ],
+)
+def test_an_order_is_a_verb_of_the_command_line(order: dict[str, str], words: list[str] | None) -> None:
+    asked_for = msgspec.convert(order, PageOrder)
+    if words is not None:
+        assert asked_for.words() == words
+        return
+    with pytest.raises(ValueError, match=r"."):
+        asked_for.words()
+
+
+def test_an_order_without_a_key_or_without_sense_is_refused() -> None:
+    server = server_of()
+    assert asked(server, "/order", authorization="Bearer x").text.startswith(b"HTTP/1.1 400")
+
+
+def test_whoever_leaves_is_no_viewer_any_more() -> None:
+    server = server_of()
+    asked(server, "/stream")
+    (viewer,) = server._viewers
+    from millrace.http.exchange import DisconnectReason
+
+    viewer.gone(DisconnectReason.CLIENT_GONE)
+    assert not server._viewers
