@@ -16,12 +16,13 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.coefficients import load_coefficients
 from millrace.enginemodel.forecast import NATIVE, Candidate, Forecaster
 from millrace.enginemodel.parameters import EngineParameters
 
 from bench.results_pages import report
+from tests.testbed.messages import plain_snapshot
 
 AT_NS = 1_700_000_000_000_000_000
 SIZES = [(running, waiting) for running in (8, 64, 256) for waiting in (0, 32, 128)]
@@ -80,19 +81,13 @@ def state(rng: random.Random, running: int, waiting: int, parameters: EnginePara
     """Decodes somewhere in their outputs, and a queue; lengths log-normal, as chats have them."""
     rows = [status(rng, f"{index}.0", decodes=index < running) for index in range(running + waiting)]
     held = sum(row.blocks for row in rows[:running])
-    return StatusSnapshot(
-        instance="i",
-        incarnation=1,
-        model="m",
-        step=1,
+    return plain_snapshot(
+        "i",
         at_ns=AT_NS,
         running=rows[:running],
         waiting=rows[running:],
         blocks_free=max(0, parameters.blocks_total - held),
         blocks_total=parameters.blocks_total,
-        preemptions=0,
-        step_duration_ns=1,
-        batch=BatchComposition(),
     )
 
 

@@ -13,6 +13,7 @@ from millrace.contracts.status import InstanceRecord
 
 from bench.live.plan import Load
 from papers import PAPERS
+from tests.testbed.messages import plain_record
 
 #: Tokens of a block on both.
 BLOCK_SIZE = 32
@@ -39,12 +40,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self, instance: str, *, engine: str = "vllm") -> InstanceRecord:
         """As such an engine registers itself."""
-        return InstanceRecord(
-            instance=instance,
-            incarnation=1,
-            model="m",
+        return plain_record(
+            instance,
             engine=engine,
-            engine_version="",
             max_model_len=self.tokens,
             max_sequences=self.sequences,
             token_budget=self.budget,

@@ -18,11 +18,12 @@ from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade
 from millrace.contracts.permissions import store_user
 from millrace.contracts.plan import Plan, Stage
-from millrace.contracts.status import InstanceSummary, ServicePresence
+from millrace.contracts.status import ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from nats.aio.client import Client
 
+from tests.testbed.messages import plain_summary
 from tests.testbed.nats_process import NatsProcess
 from tests.testbed.up_cluster import free_port
 
@@ -210,8 +211,8 @@ async def beat(worker: Client, ingress: Client) -> None:
     start = time.time_ns() - 60 * 10**9
     for index in range(10_000):
         now = time.time_ns()
-        summary = InstanceSummary(
-            instance="w0",
+        summary = plain_summary(
+            "w0",
             incarnation=start,
             model="tiny",
             at_ns=start + index * 100_000_000,
@@ -220,9 +221,6 @@ async def beat(worker: Client, ingress: Client) -> None:
             running_tokens=1,
             waiting_prefill_tokens=1,
             blocks_free=25,
-            blocks_total=100,
-            block_size=16,
-            preemptions=0,
             output_tokens_total=40 * index,
         )
         await send(worker, SUBJECTS.summary("tiny", "w0"), summary, "w0")

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.message import ErrorReply
-from millrace.contracts.status import InstanceRecord, PresenceState
+from millrace.contracts.status import PresenceState
 from millrace.contracts.worker import Sampling, SequenceAccepted
 
+from tests.testbed.messages import plain_record
 from tests.testbed.nats_process import NatsProcess
 from tests.testbed.worker_rig import FakeIngress, create_buckets, start_worker, write_config
 
@@ -97,10 +98,9 @@ async def test_strangers_bytes_are_refused_and_harm_nobody(workers: Workers) -> 
             from millrace.contracts.codec import decode
 
             assert isinstance(decode(answer.data), ErrorReply)
-        record = InstanceRecord(
-            instance="x", incarnation=1, model="m", engine="vllm", engine_version="0", max_model_len=1,
-            max_sequences=1, token_budget=1, block_size=1, blocks_total=1,
-        )  # fmt: skip
+        record = plain_record(
+            "x", engine="vllm", max_model_len=1, max_sequences=1, token_budget=1, block_size=1, blocks_total=1
+        )
         assert isinstance(await ingress.request(inbox, record), ErrorReply)
         (stream,) = await ingress.finished("r.0")
         assert (len(stream.tokens), stream.gaps) == (800, 0)

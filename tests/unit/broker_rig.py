@@ -43,7 +43,6 @@ from millrace.contracts.migration import (
 )
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
-    BatchComposition,
     InstanceRecord,
     InstanceSummary,
     SequenceState,
@@ -57,6 +56,7 @@ from services.broker.actor import BrokerActor
 from services.broker.build import BrokerDeps, build
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, MemoryConfig, TradingConfig
 from services.broker.metrics import BrokerMetrics
+from tests.testbed.messages import plain_record, plain_snapshot, plain_summary
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -137,8 +137,8 @@ class FakeInstance:
         self.steps += 1
         running = [each for each in self.statuses(now_ns) if each.state is SequenceState.RUNNING]
         used = sum(status.blocks for status in running)
-        return StatusSnapshot(
-            instance=self.name,
+        return plain_snapshot(
+            self.name,
             incarnation=self.incarnation,
             model=MODEL,
             step=self.steps,
@@ -147,26 +147,19 @@ class FakeInstance:
             waiting=[each for each in self.statuses(now_ns) if each.state is not SequenceState.RUNNING],
             blocks_free=max(0, self.blocks - used),
             blocks_total=self.blocks,
-            preemptions=0,
             step_duration_ns=10 * MS,
-            batch=BatchComposition(),
         )
 
     def summary(self, now_ns: int) -> InstanceSummary:
-        return InstanceSummary(
-            instance=self.name,
+        return plain_summary(
+            self.name,
             incarnation=self.incarnation,
             model=MODEL,
             at_ns=now_ns,
             running=len(self.sequences),
-            waiting=0,
-            running_tokens=0,
-            waiting_prefill_tokens=0,
             blocks_free=0,
             blocks_total=self.blocks,
             block_size=BLOCK,
-            preemptions=0,
-            output_tokens_total=0,
             draining=self.draining,
         )
 
@@ -179,12 +172,10 @@ class FakeInstance:
             copiers=[CopierKind.MODELLED],
             machine="here",
         )
-        return InstanceRecord(
-            instance=self.name,
+        return plain_record(
+            self.name,
             incarnation=self.incarnation,
             model=MODEL,
-            engine="modelled",
-            engine_version="1",
             max_model_len=16_384,
             max_sequences=64,
             token_budget=2_048,

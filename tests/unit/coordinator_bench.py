@@ -17,6 +17,7 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary
 
 from services.coordinator.build import build
 from services.coordinator.config import CoordinatorConfig
+from tests.testbed.messages import plain_record, plain_summary
 
 S = 1_000_000_000
 MODEL = "tiny"
@@ -103,34 +104,8 @@ def timers(actor: ActorGroup) -> list[str]:
 
 
 def record(name: str, incarnation: int = 5) -> InstanceRecord:
-    return InstanceRecord(
-        instance=name,
-        incarnation=incarnation,
-        model=MODEL,
-        engine="modelled",
-        engine_version="0",
-        max_model_len=4096,
-        max_sequences=64,
-        token_budget=2048,
-        block_size=32,
-        blocks_total=100,
-    )
+    return plain_record(name, incarnation=incarnation, model=MODEL, max_sequences=64, token_budget=2048, block_size=32)
 
 
 def summary(name: str, incarnation: int = 5, *, draining: bool = False) -> InstanceSummary:
-    return InstanceSummary(
-        instance=name,
-        incarnation=incarnation,
-        model=MODEL,
-        at_ns=0,
-        running=0,
-        waiting=0,
-        running_tokens=0,
-        waiting_prefill_tokens=0,
-        blocks_free=100,
-        blocks_total=100,
-        block_size=32,
-        preemptions=0,
-        output_tokens_total=0,
-        draining=draining,
-    )
+    return plain_summary(name, incarnation=incarnation, model=MODEL, block_size=32, draining=draining)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 
 import msgspec
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.forecast import Candidate, Placement
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
+
+from tests.testbed.messages import plain_snapshot
 
 AT_NS = 1_700_000_000_000_000_000
 MICROSECOND_FS = 1000 * FS_PER_NS
@@ -83,19 +85,13 @@ def random_snapshot(rng: random.Random, parameters: EngineParameters) -> StatusS
         if held + status.blocks <= parameters.blocks_total:
             held += status.blocks
             waiting.insert(rng.choice((index, rng.randrange(len(waiting) + 1))), status)
-    return StatusSnapshot(
-        instance="i",
-        incarnation=1,
-        model="m",
-        step=1,
+    return plain_snapshot(
+        "i",
         at_ns=AT_NS,
         running=running,
         waiting=waiting,
         blocks_free=parameters.blocks_total - held,
         blocks_total=parameters.blocks_total,
-        preemptions=0,
-        step_duration_ns=1,
-        batch=BatchComposition(),
         token_budget=rng.choice((0, 0, 0, 2, 16, 63, 600)),
     )
 

@@ -13,7 +13,7 @@ from millrace.contracts.local import Gathered, KeyChanged, Replied, RequestFaile
 from millrace.contracts.message import Message
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.predictor import LatencyPrediction
-from millrace.contracts.status import InstanceRecord, InstanceSummary
+from millrace.contracts.status import InstanceSummary
 from millrace.contracts.tagger import TagRequest
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
 from millrace.judging.confidence import ConfidenceModel
@@ -27,6 +27,7 @@ from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressDeps, IngressState
 from services.ingress.tokens.detokenizer import TextModel, TokenizerVocabulary
 from services.ingress.transitions import TRANSITIONS, react
+from tests.testbed.messages import plain_record
 
 SECOND = 1_000_000_000
 MILLISECOND = 1_000_000
@@ -132,16 +133,11 @@ class Bench:
         return self.send(KeyChanged(bucket="plan", key=model, value=value, revision=epoch))
 
     def register(self, name: str, *, max_model_len: int = 4096) -> list[Effect]:
-        record = InstanceRecord(
-            instance=name,
+        record = plain_record(
+            name,
             incarnation=self.incarnations[name],
             model=self.model_of.get(name, MODEL),
-            engine="modelled",
-            engine_version="1",
             max_model_len=max_model_len,
-            max_sequences=8,
-            token_budget=512,
-            block_size=16,
             blocks_total=1000,
         )
         return self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))

@@ -36,7 +36,6 @@ from millrace.contracts.migration import (
 )
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
-    BatchComposition,
     InstanceRecord,
     SequenceState,
     SequenceStatus,
@@ -53,6 +52,7 @@ from millrace.contracts.worker import (
 from services.migrator.actor import MigratorActor
 from services.migrator.config import MigratorConfig, MigratorLimits
 from services.migrator.metrics import MigratorMetrics
+from tests.testbed.messages import plain_snapshot
 
 MS = 1_000_000
 START_NS = 1_000_000 * MS
@@ -264,19 +264,13 @@ class FakeWorker:
         )
 
     def snapshot(self, now_ns: int) -> StatusSnapshot:
-        return StatusSnapshot(
-            instance=self.name,
+        return plain_snapshot(
+            self.name,
             incarnation=5,
             model=MODEL,
-            step=1,
             at_ns=now_ns,
             running=[_status(name, held, now_ns) for name, held in self.sequences.items()],
-            waiting=[],
             blocks_free=self.blocks_free,
-            blocks_total=100,
-            preemptions=0,
-            step_duration_ns=0,
-            batch=BatchComposition(),
         )
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.observers import RequestFinished
-from millrace.contracts.status import BatchComposition, InstanceRecord, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.scripted import ScriptedEngine
@@ -22,22 +22,14 @@ from bench.live.replay import at_own_pace, fits, trace_rows
 from bench.live.step_fit import bias, fit, windows
 from bench.live.transit import INTO_MIN, transit
 from models.training.tasks import held_out
+from tests.testbed.messages import plain_record
 
 MS = 1_000_000
 LOAD = Load(kind="stated", count=40, rate_per_s=10.0, seed=3)
 TRUTH = LinearStepTime(fixed=3e6, per_decode=2e5, per_prefill_token=6e4, per_context_token=500.0)
 PARAMETERS = EngineParameters(max_model_len=2048, blocks_total=2048, max_sequences=64, token_budget=2048)
-RECORD = InstanceRecord(
-    instance="w0",
-    incarnation=5,
-    model="m",
-    engine="vllm",
-    engine_version="1",
-    max_model_len=2048,
-    max_sequences=64,
-    token_budget=2048,
-    block_size=16,
-    blocks_total=2048,
+RECORD = plain_record(
+    "w0", incarnation=5, engine="vllm", max_model_len=2048, max_sequences=64, token_budget=2048, blocks_total=2048
 )
 
 

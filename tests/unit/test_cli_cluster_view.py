@@ -21,6 +21,8 @@ from millrace.contracts.status import (
 )
 from rich.console import Console
 
+from tests.testbed.messages import plain_record
+
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
 
@@ -50,18 +52,7 @@ def presence(role: str, name: str, state: PresenceState = PresenceState.ALIVE, *
 
 
 def record(instance: str) -> InstanceRecord:
-    return InstanceRecord(
-        instance=instance,
-        incarnation=T0 - S,
-        model="tiny",
-        engine="modelled",
-        engine_version="1",
-        max_model_len=4096,
-        max_sequences=8,
-        token_budget=512,
-        block_size=16,
-        blocks_total=100,
-    )
+    return plain_record(instance, incarnation=T0 - S, model="tiny")
 
 
 def only(view: ClusterView, now: int = T0) -> InstanceRow:

@@ -23,13 +23,13 @@ from millrace.contracts.local import (
 )
 from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import Lease
-from millrace.contracts.status import InstanceRecord
 
 from services.coordinator.build import build
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.cascades import OPERATOR
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.leased_plans import LEASE_NS
+from tests.testbed.messages import plain_record
 from tests.unit.coordinator_bench import summary
 
 S = 1_000_000_000
@@ -76,10 +76,7 @@ class Story:
         return revision
 
     def register(self, name: str, model: str) -> None:
-        record = InstanceRecord(
-            instance=name, incarnation=5, model=model, engine="modelled", engine_version="1", max_model_len=4096,
-            max_sequences=8, token_budget=512, block_size=16, blocks_total=256,
-        )  # fmt: skip
+        record = plain_record(name, incarnation=5, model=model, blocks_total=256)  # fmt: skip
         self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
 
     def tick(self, seconds: float = 1.0, *, alive: tuple[tuple[str, str], ...] = ()) -> None:

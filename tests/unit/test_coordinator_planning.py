@@ -25,6 +25,7 @@ from services.coordinator.config import CoordinatorConfig, StagesConfig
 from services.coordinator.instance_models import InstanceModels
 from services.coordinator.plan_writing import HOMES_MAX, PlanWriting
 from services.coordinator.stages import StagesActor
+from tests.testbed.messages import plain_record, plain_summary
 
 S = 1_000_000_000
 MODEL = "llama"
@@ -32,16 +33,12 @@ SET = "h200-llama-3-8b"
 
 
 def record(name: str, *, host: str = "", step_time: str = SET) -> InstanceRecord:
-    return InstanceRecord(
-        instance=name,
-        incarnation=1,
+    return plain_record(
+        name,
         model=MODEL,
-        engine="modelled",
-        engine_version="0",
         max_model_len=131_072,
         max_sequences=1024,
         token_budget=8192,
-        block_size=16,
         blocks_total=56_250,
         host=host,
         step_time=step_time,
@@ -210,20 +207,8 @@ def test_a_steady_load_of_long_requests_is_planned_while_most_still_run() -> Non
 
 
 def summary(running: int, produced: int) -> InstanceSummary:
-    return InstanceSummary(
-        instance="w00",
-        incarnation=1,
-        model=MODEL,
-        at_ns=0,
-        running=running,
-        waiting=0,
-        running_tokens=0,
-        waiting_prefill_tokens=0,
-        blocks_free=0,
-        blocks_total=0,
-        block_size=16,
-        preemptions=0,
-        output_tokens_total=produced,
+    return plain_summary(
+        "w00", model=MODEL, running=running, blocks_free=0, blocks_total=0, output_tokens_total=produced
     )
 
 

@@ -29,7 +29,7 @@ from millrace.contracts.provisioner import (
     StartInstance,
     StopInstance,
 )
-from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.contracts.status import PresenceState, ServicePresence
 from prometheus_client import CollectorRegistry
 
 from services.coordinator.build import build
@@ -37,6 +37,7 @@ from services.coordinator.config import CoordinatorConfig, ProvisioningConfig
 from services.coordinator.fleet import SAMPLES_MAX
 from services.coordinator.leased_plans import LEASE_NS
 from services.coordinator.provisioning import STOP_GRACE_NS
+from tests.testbed.messages import plain_record, plain_summary
 from tests.unit.coordinator_bench import timers
 
 S = 1_000_000_000
@@ -80,18 +81,7 @@ class Bench:
         self.send(KeyChanged(bucket="lease", key=MODEL, value=lease, revision=1))
 
     def register(self, name: str) -> None:
-        record = InstanceRecord(
-            instance=name,
-            incarnation=self.now_ns,
-            model=MODEL,
-            engine="modelled",
-            engine_version="0",
-            max_model_len=4096,
-            max_sequences=8,
-            token_budget=2048,
-            block_size=32,
-            blocks_total=100,
-        )
+        record = plain_record(name, incarnation=self.now_ns, model=MODEL, token_budget=2048, block_size=32)
         self.incarnations[name] = self.now_ns
         self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
         self.alive = sorted({*self.alive, name})
@@ -104,20 +94,13 @@ class Bench:
         self.now_ns += int(seconds * S)
         for name in self.alive:
             self.send(
-                InstanceSummary(
-                    instance=name,
+                plain_summary(
+                    name,
                     incarnation=self.incarnations[name],
                     model=MODEL,
                     at_ns=self.now_ns,
                     running=self.requests,
-                    waiting=0,
-                    running_tokens=0,
-                    waiting_prefill_tokens=0,
-                    blocks_free=100,
-                    blocks_total=100,
                     block_size=32,
-                    preemptions=0,
-                    output_tokens_total=0,
                     draining=name in self.draining,
                 )
             )

@@ -8,13 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.actor.engine import EngineSequence, EngineSnapshot
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.forecast import NATIVE, Candidate, Forecaster, JoinForecast, LoadForecast
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime
+
+from tests.testbed.messages import plain_snapshot
 
 AT_NS = 1_700_000_000_000_000_000
 STEP_NS = 1000
@@ -31,19 +33,14 @@ def snapshot(
     running: list[SequenceStatus] | None = None, waiting: list[SequenceStatus] | None = None, *, blocks: int = 64
 ) -> StatusSnapshot:
     running = running or []
-    return StatusSnapshot(
-        instance="i",
-        incarnation=1,
-        model="m",
-        step=1,
+    return plain_snapshot(
+        "i",
         at_ns=AT_NS,
         running=running,
         waiting=waiting or [],
         blocks_free=blocks - sum(status.blocks for status in running),
         blocks_total=blocks,
-        preemptions=0,
         step_duration_ns=STEP_NS,
-        batch=BatchComposition(),
     )
 
 

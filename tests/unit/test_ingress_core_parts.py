@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from millrace.actor.metric_set import LabelledCounter
 from millrace.contracts.plan import Plan, Stage
-from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
+from millrace.contracts.status import InstanceSummary, PresenceState, ServicePresence
 from millrace.membership import MembershipConfig
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -15,6 +15,7 @@ from services.ingress.calls.messages import KeyLimits, RefusalKind
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import LimitsConfig
 from services.ingress.metrics import IngressMetrics
+from tests.testbed.messages import plain_record
 from tests.unit.ingress_core import SECOND, START, make_call
 
 MINUTE = 60 * SECOND
@@ -201,18 +202,7 @@ def test_a_worker_whose_process_ended_is_lost_once_and_its_late_summaries_are_ig
 def test_an_instance_registers_under_its_subject_token():
     cluster = IngressClusterView()
     cluster.take_plan("m", plan(stage("s", 0, None, "host.0")))
-    record = InstanceRecord(
-        instance="host.0",
-        incarnation=1,
-        model="m",
-        engine="modelled",
-        engine_version="1",
-        max_model_len=4_096,
-        max_sequences=8,
-        token_budget=512,
-        block_size=16,
-        blocks_total=100,
-    )
+    record = plain_record("host.0")
     cluster.take_record("host_0", record, START)
     assert cluster.lengths("m") == (4_096, 4_096)
     cluster.take_record("host_0", None, START)

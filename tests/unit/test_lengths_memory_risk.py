@@ -7,8 +7,10 @@ import random
 
 import msgspec
 import pytest
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.lengths.memory_risk import MemoryRisk, memory_risk
+
+from tests.testbed.messages import plain_snapshot
 
 BLOCK = 16
 
@@ -34,20 +36,7 @@ def entry(length: int, *, output: int = 10, p50: int = 100, p90: int = 400, at: 
 
 def snapshot(*running: SequenceStatus, total: int, others: int = 0) -> StatusSnapshot:
     held = sum(each.blocks for each in running)
-    return StatusSnapshot(
-        instance="w0",
-        incarnation=1,
-        model="m",
-        step=1,
-        at_ns=1,
-        running=list(running),
-        waiting=[],
-        blocks_free=total - held - others,
-        blocks_total=total,
-        preemptions=0,
-        step_duration_ns=1,
-        batch=BatchComposition(),
-    )
+    return plain_snapshot("w0", running=list(running), blocks_free=total - held - others, blocks_total=total)
 
 
 def risk(state: StatusSnapshot, horizon: int = 160, **fields: int) -> MemoryRisk:

@@ -15,6 +15,8 @@ from millrace.membership import (
     next_state,
 )
 
+from tests.testbed.messages import plain_summary
+
 S, E = MemberState, MemberEvent
 MS = 1_000_000
 SILENCE_NS = 1_500 * MS
@@ -37,22 +39,7 @@ def record(name: str = "w0", incarnation: int = 5, **changes: object) -> Instanc
 
 
 def summary(name: str = "w0", incarnation: int = 5, *, at_ns: int, draining: bool = False) -> InstanceSummary:
-    return InstanceSummary(
-        instance=name,
-        incarnation=incarnation,
-        model="m",
-        at_ns=at_ns,
-        running=0,
-        waiting=0,
-        running_tokens=0,
-        waiting_prefill_tokens=0,
-        blocks_free=64,
-        blocks_total=64,
-        block_size=16,
-        preemptions=0,
-        output_tokens_total=0,
-        draining=draining,
-    )
+    return plain_summary(name, incarnation=incarnation, at_ns=at_ns, blocks_free=64, blocks_total=64, draining=draining)
 
 
 def presence(state: PresenceState, incarnation: int = 5, *, name: str = "w0", at_ns: int = 0) -> ServicePresence:

@@ -7,9 +7,10 @@ from millrace.contracts.broker import MoveReason
 from millrace.contracts.local import Replied, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationOutcome
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 
 from papers.ares.central import CentralAres, Parameters
+from tests.testbed.messages import plain_snapshot
 
 SECOND = 1_000_000_000
 
@@ -21,19 +22,14 @@ def status(name: str, generated: int, *, prompt: int = 100, expected: int | None
 
 
 def snapshot(name: str, *running: SequenceStatus, at_ns: int = 10 * SECOND) -> StatusSnapshot:
-    return StatusSnapshot(
-        instance=name,
-        incarnation=1,
-        model="m",
+    return plain_snapshot(
+        name,
         step=5,
         at_ns=at_ns,
         running=list(running),
-        waiting=[],
         blocks_free=1_000,
         blocks_total=2_000,
-        preemptions=0,
         step_duration_ns=20_000_000,
-        batch=BatchComposition(),
     )
 
 

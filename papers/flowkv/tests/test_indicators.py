@@ -17,6 +17,7 @@ from papers.flowkv.indicators import (
     sample_of,
     score,
 )
+from tests.testbed.messages import plain_summary
 
 S = 1_000_000_000
 MODEL = InstanceModel(
@@ -32,20 +33,13 @@ LIMITS = InstanceLimits(max_sequences=10, token_budget=100)
 
 def summary(at_s: float, *, steps: int = 0, waiting: int = 0, memory: float | None = None) -> InstanceSummary:
     totals = EngineTotals(steps, steps * S // 10, 2 * steps, 30 * steps, 100 * steps)
-    return InstanceSummary(
-        instance="w",
-        incarnation=1,
-        model="m",
+    return plain_summary(
+        "w",
         at_ns=round(at_s * S),
         running=2,
         waiting=waiting,
         running_tokens=300,
-        waiting_prefill_tokens=0,
         blocks_free=60,
-        blocks_total=100,
-        block_size=16,
-        preemptions=0,
-        output_tokens_total=0,
         indicators=LoadIndicators(
             PhaseQueues(1, waiting, 0, 0), PhaseQueues(1, 0, 1, 1), 70, 2 * S, 20, totals, memory
         ),

@@ -15,6 +15,7 @@ from millrace.contracts.status import InstanceRecord
 
 from tests.contract.bus.harness import Harness
 from tests.contract.bus.probe import Probe
+from tests.testbed.messages import plain_record
 
 
 def plan(epoch: int) -> Plan:
@@ -29,18 +30,7 @@ def put(key: str, epoch: int, expected: int | None = None) -> PutKey:
 
 
 def record(name: str) -> InstanceRecord:
-    return InstanceRecord(
-        instance=name,
-        incarnation=1,
-        model="m",
-        engine="modelled",
-        engine_version="1",
-        max_model_len=100,
-        max_sequences=1,
-        token_budget=1,
-        block_size=1,
-        blocks_total=1,
-    )
+    return plain_record(name, max_model_len=100, max_sequences=1, token_budget=1, block_size=1, blocks_total=1)
 
 
 async def test_a_watch_tells_what_is_there_then_that_it_is_all_then_changes(bus: Harness):
