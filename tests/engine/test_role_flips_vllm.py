@@ -24,10 +24,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     model: Path = build(folder / "model", layers=2)
     options = [*options_of("vllm"), "--set", "worker.enforce_eager=true"]
-    cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options) as cluster:
+        yield cluster
 
 
 async def test_flips_under_load_cost_no_request_and_no_token(rig: UpRig) -> None:

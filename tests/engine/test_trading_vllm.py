@@ -43,10 +43,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     ]
     options += ["--set", "worker.enforce_eager=true"]
     model: Path = build(folder / "model", layers=2)
-    cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options) as cluster:
+        yield cluster
 
 
 def _fields(number: int) -> dict[str, Any]:

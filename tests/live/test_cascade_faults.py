@@ -51,10 +51,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     for name in TIERS:
         write_model_folder(folder / name)
     (folder / "cluster.toml").write_text(CLUSTER)
-    cluster = UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model=CASCADE)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model=CASCADE) as cluster:
+        yield cluster
 
 
 async def _each_models_own(rig: UpRig) -> dict[tuple[str, str], str]:

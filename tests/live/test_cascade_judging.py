@@ -61,10 +61,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
         write_model_folder(folder / name)
     _write_judge(folder / JUDGE)
     (folder / "cluster.toml").write_text(CLUSTER)
-    cluster = UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model=CASCADE)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model=CASCADE) as cluster:
+        yield cluster
 
 
 def _judgements(metrics: str) -> dict[str, float]:

@@ -122,10 +122,8 @@ class Busy:
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     words = ("--engine", "modelled", "--instances", "4", "--instances-max", "5", "--set", "worker.modelled.speed=0.2")
-    cluster = UpRig.of_words(tmp_path_factory.mktemp("documented"), words, model="millrace-mini")
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig.of_words(tmp_path_factory.mktemp("documented"), words, model="millrace-mini") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -36,10 +36,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     model = write_model_folder(folder / "model")
     # Two worker processes with two engines each: killing one leaves somewhere to go.
-    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=EXTRA)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=EXTRA) as cluster:
+        yield cluster
 
 
 async def test_a_second_up_says_that_one_runs(rig: UpRig) -> None:

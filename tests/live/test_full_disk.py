@@ -60,10 +60,8 @@ def rig(disk: SmallDisk, tmp_path: Path) -> Iterator[UpRig]:
     model = write_model_folder(tmp_path / "model")
     # A request that had to wait for an instance would run into its client's timeout.
     patience = ("--set", "ingress.dispatch.wait_s=600")
-    made = UpRig(disk.folder / "c", model_path=model, engine="modelled", instances=2, extra=patience)
-    made.start()
-    yield made
-    made.stop()
+    with UpRig(disk.folder / "c", model_path=model, engine="modelled", instances=2, extra=patience) as made:
+        yield made
 
 
 def kill(rig: UpRig, what: str) -> None:

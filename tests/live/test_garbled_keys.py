@@ -29,10 +29,8 @@ UNSERVED = "m is answered with 503: no plan of it could be read"
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("garbled")
-    made = UpRig(folder / "c", model_path=write_model_folder(folder / "model"), engine="modelled", instances=2)
-    made.start()
-    yield made
-    made.stop()
+    with UpRig(folder / "c", model_path=write_model_folder(folder / "model"), engine="modelled", instances=2) as made:
+        yield made
 
 
 async def keeper(rig: UpRig) -> Client:

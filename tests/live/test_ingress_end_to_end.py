@@ -38,10 +38,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
     options = ["--ingresses", "2", "--set", "worker.modelled.speed=2", "--set", "telemetry.log_format=json"]
     model = write_model_folder(folder / "model", max_model_len=4096)
-    rig = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=options)
-    rig.start()
-    yield rig
-    rig.stop()
+    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=options) as rig:
+        yield rig
 
 
 @pytest.fixture

@@ -43,10 +43,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     options = ["--processes", str(INSTANCES), "--policy", "round_robin", "--set", "worker=" + json.dumps(WORKER)]
     options += ["--set", "migrator=" + json.dumps(MIGRATOR)]
     model = write_model_folder(folder / "model")
-    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options) as cluster:
+        yield cluster
 
 
 async def expect_empty(rig: UpRig) -> None:

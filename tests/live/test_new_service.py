@@ -42,10 +42,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("census")
     write_model_folder(folder / "model")
     (folder / "cluster.toml").write_text(CLUSTER.format(port=free_port()))
-    cluster = UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model="m")
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model="m") as cluster:
+        yield cluster
 
 
 def services(rig: UpRig) -> dict[str, dict[str, Any]]:

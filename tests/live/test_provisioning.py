@@ -51,10 +51,8 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UpRig]:
         ),
     ]
     model = write_model_folder(tmp_path / "model")
-    cluster = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1, extra=options)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1, extra=options) as cluster:
+        yield cluster
 
 
 class Watch:

@@ -41,10 +41,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     ]
     options += ["--set", "worker=" + json.dumps(WORKER), "--set", "coordinator=" + json.dumps(FLIPS)]
     model = write_model_folder(folder / "model")
-    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

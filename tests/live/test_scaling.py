@@ -26,10 +26,8 @@ LENGTH = {"max_tokens": 90, "ignore_eos": True}
 def rig(tmp_path: Path) -> Iterator[UpRig]:
     options = ["--instances-max", "3", "--set", "worker=" + json.dumps(WORKER)]
     model = write_model_folder(tmp_path / "model")
-    cluster = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=options)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=options) as cluster:
+        yield cluster
 
 
 async def scaled(rig: UpRig, *words: str) -> str:

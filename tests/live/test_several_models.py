@@ -39,10 +39,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     write_model_folder(folder / "small", max_model_len=1024)
     write_model_folder(folder / "large", max_model_len=2048)
     (folder / "cluster.toml").write_text(CLUSTER)
-    cluster = UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model="small")
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model="small") as cluster:
+        yield cluster
 
 
 def instances(rig: UpRig) -> dict[str, dict[str, Any]]:

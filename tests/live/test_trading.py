@@ -42,10 +42,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     options = ["--processes", str(INSTANCES), "--stages", "4", "--trading", "papers/cascadeinfer/trading.py"]
     options += ["--set", "worker=" + json.dumps(WORKER), "--set", "broker=" + json.dumps(BROKER)]
     model = write_model_folder(folder / "model", max_model_len=CONTEXT_TOKENS)
-    cluster = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

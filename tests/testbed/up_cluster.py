@@ -96,6 +96,13 @@ class UpRig:
         ]  # no page unless one is asked
         self.process: Program | None = None
 
+    def __enter__(self) -> UpRig:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> None:
         """Starts it and waits for the banner."""
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ class Story:
         return revision
 
     def register(self, name: str, model: str) -> None:
-        record = plain_record(name, incarnation=5, model=model, blocks_total=256)  # fmt: skip
+        record = plain_record(name, incarnation=5, model=model, blocks_total=256)
         self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
 
     def tick(self, seconds: float = 1.0, *, alive: tuple[tuple[str, str], ...] = ()) -> None:

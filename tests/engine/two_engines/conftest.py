@@ -28,7 +28,5 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     """
     folder = tmp_path_factory.mktemp("up")
     model = build(tmp_path_factory.getbasetemp().parent / "millrace-two-engines", layers=2)
-    cluster = UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=OPTIONS)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+    with UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=OPTIONS) as cluster:
+        yield cluster
