@@ -3,9 +3,8 @@
 The process is composed as `millrace up` composes it, predictor and tagger hosted, traces as shipped. Sockets and
 nats-server are replaced: bytes of requests are fed to the connection, and what ingress publishes goes to engines here
 that answer at once, in wire form both ways. The clock advances with the requests. So the figure is user-space CPU time
-of ingress alone, hardly disturbed by what else runs. `bench --check` compares it with that of an earlier commit, whose
-process serves in turn with the present one. ``--counted`` counts instructions, by valgrind's callgrind, and tells their
-ratio to those of a calibration loop; nothing else changes these.
+of ingress alone, hardly disturbed by what else runs. ``--counted`` counts instructions, by valgrind's callgrind, which
+nothing else changes; `bench --check` compares them with those of an earlier commit.
 """
 
 from __future__ import annotations
@@ -23,17 +22,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench import instructions
-from bench.calibration import calibrate
 from bench.hot_path_clock import RequestClock, run_by
 from bench.hot_path_rig import HotPathRig
 
 T = TypeVar("T")
-#: Requests and rounds of the calibration loop before anything is measured.
-WARM_REQUESTS, WARM_ROUNDS = 200, 50
+#: Requests before anything is measured.
+WARM_REQUESTS = 200
 #: Requests that are timed together.
 SLICE_REQUESTS = 20
-#: Rounds of the calibration loop under callgrind; each is the same.
-COUNTED_ROUNDS = 20
 
 
 def main() -> int:
@@ -47,10 +43,9 @@ def main() -> int:
     parser.add_argument("--counted", action="store_true", help="instructions, by valgrind, in place of CPU time")
     parser.add_argument("--profile", action="store_true", help="print the costliest functions instead")
     parser.add_argument("--under-callgrind", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--in-turn", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.under_callgrind or arguments.in_turn:
-        _run(_counted if arguments.under_callgrind else _in_turn, int(arguments.instances), arguments)
+    if arguments.under_callgrind:
+        _run(_counted, int(arguments.instances), arguments)
         return 0
     if arguments.profile:
         return _profiled(arguments)
@@ -64,9 +59,7 @@ def _told(instances: int, arguments: argparse.Namespace) -> str:
         return f"{_run(_timed, instances, arguments):7.1f} µs per request"
     words = ["--under-callgrind", "--instances", str(instances), "--requests", str(arguments.requests)]
     words += ["--policy", arguments.policy, "--tokens", str(arguments.tokens), *["--stream"] * arguments.stream]
-    requests, rounds = instructions.counted("bench.hot_path", words)
-    request, one_round = requests / arguments.requests, rounds / COUNTED_ROUNDS
-    return f"{request:,.0f} instructions per request, ratio {request / one_round:.3f}"
+    return f"{instructions.counted('bench.hot_path', words) / arguments.requests:,.0f} instructions per request"
 
 
 #: Measures a rig that is warm.
@@ -107,23 +100,11 @@ async def _served_ns(rig: HotPathRig, requests: int, arguments: argparse.Namespa
     return taken - rig.engines_ns
 
 
-async def _in_turn(rig: HotPathRig, arguments: argparse.Namespace) -> None:
-    """Serve as many requests as each line of the input says, and answer with the nanoseconds of CPU that took."""
-    print("ready", flush=True)
-    for line in sys.stdin:
-        print(await _served_ns(rig, int(line), arguments), flush=True)
-
-
 async def _counted(rig: HotPathRig, arguments: argparse.Namespace) -> None:
-    """Parts of `instructions.counted`: the requests, engines included, and the rounds. Ends the process."""
-    for _ in range(WARM_ROUNDS):
-        calibrate()
+    """Count the requests, engines included. Ends the process."""
     instructions.begin()
     await rig.serve(arguments.requests, tokens=arguments.tokens, stream=arguments.stream)
-    instructions.end_part()
     rig.check(arguments.requests)
-    for _ in range(COUNTED_ROUNDS):
-        calibrate()
     instructions.end()
 
 

@@ -38,19 +38,15 @@ def begin() -> None:
     _control("--instr=on")
 
 
-def end_part() -> None:
-    """End a part: what follows is counted as the next one."""
-    _control("--dump")
-
-
 def end() -> NoReturn:
-    """End the last part and the process, whose own end is not counted."""
+    """End the process; its own end is not counted."""
+    _control("--dump")
     sys.stdout.flush()
     os._exit(0)
 
 
-def counted(module: str, words: Sequence[str]) -> list[int]:
-    """Instructions of each part that a module's process counted, from ``begin`` to ``end``.
+def counted(module: str, words: Sequence[str]) -> int:
+    """Instructions that a module's process counted from ``begin`` to ``end``.
 
     Raises:
         CountError: the process failed.
@@ -60,13 +56,17 @@ def counted(module: str, words: Sequence[str]) -> list[int]:
         valgrind = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={out}"]
         command = [*valgrind, sys.executable, "-m", module, *words]
         # A process that exits at once leaves its temporary files: they go with this folder.
-        environment = os.environ | {"PYTHONHASHSEED": "0", "TMPDIR": folder}
+        environment = tree_environment(Path.cwd()) | {"TMPDIR": folder}
         run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, env=environment, check=False)
         if run.returncode:
             raise CountError(f"{module} under valgrind exited with {run.returncode}:\n{run.stderr[-2000:]}")
-        # Each dump is a numbered file; what remained at the end is in the one without a number.
-        files = sorted(Path(folder).glob("counts.*"), key=lambda path: int(path.suffix[1:]))
-        return [total(path) for path in [*files, out]]
+        return total(Path(f"{out}.1"))  # a dump is a numbered file
+
+
+def tree_environment(tree: Path) -> dict[str, str]:
+    """Environment of a process that runs the code of a checkout, whatever is installed."""
+    path = os.pathsep.join([str(tree / "libs"), str(tree), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
 
 
 def total(path: Path) -> int:
