@@ -87,7 +87,7 @@ from services.ingress.lifecycle import InstanceLost, LossCause, TargetLost
 from services.ingress.migration.epoch_grants import grant_epoch, granted_to
 from services.ingress.migration.ownership import take_move
 from services.ingress.migration.replicas import take_replica
-from services.ingress.reply_router import take_failure, take_gathered, take_reply
+from services.ingress.reply_router import take_gathered, take_reply
 from services.ingress.state import IngressDeps, IngressState
 from services.ingress.times import MILLISECOND_NS, RECONNECT_GRACE_NS, SECOND_NS
 from services.ingress.tokens.ingest import ingest_tokens
@@ -178,10 +178,8 @@ class IngressActor:
                 self._state.cluster.take_boundary(body)
             case CallSubmitted():
                 self._on_call(body.call)
-            case Replied():
+            case Replied() | RequestFailed():
                 take_reply(self._state, body)
-            case RequestFailed():
-                take_failure(self._state, body)
             case Gathered():
                 take_gathered(self._state, body)
             case CallAbandoned():

@@ -23,17 +23,22 @@ from services.ingress.state import IngressState
 from services.ingress.tokens.ingest import take_resent
 
 
-def take_reply(state: IngressState, reply: Replied) -> None:
-    """Handle an answer."""
+def take_reply(state: IngressState, reply: Replied | RequestFailed) -> None:
+    """Handle an answer, or the lack of one."""
     pending = state.pending.pop(reply.correlation, None)
-    answer = reply.body
+    failed = reply.reason if isinstance(reply, RequestFailed) else None
+    answer = reply.body if isinstance(reply, Replied) else None
     match pending:
         case PendingSubmit():
-            _take_submit_answer(state, pending, answer)
+            _take_submit_answer(state, pending, answer, failed or RequestFailure.MALFORMED)
         case PendingTag():
             on_tag(state, pending, answer if isinstance(answer, LengthTag) else None)
+        case PendingProof() if failed is not None:
+            proof_unanswered(state, pending)
         case PendingProof():
             take_proof(state, pending, answer)
+        case PendingResend() if failed is not None:
+            resend_unanswered(state, pending, failed)
         case PendingResend():
             take_resent(state, pending, answer)
         case PendingJudge():
@@ -42,7 +47,8 @@ def take_reply(state: IngressState, reply: Replied) -> None:
             pass  # forecasts come gathered; the question of a call that ended was forgotten
 
 
-def _take_submit_answer(state: IngressState, pending: PendingSubmit, answer: object) -> None:
+def _take_submit_answer(state: IngressState, pending: PendingSubmit, answer: object, fault: RequestFailure) -> None:
+    """``fault``: Why there is no answer of a worker, where there is none."""
     sequence = pending.sequence
     sequence.submit = ""
     if sequence.phase is not SequencePhase.SUBMITTED:
@@ -52,27 +58,7 @@ def _take_submit_answer(state: IngressState, pending: PendingSubmit, answer: obj
     elif isinstance(answer, SequenceRefused):
         state.fire(sequence, SubmissionRefused(answer))
     else:
-        state.fire(sequence, SubmissionUnanswered(RequestFailure.MALFORMED))
-
-
-def take_failure(state: IngressState, failure: RequestFailed) -> None:
-    """Handle the lack of an answer."""
-    pending = state.pending.pop(failure.correlation, None)
-    match pending:
-        case PendingSubmit():
-            pending.sequence.submit = ""
-            if pending.sequence.phase is SequencePhase.SUBMITTED:
-                state.fire(pending.sequence, SubmissionUnanswered(failure.reason))
-        case PendingTag():
-            on_tag(state, pending, None)
-        case PendingProof():
-            proof_unanswered(state, pending)
-        case PendingResend():
-            resend_unanswered(state, pending, failure.reason)
-        case PendingJudge():
-            take_judgement(state, pending, None)
-        case PendingForecast() | None:
-            pass
+        state.fire(sequence, SubmissionUnanswered(fault))
 
 
 def take_gathered(state: IngressState, gathered: Gathered) -> None:

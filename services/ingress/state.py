@@ -80,7 +80,7 @@ class IngressState:
         self.rng = deps.rng
         self._react: React | None = None
         self.subjects = Subjects(config.bus.cluster)
-        self.times = Times.of(config)
+        self.times = Times(config)
         self.cluster = IngressClusterView(self.times.hang, config.membership)
         self.admission = AdmissionLimits(config.limits)
         self.calls: dict[str, OpenCall] = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from services.ingress.config import IngressConfig
 
 SECOND_NS = 1_000_000_000
@@ -26,34 +24,20 @@ RESEND_TIMEOUT_NS = 1 * SECOND_NS
 PROBE_NS = 2 * SECOND_NS
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True):
+class Times:
     """Durations of the configuration, nanoseconds."""
 
-    call_timeout: int
-    drain: int
-    wait: int
-    tag_timeout: int
-    hang: int
-    hang_failover: int
-    stall: int
-    queue_stall: int
-    continuation: int
-
-    @classmethod
-    def of(cls, config: IngressConfig) -> Times:
-        ns = _ns
-        c = config.continuation
-        return cls(
-            call_timeout=ns(config.limits.call_timeout_s),
-            drain=ns(config.limits.drain_s),
-            wait=ns(config.dispatch.wait_s),
-            tag_timeout=ns(config.tagging.timeout_s),
-            hang=ns(c.hang_s),
-            hang_failover=ns(c.hang_failover_s),
-            stall=ns(c.stall_s),
-            queue_stall=ns(c.queue_stall_s),
-            continuation=ns(c.deadline_s),
-        )
+    def __init__(self, config: IngressConfig) -> None:
+        limits, continuation = config.limits, config.continuation
+        self.call_timeout = _ns(limits.call_timeout_s)
+        self.drain = _ns(limits.drain_s)
+        self.wait = _ns(config.dispatch.wait_s)
+        self.tag_timeout = _ns(config.tagging.timeout_s)
+        self.hang = _ns(continuation.hang_s)
+        self.hang_failover = _ns(continuation.hang_failover_s)
+        self.stall = _ns(continuation.stall_s)
+        self.queue_stall = _ns(continuation.queue_stall_s)
+        self.continuation = _ns(continuation.deadline_s)
 
 
 def _ns(seconds: float) -> int:

@@ -70,7 +70,7 @@ def migration_for(seed: int) -> MigrationShape:
 def pause_bounds(shape: SoakShape, link: LinkModel) -> PauseBounds:
     """Return the bounds on a client's wait where sequences move, from the configurations of all participants."""
     assert shape.migration is not None
-    engine, limits, times = shape.engine, MigratorLimits(), Times.of(IngressConfig(name="any"))
+    engine, limits, times = shape.engine, MigratorLimits(), Times(IngressConfig(name="any"))
     silence_ns = IngressConfig().membership.instance_silence_ns
     budget, tokens = engine.token_budget, engine.max_sequences * engine.max_model_len
     fullest = BatchComposition(decodes=engine.max_sequences, prefill_tokens=budget, context_tokens=tokens)

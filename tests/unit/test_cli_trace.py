@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from millrace.cli import trace
 from millrace.cli.errors import CliError
-from millrace.cli.trace_reading import latest_requests, spans_of
+from millrace.cli.trace_reading import attribute, latest_requests, spans_of
 from millrace.cli.trace_tree import build, draw
 from millrace.telemetry.spans import SpanLine, encode_span
 
@@ -196,4 +196,4 @@ def test_the_latest_requests_come_first(tmp_path: Path) -> None:
         for index in range(5)
     ]
     write(tmp_path, "a.jsonl", roots)
-    assert [each.request for each in latest_requests(tmp_path, 3)] == ["r4", "r3", "r2"]
+    assert [attribute(each, "request") for each in latest_requests(tmp_path, 3)] == ["r4", "r3", "r2"]

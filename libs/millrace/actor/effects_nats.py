@@ -112,9 +112,8 @@ class EffectCarrier:
     ) -> bool:
         if self.local is not None and self._stays(cell, subject, body, reply, traceparent):
             return True
-        payload = encode(body)
-        if len(payload) > PAYLOAD_BYTES_MAX:
-            self._too_large(cell, subject, body, len(payload))
+        payload = self._payload(cell, subject, body)
+        if payload is None:
             return False
         return self._connection.send(
             subject, reply, write_headers(body.type_name(), cell.name, request, traceparent), payload
@@ -138,10 +137,15 @@ class EffectCarrier:
             fields = {"error": f"permissions violation: {cell.name} may not {what}"}
             self._telemetry.log(cell.name, fx.Log(level="warning", event="bus_error", fields=fields))
 
-    def _too_large(self, cell: Cell, subject: str, body: Body, size: int) -> None:
+    def _payload(self, cell: Cell, subject: str, body: Body) -> bytes | None:
+        """A body in wire form; None, counted and logged, where it is too large."""
+        payload = encode(body)
+        if len(payload) <= PAYLOAD_BYTES_MAX:
+            return payload
         self._meter.dropped.add("too_large")
-        fields = {"subject": subject, "type": body.type_name(), "bytes": size}
+        fields = {"subject": subject, "type": body.type_name(), "bytes": len(payload)}
         self._telemetry.log(cell.name, fx.Log(level="error", event="message_too_large", fields=fields))
+        return None
 
     def _on_request(self, cell: Cell, effect: fx.Request) -> None:
         question = OpenRequest(effect.correlation, partial(self._runtime.deliver, cell))
@@ -149,11 +153,10 @@ class EffectCarrier:
         if self.local is not None and self._stays(cell, effect.subject, effect.body, reply, effect.traceparent):
             self.inbox.limit(reply, effect.timeout_ns / 1e9)
             return
-        payload = encode(effect.body)
-        if len(payload) > PAYLOAD_BYTES_MAX:
-            self._too_large(cell, effect.subject, effect.body, len(payload))
+        payload = self._payload(cell, effect.subject, effect.body)
+        if payload is None:
             self.inbox.close(reply)
-            question.refuse(ErrorReply(reason="malformed", detail=f"too_large: {len(payload)} bytes"))
+            question.refuse(ErrorReply(reason="malformed", detail=f"too_large: more than {PAYLOAD_BYTES_MAX} bytes"))
             return
         headers = write_headers(effect.body.type_name(), cell.name, effect.request, effect.traceparent)
         if self._connection.send(effect.subject, reply, headers, payload):
@@ -175,9 +178,8 @@ class EffectCarrier:
             question.on_timeout()
 
     def _ask_all(self, cell: Cell, effect: fx.Gather, subjects: tuple[str, ...], reply: str) -> bool:
-        payload = encode(effect.body)
-        if len(payload) > PAYLOAD_BYTES_MAX:
-            self._too_large(cell, subjects[0], effect.body, len(payload))
+        payload = self._payload(cell, subjects[0], effect.body)
+        if payload is None:
             return False
         headers = write_headers(effect.body.type_name(), cell.name, effect.request, effect.traceparent)
         send = self._connection.send

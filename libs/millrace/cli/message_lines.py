@@ -29,6 +29,9 @@ from millrace.contracts.message import Body
 
 _TAGS = frozenset(kind.type_name() for kind in WIRE_TYPES)
 
+#: Names of fields in JSON that differ.
+_KEYS = {"kind": "type"}
+
 _KNOWN, _UNKNOWN, _MALFORMED = "", "unknown", "malformed"
 
 
@@ -97,19 +100,8 @@ def message_line(reading: DecodedMessage, *, width: int, headers_only: bool = Fa
 
 def message_object(reading: DecodedMessage) -> dict[str, Any]:
     """The message as plain types, complete."""
-    values = {
-        "at_ns": reading.at_ns,
-        "subject": reading.subject,
-        "type": reading.kind,
-        "sender": reading.sender,
-        "request": reading.request,
-        "traceparent": reading.traceparent,
-        "reply_to": reading.reply_to,
-        "trouble": reading.trouble,
-        "detail": reading.detail,
-        "payload_bytes": reading.payload_bytes,
-    }
-    return {key: value for key, value in values.items() if value != ""} | {"body": reading.body}
+    values = {name: getattr(reading, name) for name in reading.__struct_fields__}
+    return {_KEYS.get(key, key): value for key, value in values.items() if value != "" or key == "body"}
 
 
 def _read_body(payload: bytes) -> tuple[Any, str, str]:

@@ -65,19 +65,15 @@ def _listing(requests: list) -> list[str]:  # type: ignore[type-arg]  # the Stru
     from datetime import datetime
 
     from millrace.cli.field_text import duration, shown_fields
+    from millrace.cli.trace_reading import attribute
 
     if not requests:
         return ["no request is recorded here yet"]
     lines = []
     for root in requests:
         at = datetime.fromtimestamp(root.start_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]  # noqa: DTZ006
-        attributes = {
-            key.removeprefix("millrace."): value
-            for key, value in root.attributes.items()
-            if key.removeprefix("millrace.") in _LISTED
-        }
+        attributes = {name: attribute(root, name) for name in _LISTED}
         trouble = f" failed: {root.error}" if root.error else ""
-        lines.append(
-            f"{at}  {root.request:<36} {duration(root.end_ns - root.start_ns):>8}  {shown_fields(attributes)}{trouble}"
-        )
+        request, took = str(attribute(root, "request")), duration(root.end_ns - root.start_ns)
+        lines.append(f"{at}  {request:<36} {took:>8}  {shown_fields(attributes)}{trouble}")
     return lines

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from millrace.cli.errors import CliError
 from millrace.telemetry.spans import SpanLine, decode_span
 
@@ -16,18 +14,6 @@ TAIL_BYTES = 4 * 1024 * 1024
 
 #: Spans of one request that are read; n=128 with continuations stays far below.
 SPANS_MAX = 10_000
-
-
-class LatestRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A root span in short."""
-
-    request: str
-    trace: str
-    start_ns: int
-    end_ns: int
-    instance: str
-    error: str
-    attributes: dict[str, Any]
 
 
 def request_of(name: str) -> str:
@@ -64,22 +50,13 @@ def spans_of(folder: Path, request: str) -> list[SpanLine]:
     return sorted(found.values(), key=lambda span: (span.start_ns, -span.end_ns, span.name))
 
 
-def latest_requests(folder: Path, count: int) -> list[LatestRequest]:
+def latest_requests(folder: Path, count: int) -> list[SpanLine]:
     """The newest root spans that name a request, newest first."""
-    roots: dict[str, LatestRequest] = {}
+    roots: dict[str, SpanLine] = {}
     for file in trace_files(folder):
         for span in filter(None, map(decode_span, _tail(file))):
-            request = attribute(span, "request")
-            if request and (not span.parent or span.name == "ingress"):
-                roots[span.trace] = LatestRequest(
-                    request=str(request),
-                    trace=span.trace,
-                    start_ns=span.start_ns,
-                    end_ns=span.end_ns,
-                    instance=span.instance,
-                    error=span.error,
-                    attributes=span.attributes,
-                )
+            if attribute(span, "request") and (not span.parent or span.name == "ingress"):
+                roots[span.trace] = span
     return sorted(roots.values(), key=lambda root: -root.start_ns)[:count]
 
 

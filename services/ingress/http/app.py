@@ -14,7 +14,7 @@ from services.ingress.api.errors import SERVER, ApiError
 from services.ingress.api.messages_api.parsing import parse_count_request, parse_messages_request
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
-from services.ingress.api.parsed_requests import Bounds, parse_chat_request, parse_completion_request
+from services.ingress.api.parsed_requests import Bounds, ParsedRequest, parse_chat_request, parse_completion_request
 from services.ingress.api.responses_api.parsing import parse_responses_request
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize
 from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
@@ -56,18 +56,20 @@ class App:
         """
         self._models = models
         self._calls = calls
-        self._bounds = bounds
         self._keys = keys
         self._metrics = metrics
         self._version = package_version()
         self._on_bug = on_bug
         self._origins = frozenset(origin.encode() for origin in origins)
         self._openapi = openapi_body(self._version, models.names())
+        parsers: dict[str, Callable[[bytes], ParsedRequest]] = {
+            "/v1/chat/completions": lambda body: parse_chat_request(body, models, bounds),
+            "/v1/completions": lambda body: parse_completion_request(body, models, bounds),
+            "/v1/responses": lambda body: parse_responses_request(body, models),
+            "/v1/messages": lambda body: parse_messages_request(body, models),
+        }
         self._routes: dict[str, dict[str, Handler]] = {
-            "/v1/chat/completions": {"POST": self._chat},
-            "/v1/completions": {"POST": self._completion},
-            "/v1/responses": {"POST": self._response},
-            "/v1/messages": {"POST": self._message},
+            **{path: {"POST": self._calls_of(path, parse)} for path, parse in parsers.items()},
             "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/v1/models": {"GET": self._list_models},
             "/tokenize": {"POST": self._tokenize},
@@ -138,21 +140,11 @@ class App:
             raise _unauthorized("This API key is not known.", "invalid_api_key")
         return holder
 
-    def _chat(self, exchange: Exchange, holder: KeyHolder) -> None:
-        parsed = parse_chat_request(exchange.request.body, self._models, self._bounds)
-        self._calls.submit(exchange, "/v1/chat/completions", parsed, holder)
+    def _calls_of(self, path: str, parse: Callable[[bytes], ParsedRequest]) -> Handler:
+        def start(exchange: Exchange, holder: KeyHolder) -> None:
+            self._calls.submit(exchange, path, parse(exchange.request.body), holder)
 
-    def _completion(self, exchange: Exchange, holder: KeyHolder) -> None:
-        parsed = parse_completion_request(exchange.request.body, self._models, self._bounds)
-        self._calls.submit(exchange, "/v1/completions", parsed, holder)
-
-    def _response(self, exchange: Exchange, holder: KeyHolder) -> None:
-        parsed = parse_responses_request(exchange.request.body, self._models)
-        self._calls.submit(exchange, "/v1/responses", parsed, holder)
-
-    def _message(self, exchange: Exchange, holder: KeyHolder) -> None:
-        parsed = parse_messages_request(exchange.request.body, self._models)
-        self._calls.submit(exchange, "/v1/messages", parsed, holder)
+        return start
 
     def _count_tokens(self, exchange: Exchange, holder: KeyHolder) -> None:
         parsed = parse_count_request(exchange.request.body, self._models)
