@@ -96,6 +96,7 @@ def main(words: list[str] | None = None) -> int:
         "predictor.json": _service("predictor-0", Role.PREDICTOR, passwords, arguments, spec.settings.predictor),
         "coordinator.json": _service("coordinator-0", Role.COORDINATOR, passwords, arguments, _coordinator(spec)),
         "ingress.json": _service("ingress-0", Role.INGRESS, passwords, arguments, _ingress(spec)),
+        "page.json": _service("page", Role.OBSERVER, passwords, arguments, {"host": "0.0.0.0", "port": 8001}),
         "workers.yaml": json.dumps(compose_services(spec, slots, out), indent=1),  # JSON is YAML
         ".env": _environment(arguments, out),
     }

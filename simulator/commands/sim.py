@@ -15,8 +15,10 @@ no state was left behind. The same seed gives the same run on any machine.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 from millrace.cli.errors import CliError, UsageError
@@ -33,7 +35,7 @@ COLUMNS = 140
 SEEDS = 20
 
 #: Options of one kind of run only; of random ones with what says the same in a scenario.
-_ONLY_SCENARIO = ("set", "sweep", "output")
+_ONLY_SCENARIO = ("set", "sweep", "output", "page")
 _ONLY_RANDOM = {
     "policy": "--set dispatch.policy=NAME",
     "first": "--set seed=N",
@@ -57,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run it with every value; may be repeated, for every combination",
     )
     group.add_argument("--output", type=Path, metavar="FOLDER", help="write results and pictures there")
+    group.add_argument(
+        "--page",
+        type=int,
+        nargs="?",
+        const=8001,
+        metavar="PORT",
+        help="show the run in the browser afterwards, at this port (default: 8001)",
+    )
     soak.add_arguments(parser, seeds=SEEDS)
     # None where it was not given: what a scenario would ignore is refused by its name.
     parser.set_defaults(seeds=None, first=None, policy=None, jobs=None)
@@ -103,6 +113,8 @@ def _refuse_ignored(arguments: argparse.Namespace) -> None:
             if getattr(arguments, option):
                 raise UsageError(f"--{option} is for scenarios: name one with --scenario FILE.")
         return
+    if arguments.page is not None and (arguments.sweep or (arguments.seeds or 1) > 1):
+        raise UsageError("--page shows one run: without --sweep and --seeds.")
     for option, instead in _ONLY_RANDOM.items():
         given = getattr(arguments, option)
         if given is not None and given is not False:
@@ -131,10 +143,12 @@ def _run_once(arguments: argparse.Namespace) -> int:
     from simulator.scenarios.reading import read_scenario
     from simulator.scenarios.running import run_scenario
     from simulator.scenarios.saving import save
+    from simulator.scenarios.shown_run import ShownRun
     from simulator.scenarios.statistics import summarise
     from simulator.scenarios.tables import run_tables
 
     spec = read_scenario(arguments.scenario, arguments.set)
+    shown = None if arguments.page is None else ShownRun(arguments.page)
     console = wide_console()
     with progress_bar(console) as bar:
         task = bar.add_task(f"{spec.name}, seed {spec.seed}", total=spec.workload.count)
@@ -144,6 +158,7 @@ def _run_once(arguments: argparse.Namespace) -> int:
             folders=folders_of(arguments.scenario),
             progress=lambda ended, virtual_s: bar.update(task, completed=ended),
             clock=time.perf_counter,
+            shown=shown,
         )
     summary = summarise(outcome)
     console.print(run_tables(outcome, summary))
@@ -154,6 +169,8 @@ def _run_once(arguments: argparse.Namespace) -> int:
         save(outcome, summary, folder)
         drawn = draw_run(outcome, folder) if spec.output.plots else []
         console.print(f"written to {folder}: results and {len(drawn)} pictures", highlight=False)
+    if shown is not None:
+        asyncio.run(shown.serve(partial(console.print, highlight=False)))
     return 0
 
 

@@ -22,6 +22,8 @@ from simulator.scenarios.spec import FaultSpec, ScenarioSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from simulator.scenarios.shown_run import ShownRun
+
 #: Virtual time between two looks at whether all is done, and two reports of progress.
 LOOK_NS = SECOND
 
@@ -72,6 +74,7 @@ def run_scenario(
     progress: Progress = lambda ended, virtual_s: None,
     clock: Callable[[], float] = float,
     checkers: Sequence[Checker] = (),
+    shown: ShownRun | None = None,
 ) -> ScenarioOutcome:
     """Runs it.
 
@@ -79,6 +82,7 @@ def run_scenario(
         step_times: Loads a step-time model by the name or path that the scenario gives.
         folders: Where traces may be.
         checkers: Look on, and fail the run where something does not hold.
+        shown: A page that looks on.
         clock: Real time in seconds, to say how long it took; the default does not measure.
 
     Raises:
@@ -88,7 +92,7 @@ def run_scenario(
     began_s = clock()
     with _without_collection():
         load = arrivals(spec.workload, seed=spec.seed, folders=folders)
-        run = _Run(spec, load, step_times)
+        run = _Run(spec, load, step_times, shown)
         run.check_with(checkers)
         run.to_end(progress)
     return run.outcome(clock() - began_s)
@@ -97,11 +101,15 @@ def run_scenario(
 class _Run:
     """One scenario under way."""
 
-    def __init__(self, spec: ScenarioSpec, load: list[Arrival], step_times: StepTimes) -> None:
+    def __init__(
+        self, spec: ScenarioSpec, load: list[Arrival], step_times: StepTimes, shown: ShownRun | None = None
+    ) -> None:
         self._spec = spec
         self._load = load
         self._cluster = ScenarioCluster(spec, step_times=step_times, truth=self._output_tokens)
         self._sim = self._cluster.simulation
+        if shown is not None:
+            shown.join(self._sim, self._cluster.subjects.cluster)
         self._loads = spec.models()
         self._models = models_of(spec)
         self._max_model_len = {model: _max_model_len(spec, model) for model in self._loads}

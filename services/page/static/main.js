@@ -33,12 +33,20 @@ const river = new River(byId("river"), cluster, ({ instance: name, members, sequ
 const feed = new Feed({
   take: (frame) => {
     const news = cluster.apply(frame);
+    if (cluster.c.page?.recorded && !feed.recorded) return playRecorded();
     if (shown() === "river" || news.whole) river.take(news, performance.now());
     else river.stale = true;
   },
   changed: () => renderTime(),
   key: () => sessionStorage.getItem(VIEWER_KEY) ?? "",
 });
+
+/** A simulation's run is over: it plays from its beginning. */
+async function playRecorded() {
+  feed.recorded = true;
+  const spans = await feed.kept();
+  await feed.go(spans[0][0]);
+}
 
 /** The view that the address names. */
 function shown() {

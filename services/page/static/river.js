@@ -14,6 +14,8 @@ const DRAWN_MAX = 6000;
 const FLIGHT_MS = 900;
 const ENDING_MS = 450;
 const HUES = 6;
+/** Height of a pool at most, pixels. */
+const POOL_MAX = 250;
 /** Particles that sit are drawn again so soon after one came or went, and else. */
 const SETTLE_MS = 120;
 const GROW_MS = 700;
@@ -73,7 +75,6 @@ export class River {
         return el("section", { class: "model", "aria-label": `model ${model.name}` }, el("h2", {}, model.name), stages);
       }),
     );
-    this.measure();
     return true;
   }
 
@@ -142,7 +143,7 @@ export class River {
     const lines = new Set(nodes.map((node) => Math.round(node.getBoundingClientRect().top))).size;
     const pool = nodes[0].querySelector(".pool").clientHeight;
     const left = this.root.clientHeight - 50 - this.body.scrollHeight;
-    const height = Math.min(pool * 2.4, pool + left / lines);
+    const height = Math.min(POOL_MAX, pool + left / lines);
     if (height > pool) this.root.style.setProperty("--pool", `${Math.floor(height)}px`);
   }
 
@@ -150,9 +151,10 @@ export class River {
   take(news, now) {
     if (!this.colour) this.repaint();
     const fresh = this.arrange();
-    if (news.whole || fresh) this.#reset(news.whole);
     for (const card of new Set(this.cards.values())) this.#write(card);
     this.#writeSource();
+    if (fresh) this.measure(); // only now is everything as high as it will be
+    if (news.whole || fresh) this.#reset(news.whole);
     if (news.whole) return;
     for (const { id } of news.gone) this.#end(id, now);
     for (const id of news.born) this.#place(id, now, true);
@@ -196,7 +198,7 @@ export class River {
     say(card.role, role);
     const waiting = sum("waiting");
     say(card.load, `${count(sum("running"))} run${waiting ? ` · ${count(waiting)} wait` : ""}`);
-    say(card.rate, few && rows[0].step && this.root.dataset.size !== "small" ? `${span(rows[0].step)} a step · ${count(sum("tps"))} tok/s` : `${count(sum("tps"))} t/s`);
+    say(card.rate, few && rows[0].step && this.root.dataset.size === "large" ? `${span(rows[0].step)} a step · ${count(sum("tps"))} tok/s` : `${count(sum("tps"))} t/s`);
     card.level.hidden = !share;
     card.level.style.height = percent(share).replace(" ", "");
     say(card.kv, `KV ${percent(share)}`);
