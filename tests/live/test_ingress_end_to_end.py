@@ -16,7 +16,6 @@ import httpx
 import nats
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.observers import DecisionMade
 from millrace.contracts.predictor import LatencyPrediction, PredictLatency
@@ -107,27 +106,6 @@ async def test_many_streams_at_once_are_each_whole(rig: UpRig):
 
         for i, used in await asyncio.gather(*map(one, range(60))):
             assert used == 30 + i
-
-
-async def test_langchain_streams(rig: UpRig):
-    chat = ChatOpenAI(model=MODEL, base_url=f"{rig.url}/v1", api_key="none", max_tokens=20, temperature=0)
-    streamed = "".join([str(c.content) async for c in chat.astream("hello")])
-    assert streamed == (await chat.ainvoke("hello")).content
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_hangs_up_leaves_nothing_open(rig: UpRig, stream: bool):
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 4000, "stream": stream, "ignore_eos": True}
-    async with httpx.AsyncClient(base_url=rig.url, timeout=5) as http:
-        if stream:
-            async with http.stream("POST", "/v1/completions", json=body) as answer:
-                async for line in answer.aiter_lines():
-                    if line:
-                        break
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                await http.post("/v1/completions", json=body, timeout=httpx.Timeout(30, read=0.3))
-    await rig.until(lambda totals: totals.running == totals.waiting == 0, PATIENCE_S)
 
 
 def test_a_prompt_past_the_instances_limit_is_refused_by_name(client: openai.OpenAI):

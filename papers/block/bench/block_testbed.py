@@ -5,7 +5,7 @@
 
 10,000 ShareGPT requests, Poisson; prompts and answers as long as Block's own (MILLRACE_DATA; else the fitted
 distribution that ships). Every actor is the real one; engines are modelled. Forecasts know true lengths; ``forecast*``
-knows them as wrongly as Block's tagger does (bench/block/noise.py). ``(text)`` and ``(code)``: INFaaS++ and Llumnix- as
+knows them as wrongly as Block's tagger does (noise.py beside this). ``(text)`` and ``(code)``: INFaaS++ and Llumnix- as
 Block's text prints their load (used memory / batch size) and as its code computes it (free memory / batch size).
 """
 
