@@ -145,7 +145,7 @@ def replica_runs(shape: ReplicaShape, *, native: bool = True) -> Callable[[Seque
     def ends(rows: Sequence[tuple[int, int, int]]) -> list[int]:
         found = [0] * len(rows)
         for lane in range(shape.pipeline):
-            found[lane :: shape.pipeline] = [end for _, end in compiled(rows[lane :: shape.pipeline])]
+            found[lane :: shape.pipeline] = [end for _, end in compiled([(*row, 0) for row in rows[lane :: shape.pipeline]])]
         return found
 
     return ends

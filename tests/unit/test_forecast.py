@@ -108,10 +108,18 @@ def test_what_an_engine_would_refuse_is_said() -> None:
     assert Candidate(prompt_tokens=127).refusal(PARAMETERS) is None
 
 
-def test_outrunning_a_prediction_gives_ten_more() -> None:
+@pytest.mark.parametrize(
+    ("expected", "assumed"),
+    [
+        (50, {0: 50, 25: 50, 26: 51, 49: 74, 50: 75, 80: 105}),  # half of the prediction more
+        (6, {0: 6, 5: 8, 6: 16, 80: 90}),  # ten tokens at least, once it is outrun
+    ],
+)
+def test_a_sequence_past_half_of_its_prediction_goes_on_for_that_half(expected: int, assumed: dict[int, int]) -> None:
     lengths = LengthRevision(default_output_tokens=1, max_model_len=1_000)
-    candidates = [Candidate(prompt_tokens=1, expected_output_tokens=50, output_tokens=done) for done in (0, 49, 50, 80)]
-    assert list(map(lengths.of_candidate, candidates)) == [50, 50, 60, 90]
+    for done, length in assumed.items():
+        candidate = Candidate(prompt_tokens=1, expected_output_tokens=expected, output_tokens=done)
+        assert lengths.of_candidate(candidate) == length
 
 
 @pytest.mark.parametrize("seed", range(40))

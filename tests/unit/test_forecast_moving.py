@@ -123,7 +123,7 @@ def test_who_is_not_there_or_has_ended_cannot_leave(native: bool) -> None:
 @BOTH
 def test_one_that_comes_with_its_kv_computes_one_token_in_its_first_step(native: bool) -> None:
     forecaster = at(snapshot(), native=native, now_ns=77)
-    comer = Candidate(prompt_tokens=40, output_tokens=24, expected_output_tokens=26)
+    comer = Candidate(prompt_tokens=40, output_tokens=24, expected_output_tokens=26, max_tokens=26)
     assert forecaster.join(comer) == JoinForecast(
         others_delay_ns=0,
         preemptions=0,

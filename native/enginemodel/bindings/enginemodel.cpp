@@ -23,7 +23,7 @@ namespace millrace {
 
 namespace {
 
-// What a sequence that outran its prediction is given further (OutrunPlusTen).
+// What a sequence that outran its prediction is given further at least (forecast/present.py).
 constexpr std::int64_t OUTRUN_TOKENS = 10;
 // Past these a count is no count: products and sums of them stay within 64 bits.
 constexpr std::int64_t COUNT_MAX = std::int64_t{1} << 40;
@@ -77,16 +77,15 @@ public:
           fields_({"prompt_tokens", "computed_tokens", "output_tokens", "max_tokens", "blocks",
                    "expected_output_tokens"}) {}
 
-    // Puts the sequences into `future`; those at their end are left out. `finals`: assumed output lengths, running ones
-    // first, where a rule other than OutrunPlusTen made them.
+    // Puts the sequences into `future`; those at their end are left out.
     // `cached`: of each waiting one, tokens that are in the prefix cache.
     // `leave_at`: tokens at which a sequence leaves; 0 for never.
-    void restore(Future& future, nb::list running, nb::list waiting, const std::optional<nb::list>& finals,
+    void restore(Future& future, nb::list running, nb::list waiting,
                  const std::optional<std::vector<std::int64_t>>& cached, std::int64_t leave_at) {
         leave_at_ = counted(leave_at, 0, "leave_at_tokens");
         std::size_t position = 0;
         for (nb::handle status : running) {
-            const Queued sequence = read(status.ptr(), finals, position++);
+            const Queued sequence = read(status.ptr(), position++);
             if (sequence.end <= sequence.total) continue;
             const std::int64_t computed = counted(fields_.read(status.ptr(), COMPUTED), 0, "computed_tokens");
             future.restore_running(sequence, computed, blocks_of(status));
@@ -94,7 +93,7 @@ public:
         if (cached && cached->size() != waiting.size()) throw std::invalid_argument("cached is of another length");
         std::size_t index = 0;
         for (nb::handle status : waiting) {
-            Queued sequence = read(status.ptr(), finals, position++);
+            Queued sequence = read(status.ptr(), position++);
             const std::int64_t hit = cached ? (*cached)[index++] : 0;
             if (sequence.end <= sequence.total) continue;
             sequence.cached = static_cast<std::int32_t>(counted(hit, 0, "cached", sequence.total - 1));
@@ -107,18 +106,14 @@ public:
 
 private:
     // One that has ended, or is longer than any can be, has its end where it is.
-    Queued read(PyObject* status, const std::optional<nb::list>& finals, std::size_t position) {
+    Queued read(PyObject* status, std::size_t position) {
         const std::int64_t prompt = counted(fields_.read(status, PROMPT), 1, "prompt_tokens");
         const std::int64_t output = counted(fields_.read(status, OUTPUT), 0, "output_tokens");
-        std::int64_t final_tokens;
-        if (finals) {
-            final_tokens = nb::cast<std::int64_t>((*finals)[position]);
-        } else {
-            const std::int64_t expected =
-                std::max<std::int64_t>(1, fields_.read(status, EXPECTED, default_output_tokens_));
-            final_tokens = output < expected ? expected : output + OUTRUN_TOKENS;
-            final_tokens = std::min(final_tokens, fields_.read(status, MAX));
-        }
+        const std::int64_t expected = std::max<std::int64_t>(1, fields_.read(status, EXPECTED, default_output_tokens_));
+        const std::int64_t half = expected / 2;
+        std::int64_t final_tokens =
+            output < expected ? std::max(expected, output + half) : output + std::max(OUTRUN_TOKENS, half);
+        final_tokens = std::min(final_tokens, fields_.read(status, MAX));
         final_tokens = std::min(final_tokens, limits_.max_model_len - prompt);
         if (prompt + output < leave_at_) final_tokens = std::min(final_tokens, leave_at_ - prompt);
         if (final_tokens <= output) return Queued{0, 0, 0, 0, 0};
@@ -139,14 +134,14 @@ public:
     PyForecaster(const PyForecaster&) = delete;
     PyForecaster& operator=(const PyForecaster&) = delete;
 
-    void load(nb::list running, nb::list waiting, std::int64_t blocks_free, const std::optional<nb::list>& finals,
+    void load(nb::list running, nb::list waiting, std::int64_t blocks_free,
               const std::optional<std::vector<std::int64_t>>& cached, std::int64_t leave_at) {
         loaded_ = false;
         std::int64_t blocks = counted(blocks_free, 0, "blocks_free");
         for (nb::handle status : running) blocks += reader_.blocks_of(status);
         for (nb::handle status : waiting) blocks += reader_.blocks_of(status);
         Future& future = forecaster_.restart(blocks, running.size() + waiting.size());
-        reader_.restore(future, running, waiting, finals, cached, leave_at);
+        reader_.restore(future, running, waiting, cached, leave_at);
         forecaster_.restored();
         loaded_ = true;
     }
@@ -234,7 +229,7 @@ DecodeRun decode_run(const StepCost& cost, std::int64_t decodes, std::int64_t co
 
 NB_MODULE(enginemodel, module) {
     // What native.py calls with which arguments: a build that says another number is taken for missing.
-    module.attr("INTERFACE") = 4;
+    module.attr("INTERFACE") = 5;
     nb::class_<StepCost>(module, "StepCost")
         .def(
             "__init__",
@@ -310,7 +305,7 @@ NB_MODULE(enginemodel, module) {
     nb::class_<PyForecaster>(module, "Forecaster")
         .def(nb::init<const Limits&, const StepCost&, std::int64_t>())
         .def("load", &PyForecaster::load, nb::arg("running"), nb::arg("waiting"), nb::arg("blocks_free"),
-             nb::arg("finals").none(), nb::arg("cached").none(), nb::arg("leave_at"))
+             nb::arg("cached").none(), nb::arg("leave_at"))
         .def("place", &PyForecaster::place)
         .def("set_scale", &PyForecaster::set_scale)
         .def("ask", &PyForecaster::ask)

@@ -22,10 +22,11 @@ constexpr std::int64_t REQUESTS_MAX = 1 << 24;
 
 std::int64_t to_ns(Fs value) { return static_cast<std::int64_t>(value / FS_PER_NS); }
 
-// `requests`: (arrival ns, prompt tokens, output tokens) in order of arrival. Returns (first token ns, end ns) of each.
+// `requests`: (arrival ns, prompt tokens, output tokens, prompt tokens whose KV comes along: whole blocks of it) in order
+// of arrival. Returns (first token ns, end ns) of each.
 std::vector<std::tuple<std::int64_t, std::int64_t>> simulate(
     const Limits& limits, const StepCost& cost, std::int64_t blocks,
-    const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>>& requests) {
+    const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>>& requests) {
     if (requests.size() > REQUESTS_MAX) throw std::invalid_argument("too many requests");
     if (blocks < limits.blocks_for(limits.max_model_len)) {
         throw std::invalid_argument("the blocks do not hold one sequence of max_model_len");
@@ -35,12 +36,14 @@ std::vector<std::tuple<std::int64_t, std::int64_t>> simulate(
     future.restored();
     std::int64_t before = 0;
     Tag tag = 0;
-    for (const auto& [at, prompt, output] : requests) {
+    for (const auto& [at, prompt, output, kv] : requests) {
         if (at < before || prompt < 1 || output < 1 || prompt > limits.max_model_len - output) {
             throw std::invalid_argument("a request is out of order or does not fit in max_model_len");
         }
+        if (kv < 0 || kv >= prompt) throw std::invalid_argument("a request brings KV of more than its prompt");
         before = at;
-        future.arrive(Fs{at} * FS_PER_NS, Asked{prompt, prompt, prompt + output, 1, 0}.sequence(++tag));
+        const std::int64_t cached = kv / limits.block_size * limits.block_size;
+        future.arrive(Fs{at} * FS_PER_NS, Asked{prompt, prompt, prompt + output, 1, cached}.sequence(++tag));
     }
     future.watch.sequences.resize(requests.size());
     future.watch.left = requests.size();

@@ -64,7 +64,6 @@ class Forecaster:
         running: list[Any],
         waiting: list[Any],
         blocks_free: int,
-        finals: list[int] | None,
         cached: list[int] | None,
         leave_at: int,
     ) -> None: ...
@@ -90,5 +89,5 @@ class Forecaster:
     ) -> tuple[int, int, int, int, int, int, int]: ...
 
 def simulate(
-    limits: Limits, cost: StepCost, blocks: int, requests: Sequence[tuple[int, int, int]]
+    limits: Limits, cost: StepCost, blocks: int, requests: Sequence[tuple[int, int, int, int]]
 ) -> list[tuple[int, int]]: ...

@@ -21,7 +21,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import CostCurve, StepCost
 
 #: Changes with the calls below; a build of another interface is of older or newer sources.
-INTERFACE = 4
+INTERFACE = 5
 
 try:
     from millrace_native import enginemodel as _module
@@ -56,14 +56,16 @@ def simulate_natively(
     run = native_runs(cost, parameters)
     if run is None:
         return None
-    return run([(request.at_ns, request.prompt_tokens, request.output_tokens) for request in requests])
+    return run(
+        [(request.at_ns, request.prompt_tokens, request.output_tokens, request.kv_tokens) for request in requests]
+    )
 
 
 def native_runs(
     cost: StepCost, parameters: EngineParameters
-) -> Callable[[Sequence[tuple[int, int, int]]], list[tuple[int, int]]] | None:
-    """Runs of one idle engine, which is converted once: from (arrival ns, prompt tokens, output tokens), in order of
-    arrival, to (first, last token ns). It raises ValueError for what the engine would refuse, and may run in several
+) -> Callable[[Sequence[tuple[int, int, int, int]]], list[tuple[int, int]]] | None:
+    """Runs of one idle engine, which is converted once: from (arrival ns, prompt tokens, output tokens, prompt tokens
+    whose KV comes along), in order of arrival, to (first, last token ns). It raises ValueError for what the engine would refuse, and may run in several
     threads at once. None where the compiled module cannot tell.
     """
     if not NATIVE or not hasattr(_module, "simulate") or not compiled_for(parameters):
@@ -88,7 +90,7 @@ class NativeFuture:
         """Starts again from a snapshot, without placements."""
         running, waiting = snapshot.running, snapshot.waiting
         hits = [cached_of(status, cached) for status in waiting] if cached else None
-        self._native.load(running, waiting, snapshot.blocks_free, None, hits, self._lengths.leave_at_tokens)
+        self._native.load(running, waiting, snapshot.blocks_free, hits, self._lengths.leave_at_tokens)
         self._at_ns = snapshot.at_ns
 
     def place(self, placement: Placement) -> None:

@@ -13,12 +13,16 @@ from millrace.enginemodel.forecast.question import Candidate
 COUNT_MAX = 1 << 40
 
 
-#: What a sequence that reached its prediction is given further, again and again, tokens.
+#: What a sequence that reached its prediction is given further at least, again and again, tokens.
 OUTRUN_TOKENS = 10
 
 
 class LengthRevision(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and revision of predicted output lengths.
+
+    A sequence keeps its predicted length for the first half of it. From then on it is assumed to go on for half of the
+    prediction more: predictions miss by factors, and a sequence forecast to end too soon frees blocks and a place that
+    others are then sent to.
 
     Attributes:
         default_output_tokens: Where nothing was predicted.
@@ -52,7 +56,8 @@ class LengthRevision(msgspec.Struct, frozen=True, kw_only=True):
 
     def _assumed(self, expected: int | None, generated: int) -> int:
         wanted = max(1, self.default_output_tokens if expected is None else expected)
-        return wanted if generated < wanted else generated + OUTRUN_TOKENS
+        half = wanted // 2
+        return max(wanted, generated + half) if generated < wanted else generated + max(OUTRUN_TOKENS, half)
 
 
 def check_snapshot(snapshot: StatusSnapshot) -> None:

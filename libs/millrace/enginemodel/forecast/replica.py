@@ -35,7 +35,7 @@ def simulate_replica(
 
     Args:
         requests: In order of arrival.
-        native: Whether the compiled module may do it; the result is the same. It knows of no KV that comes along.
+        native: Whether the compiled module may do it; the result is the same.
 
     Returns:
         One entry per request, in the order given.
@@ -44,7 +44,7 @@ def simulate_replica(
         ValueError: a request that the engine would refuse, or arrivals out of order.
     """
     _check(requests, parameters)
-    if native and not any(request.kv_tokens for request in requests):
+    if native:
         served = simulate_natively(requests, cost, parameters)
         if served is not None:
             return [ServedRequest(first, end) for first, end in served]
