@@ -1,4 +1,4 @@
-"""Cost of a forecast by size of the instance, compiled and in plain Python.
+"""Cost of a forecast by size of the instance.
 
 Processor time of one question on an instance that decodes and has a queue: ``load`` of a snapshot, the first forecast
 after it (which rolls the instance to now and computes its future without the candidate), further forecasts of the same
@@ -18,7 +18,7 @@ from functools import partial
 import msgspec
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.coefficients import load_coefficients
-from millrace.enginemodel.forecast import NATIVE, Candidate, Forecaster
+from millrace.enginemodel.forecast import Candidate, Forecaster
 from millrace.enginemodel.parameters import EngineParameters
 
 from bench.results_pages import report
@@ -32,13 +32,12 @@ REPORTED = (64, 32)
 def main() -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m bench forecast", description=__doc__)
-    parser.add_argument("--questions", type=int, default=2000, help="per size, compiled")
-    parser.add_argument("--reference-questions", type=int, default=3, help="per size, plain Python; 0 for none")
+    parser.add_argument("--questions", type=int, default=2000, help="per size")
     parser.add_argument("--step-time", default="a100-llama-3-8b")
     parser.add_argument("--pressure", action="store_true", help="few blocks: preemptions")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    print(f"seed {options.seed}, step time {options.step_time}, compiled module {'there' if NATIVE else 'MISSING'}\n")
+    print(f"seed {options.seed}, step time {options.step_time}\n")
     times(options)
     print()
     return 0
@@ -46,9 +45,9 @@ def main() -> int:
 
 def times(options: argparse.Namespace) -> None:
     """Processor time by state size, us."""
-    print(f"{'':>15}  {'forecast':^17}  {'the first':^17}  {'no delay':>8}  {'load':>6}  {'Python':>9}  {'ratio':>6}")
+    print(f"{'':>15}  {'forecast':^17}  {'the first':^17}  {'no delay':>8}  {'load':>6}")
     head = f"{'p50':>8} {'p99':>8}"
-    print(f"{'running+waiting':>15}  {head}  {head}  {'p50':>8}  {'p50':>6}  {'mean':>9}")
+    print(f"{'running+waiting':>15}  {head}  {head}  {'p50':>8}  {'p50':>6}")
     for running, waiting in SIZES:
         rng = random.Random(options.seed)
         parameters = limits(running, pressure=options.pressure)
@@ -59,10 +58,6 @@ def times(options: argparse.Namespace) -> None:
             report("forecast", f"{' / '.join(percentiles(compiled['again']).split())} µs")
         row = f"{running:>8}+{waiting:<6}  {percentiles(compiled['again'])}  {percentiles(compiled['first'])}"
         row += f"  {statistics.median(compiled['bare']):8.1f}  {statistics.median(compiled['load']):6.1f}"
-        if options.reference_questions:
-            plain = measured(Forecaster(cost, parameters, native=False), states, options.reference_questions, rng)
-            mean = statistics.mean(plain["again"])
-            row += f"  {mean:9.0f}  {mean / statistics.mean(compiled['first']):6.0f}"
         print(row, flush=True)
 
 

@@ -22,13 +22,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from millrace.contracts.kv import KvPlane, KvRank
-from millrace.kvcopy import native
 from millrace.kvcopy.checksum import BlockChecksums
 from millrace.kvcopy.copier_port import CopyPlan, Link
 from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.memory import SharedRegion
 from millrace.kvcopy.plan import Planner
-from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier, copy_mapped
+from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier, copy_pieces
 
 SEED = 1
 MIB = 1 << 20
@@ -43,9 +42,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    print(
-        f"seed {SEED}, {arguments.rounds} rounds, compiled: {native.AVAILABLE}, load {load:.1f}; GB/s (share of memcpy)"
-    )
+    print(f"seed {SEED}, {arguments.rounds} rounds, load {load:.1f}; GB/s (share of memcpy)")
     with tempfile.TemporaryDirectory() as folder:
         _copies(Path(folder), bytes_=arguments.mib * MIB, rounds=arguments.rounds)
     _planner()
@@ -71,7 +68,7 @@ def _copies(folder: Path, *, bytes_: int, rounds: int) -> None:
     for pieces in PIECES:
         plan = shuffled(pieces, bytes_)
         whole = partial(np.copyto, region.view[: plan.bytes], source[: plan.bytes])
-        ways: list[Callable[[], object]] = [whole, partial(copy_mapped, plan, source, region.view, (0, 0), bytes_)]
+        ways: list[Callable[[], object]] = [whole, partial(copy_pieces, plan, source, region.view, (0, 0), bytes_)]
         ways += [partial(carry_out, link, plan) for link in links.values()]
         memcpy, *others = [plan.bytes / seconds / 1e9 for seconds in _best(ways, rounds)]
         told = " ".join(f"{rate:>9.1f} ({rate / memcpy:3.0%})" for rate in others)

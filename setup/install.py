@@ -4,7 +4,7 @@
     .venv/bin/python setup/install.py --for test -- tests/unit
 
 Layers: ``control`` is everything but vLLM (seconds), ``dev`` is checks and tests, ``engine`` is torch and vLLM
-(minutes). The control layer also builds ``native/``, and goes on without where there is no C++ compiler. With ``--for
+(minutes). The control layer also builds ``native/``, which needs a C++ compiler. With ``--for
 VERB`` the verb's own arguments decide: modelled engines need no vLLM. A stamp per layer holds a hash of what it was
 installed from, so an up-to-date environment costs one file read per layer.
 
@@ -47,7 +47,7 @@ PROGRESS_SECONDS = 30
 ENGINELESS_TESTS = ("tests/unit", "tests/sim", "tests/live", "tests/tidy")
 
 
-class SystemLibraryMissing(Exception):
+class SystemPartMissing(Exception):
     """Something that no Python package brings; the text says what and how to get it."""
 
 
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
         return _explain(f"pip did not finish within {PIP_SECONDS_MAX} s")
     except subprocess.CalledProcessError as failure:
         return _explain(f"pip ended with status {failure.returncode}")
-    except SystemLibraryMissing as missing:
+    except SystemPartMissing as missing:
         print(f"setup: failed: {missing}", file=sys.stderr)
         return 1
     except OSError as failure:
@@ -126,7 +126,7 @@ def _install_layer(layer: str) -> None:
         _once("control", _hash_of("setup/locks/control.txt"), _install_control)
         # The entry points are written at install time; the code itself is read from the tree.
         _once("millrace", _package_hash(), _install_millrace)
-        _build_native_once()
+        _build_native()
     elif layer == "dev":
         _once("dev", _hash_of("setup/locks/control.txt", "setup/locks/dev.txt"), _install_dev)
     elif layer == "cpu":
@@ -178,38 +178,24 @@ def _require_libnuma() -> None:
     try:
         ctypes.CDLL("libnuma.so.1")
     except OSError as failure:
-        raise SystemLibraryMissing(
+        raise SystemPartMissing(
             "vLLM's CPU kernels need libnuma.so.1, which is not on this machine; get it with "
             "'apt-get install libnuma1' or 'dnf install numactl-libs', then run the same command again"
         ) from failure
 
 
-def _build_native_once() -> None:
-    """Builds the native module, or says why it is not there: everything works without, forecasts take longer."""
-    if not NATIVE.exists():
-        return  # an image that is only made of Python
-    stamp, wanted = STAMPS / "native", _native_hash()
-    known = stamp.read_text() if stamp.exists() else ""
-    if not known.startswith(wanted):
-        stamp.unlink(missing_ok=True)
-        known = wanted + _why_no_native()
-        stamp.write_text(known)
-    if reason := known.removeprefix(wanted):
-        print(f"setup: native module not built: {reason}; forecasts run in Python, slower", file=sys.stderr)
+def _build_native() -> None:
+    if NATIVE.exists():  # not in an image that has it as a wheel
+        _once("native", _native_hash(), _install_native)
 
 
-def _why_no_native() -> str:
-    """Builds it. Returns why that did not work, else nothing."""
-    # One built from other sources might not fit the Python beside it.
-    _quietly("uninstall", "--yes", "millrace-native")
+def _install_native() -> None:
     if _compiler() is None:
-        return "no C++ compiler on this machine (g++ or clang++, C++20)"
-    try:
-        _pip("the native module (a minute)", "--no-deps", "--no-build-isolation", "./native")
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        failed = [line.strip() for line in LOG.read_text(errors="replace").splitlines() if "error" in line.lower()]
-        return f"{failed[0][:160] if failed else 'the build failed'} (all of it: pip install ./native)"
-    return ""
+        raise SystemPartMissing(
+            "forecasts and copies of KV are compiled, and there is no C++ compiler (C++20) on this machine; get one "
+            "with 'apt-get install g++' or 'dnf install gcc-c++', or name yours in CXX, then run the same command again"
+        )
+    _pip("the native module (a minute)", "--no-deps", "--no-build-isolation", "--force-reinstall", "./native")
 
 
 def _compiler() -> str | None:
@@ -281,12 +267,6 @@ def _pip(what: str, *arguments: str) -> None:
                 process.wait(timeout=30)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-
-
-def _quietly(*arguments: str) -> None:
-    """Runs pip for something whose failure changes nothing."""
-    command = [sys.executable, "-m", "pip", *arguments, "--quiet", "--disable-pip-version-check"]
-    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=PIP_SECONDS_MAX, check=False)
 
 
 def _wait_with_progress(process: subprocess.Popen[bytes], what: str, began: float) -> None:

@@ -148,12 +148,12 @@ def _total(tiers: Sequence[TierCapacity], latency_s: float, gpus: int) -> tuple[
     return tuple(needs)
 
 
-def service_of(deployment: TierDeployment, *, native: bool = True) -> TierService | None:
+def service_of(deployment: TierDeployment) -> TierService | None:
     """Simulation of a tier for ``chain_latencies``; None for one without replicas."""
-    return partial(serve_tier, deployment=deployment, native=native) if deployment.replicas else None
+    return partial(serve_tier, deployment=deployment) if deployment.replicas else None
 
 
-def serve_tier(requests: Sequence[ReplicaRequest], deployment: TierDeployment, *, native: bool = True) -> list[int]:
+def serve_tier(requests: Sequence[ReplicaRequest], deployment: TierDeployment) -> list[int]:
     """End of each request on one tier's replicas, ns.
 
     Replicas take turns in proportion to their planned rates (smooth weighted round robin).
@@ -169,7 +169,7 @@ def serve_tier(requests: Sequence[ReplicaRequest], deployment: TierDeployment, *
         parts[index].append(position)
     ends = [0] * len(requests)
     for (shape, _), part in zip(replicas, parts, strict=True):
-        served = serve([requests[position] for position in part], shape, native=native) if part else []
+        served = serve([requests[position] for position in part], shape) if part else []
         for position, end in zip(part, served, strict=True):
             ends[position] = end
     return ends

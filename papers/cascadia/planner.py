@@ -181,12 +181,12 @@ class CascadePlanner:
         return TierCapacity(curves, rate)
 
     def simulated(self, design: CascadeDesign) -> CascadeDesign:
-        tiers = [service_of(each, native=self.model.native) for each in design.deployments]
+        tiers = [service_of(each) for each in design.deployments]
         return replace(design, p95_s=self.problem.p95_s(design.routed, tiers, seed=self.model.seed))
 
     def thresholds_on(self, deployments: Sequence[TierDeployment]) -> ThresholdPlanner:
         """The core's planner of thresholds, for replicas as they are."""
-        return ThresholdPlanner(self.problem, [service_of(each, native=self.model.native) for each in deployments])
+        return ThresholdPlanner(self.problem, [service_of(each) for each in deployments])
 
 
 def _not_beaten(designs: Sequence[CascadeDesign], quality_of: Callable[[Routed], float]) -> list[CascadeDesign]:

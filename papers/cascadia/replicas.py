@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 from millrace.cascade.chain import NS, PERCENTILE
 from millrace.cascade.sample import Integers
-from millrace.enginemodel.forecast.native import native_runs
 from millrace.enginemodel.forecast.question import ReplicaRequest
-from millrace.enginemodel.forecast.replica import simulate_replica
+from millrace.enginemodel.forecast.replica import replica_runs
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
 
@@ -89,13 +88,11 @@ class ReplicaModel:
 
     Attributes:
         seed: Of arrivals; the same draws are used at every rate.
-        native: Whether the compiled engine model may be used.
         runs: Simulations so far.
     """
 
     seed: int = 0
     requests: int = RUN_REQUESTS
-    native: bool = True
     runs: int = 0
     _curves: dict[tuple[bytes, int], tuple[ReplicaShape, RateCurve | None]] = field(default_factory=dict)
 
@@ -118,7 +115,7 @@ class ReplicaModel:
         order = [rng.randrange(workload.count) for _ in range(self.requests)]
         lengths = [(int(workload.prompt_tokens[index]), int(workload.output_tokens[index])) for index in order]
         gaps = [rng.expovariate(1.0) for _ in lengths]
-        ends_of = replica_runs(shape, native=self.native)
+        ends_of = shape_runs(shape)
 
         def p95_s(rate: float) -> float:
             arrivals = _arrivals(gaps, rate)
@@ -133,33 +130,24 @@ class ReplicaModel:
         return RateCurve(tuple(rates), tuple(np.maximum.accumulate(latencies).tolist()))
 
 
-def replica_runs(shape: ReplicaShape, *, native: bool = True) -> Callable[[Sequence[tuple[int, int, int]]], list[int]]:
+def shape_runs(shape: ReplicaShape) -> Callable[[Sequence[tuple[int, int, int]]], list[int]]:
     """Runs of one replica: from (arrival ns, prompt tokens, output tokens) in order of arrival to the requests' ends,
     ns. The lanes of a pipeline take turns.
     """
-    run = native_runs(shape.cost, shape.parameters) if native else None
-    if run is None:
-        return lambda rows: serve([ReplicaRequest(*row) for row in rows], shape, native=False)
-    compiled = run
+    run = replica_runs(shape.cost, shape.parameters)
 
     def ends(rows: Sequence[tuple[int, int, int]]) -> list[int]:
         found = [0] * len(rows)
         for lane in range(shape.pipeline):
-            found[lane :: shape.pipeline] = [end for _, end in compiled([(*row, 0) for row in rows[lane :: shape.pipeline]])]
+            found[lane :: shape.pipeline] = [end for _, end in run([(*row, 0) for row in rows[lane :: shape.pipeline]])]
         return found
 
     return ends
 
 
-def serve(requests: Sequence[ReplicaRequest], shape: ReplicaShape, *, native: bool = True) -> list[int]:
-    """End of each request on one replica, ns; the lanes of a pipeline take turns."""
-    ends = [0] * len(requests)
-    for lane in range(shape.pipeline):
-        indices = range(lane, len(requests), shape.pipeline)
-        served = simulate_replica([requests[index] for index in indices], shape.cost, shape.parameters, native=native)
-        for index, one in zip(indices, served, strict=True):
-            ends[index] = one.end_ns
-    return ends
+def serve(requests: Sequence[ReplicaRequest], shape: ReplicaShape) -> list[int]:
+    """End of each request on one replica, ns."""
+    return shape_runs(shape)([(each.at_ns, each.prompt_tokens, each.output_tokens) for each in requests])
 
 
 def _arrivals(gaps: Sequence[float], rate: float) -> list[int]:

@@ -40,9 +40,7 @@ class Outcomes:
     quality: Floats
 
 
-def run_timeline(
-    requests: JudgedSample, arrivals_ns: Sequence[int], timeline: Timeline, *, native: bool = True
-) -> Outcomes:
+def run_timeline(requests: JudgedSample, arrivals_ns: Sequence[int], timeline: Timeline) -> Outcomes:
     """Serve request i, which arrives at ``arrivals_ns[i]`` (rising), with the answers of row i.
 
     Raises:
@@ -61,7 +59,7 @@ def run_timeline(
             for i in open_
         ]
         passed = []
-        for index, end in zip(open_, serve_tier(arriving, timeline.tiers[tier], native=native), strict=True):
+        for index, end in zip(open_, serve_tier(arriving, timeline.tiers[tier]), strict=True):
             ready[index], answered[index] = end, tier
             if tier == used[-1]:
                 continue

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millrace.actor.deps import ActorDeps
-from millrace.enginemodel.forecast import NATIVE
 from millrace.enginemodel.registered import load_step_times
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.telemetry import Telemetry
@@ -43,5 +42,5 @@ def with_step_times(config: BrokerConfig, deps: ActorDeps, telemetry: Telemetry)
     step_times, unreadable = load_step_times(config.step_times)
     for name, error in unreadable.items():
         telemetry.logger.error("step_time_unreadable", step_time=name, error=error)
-    telemetry.logger.info("trading", native=NATIVE, policy=config.trading.policy, step_times=sorted(step_times))
+    telemetry.logger.info("trading", policy=config.trading.policy, step_times=sorted(step_times))
     return BrokerDeps(**vars(deps), step_times=step_times)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from millrace.actor.deps import ActorDeps
-from millrace.enginemodel.forecast import NATIVE
 from millrace.enginemodel.registered import load_step_times
 from millrace.telemetry import Telemetry
 
@@ -16,5 +15,5 @@ def with_step_times(config: PredictorConfig, deps: ActorDeps, telemetry: Telemet
     step_times, unreadable = load_step_times(config.step_times)
     for name, error in unreadable.items():
         telemetry.logger.error("step_time_unreadable", step_time=name, error=error)
-    telemetry.logger.info("forecasting", native=NATIVE, step_times=sorted(step_times))
+    telemetry.logger.info("forecasting", step_times=sorted(step_times))
     return PredictorDeps(**vars(deps), step_times=step_times)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from millrace.contracts.kv import KvPlane, KvRank
-from millrace.kvcopy.checksum import checksums
+from millrace.kvcopy.checksum import BlockChecksums
 
 from services.worker.vllm_engine.kv_memory import KvAllocation, KvMemory, on_device
 
@@ -16,7 +16,7 @@ def test_checksums_by_way_of_the_host_are_those_of_the_host() -> None:
     memory = KvMemory(
         address=0, size=4096, device=0, shared=None, tensor=torch.from_numpy(data.copy()).view(torch.int8)
     )
-    expected = checksums(data, KvRank(planes=planes, region_bytes=4096), [3, 0, 5])
+    expected = BlockChecksums(data, KvRank(planes=planes, region_bytes=4096)).of([3, 0, 5])
     assert memory.checksums(planes, [3, 0, 5]) == expected
     assert memory.checksums(planes, []) == []
 

@@ -7,30 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from millrace.kvcache import native
 from millrace.kvcache.segment_pool import SegmentPool
 from millrace.kvcache.segments import HIT_WINDOW, WINDOW, runs
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.worker.vllm_engine.segment_queue import CompiledSegmentQueue, SegmentQueue, install, new_blocks
+from services.worker.vllm_engine.segment_queue import SegmentQueue, install, new_blocks
 
 BLOCKS = 300
-KINDS = [
-    SegmentQueue,
-    pytest.param(
-        CompiledSegmentQueue, marks=pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built here")
-    ),
-]
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Any:
-    """Each of the two queues."""
-    return request.param
-
-
-def pool(kind: Any = None, *, window: int | None = None) -> BlockPool:
+def pool(kind: type[SegmentQueue] | None = None, *, window: int | None = None) -> BlockPool:
     """A pool with prefix caching, its queue replaced where a kind is given."""
     made = BlockPool(BLOCKS, True, 32)
     if kind is not None:
@@ -105,30 +92,23 @@ class Requests:
 
 
 def check(made: BlockPool) -> None:
-    """Counts, links and order of the queue agree with the blocks' references."""
+    """Counts and order of the queue agree with the blocks' references."""
     ids = free_ids(made)
     assert len(ids) == len(set(ids)) == made.get_num_free_blocks() == made.free_block_queue.num_free_blocks
     assert set(ids) == {block.block_id for block in made.blocks if block.ref_cnt == 0 and not block.is_null}
-    if isinstance(made.free_block_queue, CompiledSegmentQueue):
-        return
-    backwards, block = [], made.free_block_queue.fake_free_list_tail.prev_free_block
-    while block is not None and block.block_id >= 0:
-        backwards.append(block.block_id)
-        block = block.prev_free_block
-    assert backwards[::-1] == ids
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_free_and_held_blocks_make_up_the_pool_after_every_step(kind: Any, seed: int) -> None:
-    requests = Requests(pool(kind), seed)
+def test_free_and_held_blocks_make_up_the_pool_after_every_step(seed: int) -> None:
+    requests = Requests(pool(SegmentQueue), seed)
     for _ in range(600):
         requests.step()
         check(requests.pool)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_as_many_blocks_are_free_as_with_vllms_own_queue_whatever_happens(kind: Any, seed: int) -> None:
-    stock, segments = Requests(pool(), seed), Requests(pool(kind, window=0), seed)
+def test_as_many_blocks_are_free_as_with_vllms_own_queue_whatever_happens(seed: int) -> None:
+    stock, segments = Requests(pool(), seed), Requests(pool(SegmentQueue, window=0), seed)
     for _ in range(600):
         stock.step()
         segments.step()
@@ -136,8 +116,8 @@ def test_as_many_blocks_are_free_as_with_vllms_own_queue_whatever_happens(kind: 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_without_looking_ahead_the_same_blocks_are_lost_and_the_same_prefixes_found(kind: Any, seed: int) -> None:
-    stock, segments = Requests(pool(), seed), Requests(pool(kind, window=0), seed)
+def test_without_looking_ahead_the_same_blocks_are_lost_and_the_same_prefixes_found(seed: int) -> None:
+    stock, segments = Requests(pool(), seed), Requests(pool(SegmentQueue, window=0), seed)
     for _ in range(600):
         stock.step()
         segments.step()
@@ -147,9 +127,9 @@ def test_without_looking_ahead_the_same_blocks_are_lost_and_the_same_prefixes_fo
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_only_the_first_of_the_queue_are_taken_and_the_rest_keeps_its_order(kind: Any, seed: int) -> None:
+def test_only_the_first_of_the_queue_are_taken_and_the_rest_keeps_its_order(seed: int) -> None:
     made = pool()
-    queue = watched(kind)(made.free_block_queue.get_all_free_blocks(), made.blocks)
+    queue = Watched(made.free_block_queue.get_all_free_blocks(), made.blocks)
     made.free_block_queue = queue
     requests = Requests(made, seed)
     for _ in range(600):
@@ -157,35 +137,32 @@ def test_only_the_first_of_the_queue_are_taken_and_the_rest_keeps_its_order(kind
     assert max(queue.furthest) > HIT_WINDOW, "it never looked ahead: nothing was tested"
 
 
-def watched(kind: Any) -> Any:
+class Watched(SegmentQueue):
     """The queue, with what is promised checked at every allocation."""
 
-    class Watched(kind):
-        def __init__(self, free: list[KVCacheBlock], blocks: list[KVCacheBlock]) -> None:
-            super().__init__(free, blocks)
-            self.furthest: list[int] = []
-            self.hit: set[int] = set()
+    def __init__(self, free: list[KVCacheBlock], blocks: list[KVCacheBlock]) -> None:
+        super().__init__(free, blocks)
+        self.furthest: list[int] = []
+        self.hit: set[int] = set()
 
-        def popleft_n(self, n: int) -> list[KVCacheBlock]:
-            before = [block.block_id for block in self.get_all_free_blocks()]
-            taken: list[KVCacheBlock] = super().popleft_n(n)
-            gone = {block.block_id for block in taken}
-            assert [block.block_id for block in self.get_all_free_blocks()] == [it for it in before if it not in gone]
-            for block in gone:
-                assert before.index(block) < n + (HIT_WINDOW if block in self.hit else WINDOW)
-            self.hit -= gone
-            self.furthest.append(max(before.index(block) for block in gone) - n)
-            return taken
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        before = [block.block_id for block in self.get_all_free_blocks()]
+        taken: list[KVCacheBlock] = super().popleft_n(n)
+        gone = {block.block_id for block in taken}
+        assert [block.block_id for block in self.get_all_free_blocks()] == [it for it in before if it not in gone]
+        for block in gone:
+            assert before.index(block) < n + (HIT_WINDOW if block in self.hit else WINDOW)
+        self.hit -= gone
+        self.furthest.append(max(before.index(block) for block in gone) - n)
+        return taken
 
-        def remove(self, block: KVCacheBlock) -> None:
-            super().remove(block)
-            self.hit.add(block.block_id)
-
-    return Watched
+    def remove(self, block: KVCacheBlock) -> None:
+        super().remove(block)
+        self.hit.add(block.block_id)
 
 
-def test_requests_lie_in_far_fewer_runs_than_with_vllms_own_queue(kind: Any) -> None:
-    stock, segments = Requests(pool(), 1), Requests(pool(kind), 1)
+def test_requests_lie_in_far_fewer_runs_than_with_vllms_own_queue() -> None:
+    stock, segments = Requests(pool(), 1), Requests(pool(SegmentQueue), 1)
     for _ in range(3000):
         stock.step()
         segments.step()
@@ -193,8 +170,8 @@ def test_requests_lie_in_far_fewer_runs_than_with_vllms_own_queue(kind: Any) -> 
     assert sum(segments.last_runs[late]) * 2 < sum(stock.last_runs[late])
 
 
-def test_every_call_of_the_queue_does_what_vllms_own_does(kind: Any) -> None:
-    made = pool(kind)
+def test_every_call_of_the_queue_does_what_vllms_own_does() -> None:
+    made = pool(SegmentQueue)
     queue = made.free_block_queue
     first = queue.popleft()
     assert first.block_id == 1
@@ -215,17 +192,17 @@ def test_every_call_of_the_queue_does_what_vllms_own_does(kind: Any) -> None:
         queue.popleft()
 
 
-def test_the_compiled_queue_is_installed_where_it_is_built() -> None:
+def test_the_queue_is_installed_with_the_same_blocks() -> None:
     made = pool()
     before = free_ids(made)
     install(SimpleNamespace(block_pool=made, coordinator=SimpleNamespace(single_type_managers=[])))
-    assert isinstance(made.free_block_queue, CompiledSegmentQueue if native.AVAILABLE else SegmentQueue)
+    assert isinstance(made.free_block_queue, SegmentQueue)
     assert free_ids(made) == before
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_modelled_pool_hands_out_the_very_blocks_that_vllm_does(kind: Any, seed: int) -> None:
-    rng, made, model = random.Random(seed), pool(kind), SegmentPool(BLOCKS - 1, caching=True)
+def test_the_modelled_pool_hands_out_the_very_blocks_that_vllm_does(seed: int) -> None:
+    rng, made, model = random.Random(seed), pool(SegmentQueue), SegmentPool(BLOCKS - 1, caching=True)
     tables: list[list[int]] = []
     looked_up = 0
     for number in range(1500):

@@ -51,17 +51,10 @@ def test_an_unknown_engine_layer_is_refused_by_name(install: ModuleType, monkeyp
         install._layers_for(["control", "engine"])
 
 
-def test_without_a_compiler_the_native_module_is_left_out_with_one_line_each_time(
-    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
-    removed: list[tuple[str, ...]] = []
-    monkeypatch.setattr(install, "STAMPS", tmp_path)
-    monkeypatch.setattr(install, "_quietly", lambda *words: removed.append(words))
+def test_without_a_compiler_set_up_ends_and_says_what_to_install(install: ModuleType, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    for _ in range(2):
-        install._build_native_once()
-        assert "native module not built: no C++ compiler" in capfd.readouterr().err
-    assert removed == [("uninstall", "--yes", "millrace-native")], "tried once"
+    with pytest.raises(install.SystemPartMissing, match="apt-get install g"):
+        install._install_native()
 
 
 def test_the_native_module_is_built_again_when_its_sources_or_the_compiler_change(
@@ -71,15 +64,11 @@ def test_the_native_module_is_built_again_when_its_sources_or_the_compiler_chang
     (tmp_path / "native").mkdir()
     (tmp_path / "stamps").mkdir()
     source = tmp_path / "native/source.cpp"
-    source.write_text("one")
     for name, value in (("ROOT", tmp_path), ("NATIVE", tmp_path / "native"), ("STAMPS", tmp_path / "stamps")):
         monkeypatch.setattr(install, name, value)
-    monkeypatch.setattr(install, "_why_no_native", lambda: built.append(source.read_text()) or "")
-    monkeypatch.setattr(install, "_compiler", lambda: "/usr/bin/c++")
-    install._build_native_once()
-    install._build_native_once()
-    source.write_text("two")
-    install._build_native_once()
-    monkeypatch.setattr(install, "_compiler", lambda: "/usr/bin/clang++")
-    install._build_native_once()
+    monkeypatch.setattr(install, "_install_native", lambda: built.append(source.read_text()))
+    for text, compiler in (("one", "c++"), ("one", "c++"), ("two", "c++"), ("two", "clang++")):
+        source.write_text(text)
+        monkeypatch.setattr(install, "_compiler", lambda found=compiler: found)
+        install._build_native()
     assert built == ["one", "two", "two"]

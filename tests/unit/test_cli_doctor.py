@@ -99,7 +99,7 @@ def test_the_outlook_follows_from_the_facts(facts: MachineFacts, engine: str, en
         (with_(LAPTOP, vllm="", vllm_build=""), "vLLM", Level.NOTE),
         (with_(NODE, vllm_build="cpu"), "vLLM", Level.NOTE),
         (with_(LAPTOP, vllm_build="cuda"), "vLLM", Level.NOTE),
-        (with_(LAPTOP, native=[]), "compiled modules", Level.NOTE),
+        (with_(LAPTOP, native=[]), "compiled modules", Level.MISSING),
         (with_(NODE, native=["kvcopy"]), "CUDA copier", Level.NOTE),
         (with_(LAPTOP, nixl=""), "NIXL", Level.NOTE),
         (with_(LAPTOP, ptrace_scope=2), "cross-memory attach", Level.NOTE),

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from millrace.actor.engine import EngineSequence, EngineSnapshot
+from millrace.actor.engine import EngineSequence, EngineSnapshot, EngineStepped
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.forecast import (
-    NATIVE,
-    Candidate,
-    Forecast,
-    Forecaster,
-    forecast,
-)
+from millrace.enginemodel.forecast import Candidate, Forecast, Forecaster
 from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime
 
 from tests.testbed.messages import plain_snapshot
+from tests.unit.forecast_states import random_cost, random_parameters
 
 AT_NS = 1_700_000_000_000_000_000
 STEP_NS = 1000
 CONSTANT = StepCost(fixed=STEP_NS * FS_PER_NS)
 PARAMETERS = EngineParameters(max_model_len=128, block_size=4, blocks_total=64, max_sequences=8, token_budget=32)
-NEEDS_NATIVE = pytest.mark.skipif(not NATIVE, reason="the native module is not built here (native/README.md)")
 
 
 def snapshot(
@@ -59,8 +54,18 @@ def waiting(name: str, prompt: int, **changes: Any) -> SequenceStatus:
     return msgspec.structs.replace(status, **changes)
 
 
-def ask(state: StatusSnapshot, candidate: Candidate, **changes: Any) -> Forecast:
-    return forecast(state, candidate, CONSTANT, PARAMETERS, **{"now_ns": AT_NS, **changes})
+def ask(
+    state: StatusSnapshot,
+    candidate: Candidate,
+    cost: StepCost = CONSTANT,
+    parameters: EngineParameters = PARAMETERS,
+    *,
+    now_ns: int = AT_NS,
+) -> Forecast:
+    forecaster = Forecaster(cost, parameters)
+    forecaster.load(state)
+    forecaster.advance(now_ns)
+    return forecaster.forecast(candidate)
 
 
 def test_an_idle_engine_starts_the_candidate_at_once() -> None:
@@ -122,34 +127,74 @@ def test_a_sequence_past_half_of_its_prediction_goes_on_for_that_half(expected: 
         assert lengths.of_candidate(candidate) == length
 
 
-@pytest.mark.parametrize("seed", range(40))
+class Costing:
+    """A step-time model that is a cost of any form."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self.exact = cost
+
+    def cost(self, parameters: EngineParameters) -> StepCost:
+        return self.exact
+
+
+@pytest.mark.parametrize("seed", range(300))
 def test_a_forecast_with_true_lengths_is_what_the_engine_then_does(seed: int) -> None:
+    """Beside two engines in the same state: one takes the candidate, and a placement before it, the other does not."""
     rng = random.Random(seed)
-    parameters = EngineParameters(
-        max_model_len=256,
-        block_size=16,
-        blocks_total=rng.choice((20, 40, 200)),
-        max_sequences=rng.choice((4, 16)),
-        token_budget=rng.choice((32, 256)),
-        long_prefill_token_threshold=rng.choice((0, 24)),
-        prefix_caching=False,
+    parameters, cost = random_parameters(rng), random_cost(rng)
+    sequences = [sequence(rng, f"{index}.0", total=parameters.max_model_len) for index in range(rng.choice((0, 5, 20)))]
+    steps, limit = rng.randrange(60), rng.choice((0, 0, 24, 100))
+    engines, state = [], snapshot()
+    for _ in range(2):
+        engine, now_ns = ModelledEngine(parameters, Costing(cost)), AT_NS
+        for each in sequences:
+            assert engine.add(each) is None
+        for _ in range(steps):
+            done = engine.step(now_ns)
+            now_ns += done[1] if done else 0
+        engine.limit_step(limit)
+        state = published(engine.snapshot(now_ns))
+        engines.append(engine)
+    before, asked = [sequence(rng, name, total=parameters.max_model_len) for name in ("placed.0", "asked.0")]
+    placed = [before] * rng.randrange(2)
+    forecaster = Forecaster(cost, parameters)
+    forecaster.load(state)
+    for each in placed:
+        forecaster.add(each.sequence, candidate_of(each), now_ns)
+    forecaster.advance(now_ns)
+    answer = forecaster.forecast(candidate_of(asked))
+    assert forecaster.forecast(candidate_of(asked), with_delay=False) == msgspec.structs.replace(
+        answer, others_delay_ns=0
     )
-    step_time = LinearStepTime(fixed=1000.0, per_decode=50.0, per_prefill_token=20.0, per_context_token=2.0)
-    engine = ModelledEngine(parameters, step_time)
-    for index in range(rng.randrange(20)):
-        assert engine.add(sequence(rng, f"{index}.0")) is None
-    now_ns, done = AT_NS, None
-    for _ in range(rng.randrange(60)):
-        done = engine.step(now_ns)
-        now_ns += done[1] if done else 0
-    engine.limit_step(rng.choice((0, 24, 100)))
-    state = published(engine.snapshot(now_ns))
-    asked = sequence(rng, "asked.0")
-    candidate = Candidate(
-        prompt_tokens=len(asked.prompt_token_ids), expected_output_tokens=asked.expected_output_tokens
+    preempted = state.preemptions
+    without, with_ = (
+        _tokens(each, more, now_ns) for each, more in zip(engines, (placed, [*placed, asked]), strict=True)
     )
-    answer = forecast(state, candidate, engine.cost, parameters, now_ns=now_ns)
-    assert (answer.ttft_ns, answer.e2e_ns) == _served(engine, asked, now_ns)
+    others = [name for name in with_ if name != "asked.0"]
+    assert answer.others == len(others)
+    first_ns, last_ns = with_["asked.0"][0] - now_ns, with_["asked.0"][-1] - now_ns
+    # The engine rounds each step to a nanosecond and carries the rest over from before the snapshot.
+    assert (answer.ttft_ns, answer.e2e_ns) == pytest.approx((first_ns, last_ns), abs=2)
+    delay_ns = sum(with_[name][-1] - without[name][-1] for name in others)
+    assert answer.others_delay_ns == pytest.approx(delay_ns, abs=2 * len(others) + 1)
+    pauses = [later - sooner for sooner, later in pairwise(with_["asked.0"])]
+    assert answer.tpot_worst_ns == pytest.approx(max(pauses, default=0), abs=2)
+    if last_ns == max(times[-1] for times in with_.values()) - now_ns and not preempted:
+        assert answer.preemptions == engines[1].snapshot(0).preemptions
+
+
+def _tokens(engine: ModelledEngine, more: list[EngineSequence], now_ns: int) -> dict[str, list[int]]:
+    """When each sequence gets its tokens if these come while the next step is under way, as messages do."""
+    duration_ns = engine.begin_step(now_ns)
+    assert [engine.add(each) for each in more] == [None] * len(more)
+    times: dict[str, list[int]] = {}
+    if duration_ns is not None:
+        now_ns += duration_ns
+        note(times, engine.complete_step(now_ns), now_ns)
+    while (done := engine.step(now_ns)) is not None:
+        now_ns += done[1]
+        note(times, done[0], now_ns)
+    return times
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -165,11 +210,8 @@ def test_with_steps_scheduled_ahead_a_candidate_starts_one_step_later(seed: int)
         assert done is not None
         now_ns += done[1]
     asked = sequence(rng, "asked.0")
-    candidate = Candidate(
-        prompt_tokens=len(asked.prompt_token_ids), expected_output_tokens=asked.expected_output_tokens
-    )
     state = published(engine.snapshot(now_ns))
-    answer = forecast(state, candidate, engine.cost, parameters, now_ns=now_ns + 1)
+    answer = ask(state, candidate_of(asked), engine.cost, parameters, now_ns=now_ns + 1)
     assert answer.ttft_ns + 1 == _served(engine, asked, now_ns)[0]
 
 
@@ -187,11 +229,20 @@ def _served(engine: ModelledEngine, asked: EngineSequence, now_ns: int) -> tuple
     return times[0], times[-1]
 
 
-def sequence(rng: random.Random, name: str, *, output_min: int = 1) -> EngineSequence:
-    output = rng.randrange(output_min, 100)
+def note(times: dict[str, list[int]], stepped: EngineStepped, now_ns: int) -> None:
+    for output in stepped.outputs:
+        times.setdefault(output.sequence, []).append(now_ns)
+
+
+def candidate_of(each: EngineSequence) -> Candidate:
+    return Candidate(prompt_tokens=len(each.prompt_token_ids), expected_output_tokens=each.expected_output_tokens)
+
+
+def sequence(rng: random.Random, name: str, *, output_min: int = 1, total: int = 250) -> EngineSequence:
+    output = rng.randrange(output_min, min(100, total // 2))
     return EngineSequence(
         sequence=name,
-        prompt_token_ids=[97] * rng.randrange(1, 150),
+        prompt_token_ids=[97] * rng.randrange(1, min(150, total - output)),
         sampling=Sampling(max_tokens=output, ignore_eos=True),
         expected_output_tokens=output,
     )
@@ -203,9 +254,8 @@ def published(state: EngineSnapshot) -> StatusSnapshot:
     return StatusSnapshot(instance="i", incarnation=1, model="m", **fields)
 
 
-@pytest.mark.parametrize("native", [pytest.param(True, marks=NEEDS_NATIVE), False])
-def test_a_placement_counts_until_a_snapshot_shows_it_or_it_is_forgotten(native: bool) -> None:
-    forecaster = Forecaster(CONSTANT, PARAMETERS, native=native)
+def test_a_placement_counts_until_a_snapshot_shows_it_or_it_is_forgotten() -> None:
+    forecaster = Forecaster(CONSTANT, PARAMETERS)
     placed = Candidate(prompt_tokens=4, expected_output_tokens=9)
     forecaster.add("early.0", placed, AT_NS - 5)
     forecaster.load(snapshot())
@@ -222,9 +272,8 @@ def test_a_placement_counts_until_a_snapshot_shows_it_or_it_is_forgotten(native:
     assert forecaster.forecast(placed).others == 4
 
 
-@pytest.mark.parametrize("native", [pytest.param(True, marks=NEEDS_NATIVE), False])
-def test_a_question_changes_nothing_and_time_may_go_back(native: bool) -> None:
-    forecaster = Forecaster(CONSTANT, PARAMETERS, native=native)
+def test_a_question_changes_nothing_and_time_may_go_back() -> None:
+    forecaster = Forecaster(CONSTANT, PARAMETERS)
     forecaster.load(snapshot([decoding("a.0", 8, 3)]))
     asked = Candidate(prompt_tokens=4, expected_output_tokens=9)
     answers = []
@@ -235,9 +284,8 @@ def test_a_question_changes_nothing_and_time_may_go_back(native: bool) -> None:
     assert (answers[0].ttft_ns, answers[2].ttft_ns) == (1900, 1500)
 
 
-@pytest.mark.parametrize("native", [pytest.param(True, marks=NEEDS_NATIVE), False])
-def test_a_scale_stretches_time(native: bool) -> None:
-    forecaster = Forecaster(CONSTANT, PARAMETERS, native=native)
+def test_a_scale_stretches_time() -> None:
+    forecaster = Forecaster(CONSTANT, PARAMETERS)
     forecaster.load(snapshot())
     forecaster.advance(AT_NS)
     asked = Candidate(prompt_tokens=4, expected_output_tokens=10)
@@ -266,13 +314,7 @@ def test_after_a_preemption_a_cached_prompt_is_computed_again() -> None:
     state = snapshot([decoding("a", 60, 1, max_tokens=60)], blocks=20)
     parameters = msgspec.structs.replace(PARAMETERS, max_model_len=79, token_budget=9)
     cold, warm = (
-        forecast(
-            state,
-            Candidate(prompt_tokens=13, expected_output_tokens=30, cached_tokens=cached),
-            CONSTANT,
-            parameters,
-            now_ns=AT_NS,
-        )
+        ask(state, Candidate(prompt_tokens=13, expected_output_tokens=30, cached_tokens=cached), CONSTANT, parameters)
         for cached in (0, 12)
     )
     assert warm.preemptions == cold.preemptions == 1
@@ -302,5 +344,5 @@ def test_a_forecast_that_knows_the_hits_is_what_an_engine_with_a_cache_then_does
     candidate = Candidate(
         prompt_tokens=len(prompt), expected_output_tokens=asked.expected_output_tokens, cached_tokens=hits
     )
-    answer = forecast(state, candidate, engine.cost, parameters, now_ns=now_ns)
+    answer = ask(state, candidate, engine.cost, parameters, now_ns=now_ns)
     assert (answer.ttft_ns, answer.e2e_ns) == _served(engine, asked, now_ns)

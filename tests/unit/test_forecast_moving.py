@@ -11,7 +11,7 @@ from millrace.actor.engine import EngineSequence, EngineSnapshot
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.forecast import NATIVE, Candidate, Forecaster, JoinForecast, LoadForecast
+from millrace.enginemodel.forecast import Candidate, Forecaster, JoinForecast, LoadForecast
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime
@@ -23,10 +23,6 @@ STEP_NS = 1000
 CONSTANT = StepCost(fixed=STEP_NS * FS_PER_NS)
 PER_DECODE = StepCost(fixed=STEP_NS * FS_PER_NS, decode=100 * FS_PER_NS)
 PARAMETERS = EngineParameters(max_model_len=128, block_size=4, blocks_total=64, max_sequences=8, token_budget=32)
-BOTH = pytest.mark.parametrize(
-    "native",
-    [pytest.param(True, marks=pytest.mark.skipif(not NATIVE, reason="not built here (native/README.md)")), False],
-)
 
 
 def snapshot(
@@ -60,20 +56,18 @@ def waiting(name: str, prompt: int, expected: int = 20) -> SequenceStatus:
 def at(
     state: StatusSnapshot,
     *,
-    native: bool,
     cost: StepCost = CONSTANT,
     parameters: EngineParameters = PARAMETERS,
     now_ns: int = 0,
 ) -> Forecaster:
-    forecaster = Forecaster(cost, parameters, native=native)
+    forecaster = Forecaster(cost, parameters)
     forecaster.load(state)
     forecaster.advance(AT_NS + now_ns)
     return forecaster
 
 
-@BOTH
-def test_a_curve_tells_tokens_blocks_and_ends_at_even_moments(native: bool) -> None:
-    forecaster = at(snapshot([decoding("a.0", 8, 3, expected=5), decoding("b.0", 4, 1, expected=4)]), native=native)
+def test_a_curve_tells_tokens_blocks_and_ends_at_even_moments() -> None:
+    forecaster = at(snapshot([decoding("a.0", 8, 3, expected=5), decoding("b.0", 4, 1, expected=4)]))
     assert forecaster.curve(4000, 5) == LoadForecast(
         spacing_ns=1000,
         tokens=(14, 16, 18, 7, 0),
@@ -86,10 +80,9 @@ def test_a_curve_tells_tokens_blocks_and_ends_at_even_moments(native: bool) -> N
     )
 
 
-@BOTH
-def test_sequences_leave_at_the_boundary_of_their_stage_and_those_beyond_it_stay(native: bool) -> None:
+def test_sequences_leave_at_the_boundary_of_their_stage_and_those_beyond_it_stay() -> None:
     state = snapshot([decoding("a.0", 8, 3), decoding("beyond.0", 30, 2)])
-    forecaster = at(state, native=native)
+    forecaster = at(state)
     assert forecaster.curve(30_000, 4).ended == (0, 0, 2, 2)
     forecaster.set_leave_at(16)  # "a" is 11 long and has 5 steps left until then
     left, stays = forecaster.leave("a.0"), forecaster.leave("beyond.0")
@@ -104,25 +97,22 @@ def test_sequences_leave_at_the_boundary_of_their_stage_and_those_beyond_it_stay
     assert forecaster.curve(8000, 2).ended == (0, 0)
 
 
-@BOTH
 @pytest.mark.parametrize(("horizon_ns", "points"), [(-1, 16), (1000, 1), (1000, 10**6)])
-def test_what_is_no_curve_is_refused(native: bool, horizon_ns: int, points: int) -> None:
+def test_what_is_no_curve_is_refused(horizon_ns: int, points: int) -> None:
     with pytest.raises(ValueError, match="curve"):
-        at(snapshot(), native=native).curve(horizon_ns, points)
+        at(snapshot()).curve(horizon_ns, points)
 
 
-@BOTH
-def test_who_is_not_there_or_has_ended_cannot_leave(native: bool) -> None:
+def test_who_is_not_there_or_has_ended_cannot_leave() -> None:
     state = snapshot([decoding("a.0", 8, 3, expected=5)])
-    assert at(state, native=native).leave("b.0") is None
-    assert at(state, native=native, now_ns=2000).leave("a.0") is not None
-    assert at(state, native=native, now_ns=2001).leave("a.0") is None
-    assert at(snapshot([decoding("full.0", 8, 100)]), native=native).leave("full.0") is None
+    assert at(state).leave("b.0") is None
+    assert at(state, now_ns=2000).leave("a.0") is not None
+    assert at(state, now_ns=2001).leave("a.0") is None
+    assert at(snapshot([decoding("full.0", 8, 100)])).leave("full.0") is None
 
 
-@BOTH
-def test_one_that_comes_with_its_kv_computes_one_token_in_its_first_step(native: bool) -> None:
-    forecaster = at(snapshot(), native=native, now_ns=77)
+def test_one_that_comes_with_its_kv_computes_one_token_in_its_first_step() -> None:
+    forecaster = at(snapshot(), now_ns=77)
     comer = Candidate(prompt_tokens=40, output_tokens=24, expected_output_tokens=26, max_tokens=26)
     assert forecaster.join(comer) == JoinForecast(
         others_delay_ns=0,
@@ -137,20 +127,18 @@ def test_one_that_comes_with_its_kv_computes_one_token_in_its_first_step(native:
     assert forecaster.join(comer, at_ns=AT_NS + 10_077).e2e_ns == 12 * STEP_NS
 
 
-@BOTH
-def test_one_that_comes_slows_the_others_while_it_is_there(native: bool) -> None:
+def test_one_that_comes_slows_the_others_while_it_is_there() -> None:
     state = snapshot([decoding("a.0", 8, 3, expected=23)])
     comer = Candidate(prompt_tokens=8, output_tokens=4, expected_output_tokens=9)
-    answer = at(state, native=native, cost=PER_DECODE, now_ns=100).join(comer)
+    answer = at(state, cost=PER_DECODE, now_ns=100).join(comer)
     assert (answer.start_ns, answer.e2e_ns, answer.pace_ns) == (1000, 1000 + 5 * 1200, 1200)
     assert (answer.others, answer.others_delay_ns, answer.preemptions) == (1, 500, 0)
 
 
-@BOTH
-def test_one_that_comes_waits_for_blocks_and_preempts_nobody_to_get_them(native: bool) -> None:
+def test_one_that_comes_waits_for_blocks_and_preempts_nobody_to_get_them() -> None:
     state = snapshot([decoding(f"{i}.0", 60, 2, expected=7) for i in range(2)], blocks=34)
     comer = Candidate(prompt_tokens=40, output_tokens=2, expected_output_tokens=7)
-    answer = at(state, native=native).join(comer)
+    answer = at(state).join(comer)
     assert (answer.start_ns, answer.preemptions, answer.others_delay_ns) == (5 * STEP_NS, 0, 0)
 
 
@@ -165,7 +153,7 @@ def test_what_leaving_relieves_is_what_the_engine_then_does(seed: int) -> None:
     here = [status.sequence for status in (*state.running, *state.waiting)]
     assert len(here) >= 2, "a seed whose sequences have all ended shows nothing"
     leaver = rng.choice(here)
-    forecaster = Forecaster(engines[0].cost, engines[0].parameters, native=False)
+    forecaster = Forecaster(engines[0].cost, engines[0].parameters)
     forecaster.load(state)
     forecaster.advance(state.at_ns)
     answer = forecaster.leave(leaver)

@@ -1,4 +1,4 @@
-"""CRC-32C: known values, blocks over their planes, the compiled one equal to the reference."""
+"""CRC-32C: known values, any bytes as bit by bit, blocks over their planes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from millrace.contracts.kv import KvPlane, KvRank
-from millrace.kvcopy import native
-from millrace.kvcopy.checksum import BlockChecksums, checksums, crc32c
+from millrace.kvcopy.checksum import BlockChecksums
 from millrace.kvcopy.memory import Bytes
 
-COMPILED = [
-    pytest.param(False, id="reference"),
-    pytest.param(True, id="compiled", marks=pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")),
-]
 POLYNOMIAL = 0x82F63B78
 
 
-def whole(memory: Bytes, *, compiled: bool) -> int:
+def whole(memory: Bytes) -> int:
     """Checksum of all of it, as one block."""
     rank = KvRank(planes=[KvPlane(0, len(memory), len(memory))], region_bytes=len(memory))
-    return BlockChecksums(memory, rank, compiled=compiled).of([0])[0]
+    return BlockChecksums(memory, rank).of([0])[0]
 
 
 def bit_by_bit(data: bytes) -> int:
@@ -37,7 +32,6 @@ def noise(size: int, seed: int = 0) -> Bytes:
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
 @pytest.mark.parametrize(
     ("data", "value"),
     [  # RFC 3720, appendix B.4, and the usual check value
@@ -48,59 +42,50 @@ def noise(size: int, seed: int = 0) -> Bytes:
         (bytes(range(31, -1, -1)), 0x113FDB5C),
     ],
 )
-def test_published_values(compiled: bool, data: bytes, value: int) -> None:
-    assert whole(np.frombuffer(data, np.uint8), compiled=compiled) == value
+def test_published_values(data: bytes, value: int) -> None:
+    assert whole(np.frombuffer(data, np.uint8)) == value
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(min_size=1, max_size=300))
-def test_any_bytes_as_bit_by_bit(compiled: bool, data: bytes) -> None:
-    assert whole(np.frombuffer(data, np.uint8), compiled=compiled) == bit_by_bit(data)
+def test_any_bytes_as_bit_by_bit(data: bytes) -> None:
+    assert whole(np.frombuffer(data, np.uint8)) == bit_by_bit(data)
 
 
-def test_no_bytes_at_all() -> None:
-    assert crc32c(np.zeros(0, np.uint8)) == 0
-
-
-@pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")
 @pytest.mark.parametrize("size", [767, 768, 769, 12_287, 12_288, 12_289, 13_063, 100_003])
-def test_the_compiled_one_is_equal_where_its_lanes_begin_and_end(size: int) -> None:
+def test_lengths_at_which_its_lanes_begin_and_end(size: int) -> None:
     memory = noise(size + 8, seed=size)
     for start in (0, 1, 5):
-        assert whole(memory[start : start + size], compiled=True) == crc32c(memory[start : start + size])
+        assert whole(memory[start : start + size]) == bit_by_bit(memory[start : start + size].tobytes())
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
-def test_a_block_is_its_planes_in_order(compiled: bool) -> None:
+def test_a_block_is_its_planes_in_order() -> None:
     memory = noise(4000)
     planes = [KvPlane(2000, 40, 24), KvPlane(3, 16, 16), KvPlane(1000, 10, 7)]
-    made = BlockChecksums(memory, KvRank(planes=planes, region_bytes=4000), compiled=compiled).of([3, 0, 3])
+    made = BlockChecksums(memory, KvRank(planes=planes, region_bytes=4000)).of([3, 0, 3])
     expected = [
-        crc32c(np.concatenate([memory[p.offset + b * p.stride :][: p.bytes] for p in planes])) for b in (3, 0, 3)
+        bit_by_bit(b"".join(memory[p.offset + b * p.stride :][: p.bytes].tobytes() for p in planes)) for b in (3, 0, 3)
     ]
     assert made == expected
     assert made[0] != made[1]
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
 @settings(max_examples=50, deadline=None)
 @given(bit=st.integers(0, 8 * 4096 - 1))
-def test_one_flipped_bit_changes_it(compiled: bool, bit: int) -> None:
+def test_one_flipped_bit_changes_it(bit: int) -> None:
     memory = noise(4096)
-    before = whole(memory, compiled=compiled)
+    before = whole(memory)
     memory[bit // 8] ^= 1 << bit % 8
-    assert whole(memory, compiled=compiled) != before
+    assert whole(memory) != before
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
 @pytest.mark.parametrize("block", [-1, 10, 1 << 40])
-def test_a_block_outside_the_region_is_refused(compiled: bool, block: int) -> None:
+def test_a_block_outside_the_region_is_refused(block: int) -> None:
     memory = noise(100)
     rank = KvRank(planes=[KvPlane(0, 10, 10)], region_bytes=100)
     with pytest.raises(ValueError, match="outside the region"):
-        BlockChecksums(memory, rank, compiled=compiled).of([9, block])
+        BlockChecksums(memory, rank).of([9, block])
 
 
 def test_no_blocks_have_no_checksums() -> None:
-    assert checksums(noise(10), KvRank(planes=[KvPlane(0, 10, 10)], region_bytes=10), []) == []
+    assert BlockChecksums(noise(10), KvRank(planes=[KvPlane(0, 10, 10)], region_bytes=10)).of([]) == []

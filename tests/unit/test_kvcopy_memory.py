@@ -6,15 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from millrace.kvcopy import native
 from millrace.kvcopy.copier_port import CopierError, CopyPlan
 from millrace.kvcopy.memory import SteppedTransfer, check_bounds
 from millrace.kvcopy.shared_memory_copier import copy_pieces
 
 SIZE = 200
-COPIES = [pytest.param(copy_pieces, id="reference")]
-if native.AVAILABLE:
-    COPIES.append(pytest.param(native.copy_pieces, id="compiled"))
 
 
 def copies_of(pieces: list[tuple[int, int, int]]) -> CopyPlan:
@@ -33,39 +29,22 @@ def plans(draw: st.DrawFn) -> CopyPlan:
     return copies_of(pieces)
 
 
-@pytest.mark.parametrize("copy", COPIES)
 @settings(max_examples=200, deadline=None)
 @given(copies=plans(), step=st.integers(1, 70))
-def test_steps_of_any_size_reach_the_same_bytes(copy, copies: CopyPlan, step: int) -> None:
+def test_steps_of_any_size_reach_the_same_bytes(copies: CopyPlan, step: int) -> None:
     source = np.arange(1, SIZE + 1, dtype=np.uint8)
     target, expected = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
     for here, there, length in zip(copies.source, copies.target, copies.lengths, strict=True):
         expected[there : there + length] = source[here : here + length]
     position, left = (0, 0), copies.bytes
     while left > 0:
-        position = copy(copies, source=source, target=target, position=position, bytes_max=step)
+        position = copy_pieces(copies, source, target, position, step)
         left -= step
         assert np.count_nonzero(target) == copies.bytes - max(left, 0)
     assert position == (copies.descriptors, 0)
     assert np.array_equal(target, expected)
 
 
-@pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")
-@settings(max_examples=200, deadline=None)
-@given(copies=plans(), steps=st.lists(st.integers(1, 70), max_size=10))
-def test_the_compiled_copy_stands_where_the_reference_stands(copies: CopyPlan, steps: list[int]) -> None:
-    source = np.arange(1, SIZE + 1, dtype=np.uint8)
-    targets = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
-    position = (0, 0)
-    for step in steps:
-        one = copy_pieces(copies, source=source, target=targets[0], position=position, bytes_max=step)
-        other = native.copy_pieces(copies, source=source, target=targets[1], position=position, bytes_max=step)
-        assert one == other
-        assert np.array_equal(*targets)
-        position = one
-
-
-@pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")
 @pytest.mark.parametrize(
     ("pieces", "position"),
     [
@@ -80,21 +59,18 @@ def test_the_compiled_copy_stands_where_the_reference_stands(copies: CopyPlan, s
         pytest.param([(0, 0, 5)], (0, -1), id="before the piece's first byte"),
     ],
 )
-def test_the_compiled_copy_refuses_what_would_leave_the_memory(pieces, position) -> None:
+def test_a_copy_refuses_what_would_leave_the_memory(pieces, position) -> None:
     memory, target = np.ones(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
     with pytest.raises(ValueError, match=r"outside a region|none of its plan"):
-        native.copy_pieces(copies_of(pieces), source=memory, target=target, position=position, bytes_max=100)
+        copy_pieces(copies_of(pieces), memory, target, position, 100)
     assert not target.any()
 
 
-@pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")
-def test_the_compiled_copy_writes_to_no_read_only_memory() -> None:
+def test_a_copy_writes_to_no_read_only_memory() -> None:
     target = np.zeros(SIZE, np.uint8)
     target.flags.writeable = False
     with pytest.raises(TypeError):
-        native.copy_pieces(
-            copies_of([(0, 0, 5)]), source=np.ones(SIZE, np.uint8), target=target, position=(0, 0), bytes_max=9
-        )
+        copy_pieces(copies_of([(0, 0, 5)]), np.ones(SIZE, np.uint8), target, (0, 0), 9)
 
 
 @pytest.mark.parametrize("piece", [(91, 0, 10), (0, 41, 10), (-1, 0, 1), (0, -1, 1), (0, 0, 0), (2**63 - 1, 0, 2)])

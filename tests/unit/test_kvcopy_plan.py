@@ -1,4 +1,4 @@
-"""The planner: byte for byte what the naive expansion copies, in the fewest pieces; the compiled one is equal."""
+"""The planner: byte for byte what the naive expansion copies, in the fewest pieces."""
 
 from __future__ import annotations
 
@@ -7,16 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from millrace.contracts.kv import KvPlane, KvRank
-from millrace.kvcopy import native
 from millrace.kvcopy.copier_port import CopyPlan
-from millrace.kvcopy.plan import Planner, plan
+from millrace.kvcopy.plan import Planner
 from millrace.kvcopy.shared_memory_copier import copy_pieces
 
 BLOCKS = 24
-COMPILED = [
-    pytest.param(False, id="reference"),
-    pytest.param(True, id="compiled", marks=pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")),
-]
 
 
 def region(planes: list[KvPlane]) -> KvRank:
@@ -77,7 +72,7 @@ def fewest(pieces: list[tuple[int, int, int]]) -> int:
 
 def carried_out(copies: CopyPlan, source: KvRank, target: KvRank) -> bytes:
     memory, result = contents(source), np.zeros(target.region_bytes, np.uint8)
-    copy_pieces(copies, source=memory, target=result, position=(0, 0), bytes_max=1 << 30)
+    copy_pieces(copies, memory, result, (0, 0), 1 << 30)
     return result.tobytes()
 
 
@@ -92,33 +87,17 @@ def by_naive_expansion(source: KvRank, target: KvRank, blocks: tuple[list[int], 
     return bytes(result)
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), sizes=st.lists(st.sampled_from([1, 4, 6]), max_size=5), blocks=pairs())
 def test_a_plan_copies_what_the_naive_expansion_copies(
-    compiled: bool, data: st.DataObject, sizes: list[int], blocks: tuple[list[int], list[int]]
+    data: st.DataObject, sizes: list[int], blocks: tuple[list[int], list[int]]
 ) -> None:
     source, target = data.draw(ranks(sizes)), data.draw(ranks(sizes))
-    copies = Planner(source, target, compiled=compiled).plan(*blocks)
+    copies = Planner(source, target).plan(*blocks)
     assert copies.bytes == sum(sizes) * len(blocks[0])
     assert carried_out(copies, source, target) == by_naive_expansion(source, target, blocks)
 
 
-@pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built")
-@settings(max_examples=500, deadline=None)
-@given(data=st.data(), sizes=st.lists(st.sampled_from([1, 4, 6]), max_size=5), blocks=pairs())
-def test_the_compiled_planner_equals_the_reference_piece_by_piece(
-    data: st.DataObject, sizes: list[int], blocks: tuple[list[int], list[int]]
-) -> None:
-    source, target = data.draw(ranks(sizes)), data.draw(ranks(sizes))
-    plans = [Planner(source, target, compiled=compiled).plan(*blocks) for compiled in (False, True)]
-    for column in ("source", "target", "lengths"):
-        expected, found = (getattr(copies, column) for copies in plans)
-        assert found.dtype == expected.dtype
-        assert found.tolist() == expected.tolist()
-
-
-@pytest.mark.parametrize("compiled", COMPILED)
 @settings(max_examples=200, deadline=None)
 @given(
     layouts=st.sampled_from(
@@ -128,7 +107,7 @@ def test_the_compiled_planner_equals_the_reference_piece_by_piece(
     blocks=pairs(),
 )
 def test_equal_layouts_take_the_fewest_pieces_that_there_can_be(
-    compiled: bool, layouts: tuple, planes: int, blocks: tuple[list[int], list[int]]
+    layouts: tuple, planes: int, blocks: tuple[list[int], list[int]]
 ) -> None:
     make, options = layouts
     rank = make(planes, **options)
@@ -136,10 +115,9 @@ def test_equal_layouts_take_the_fewest_pieces_that_there_can_be(
     blocks = tuple(
         list(side) for side in zip(*[p for p in zip(*blocks, strict=True) if BLOCKS - 1 not in p], strict=True)
     ) or ([], [])
-    assert Planner(rank, rank, compiled=compiled).plan(*blocks).descriptors == fewest(naive(rank, rank, blocks))
+    assert Planner(rank, rank).plan(*blocks).descriptors == fewest(naive(rank, rank, blocks))
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
 @pytest.mark.parametrize(
     ("rank", "source", "target", "pieces"),
     [
@@ -154,22 +132,18 @@ def test_equal_layouts_take_the_fewest_pieces_that_there_can_be(
         pytest.param(layer_major(0), [1], [2], 0, id="no planes are none"),
     ],
 )
-def test_pieces_of_typical_lists(
-    compiled: bool, rank: KvRank, source: list[int], target: list[int], pieces: int
-) -> None:
-    assert Planner(rank, rank, compiled=compiled).plan(source, target).descriptors == pieces
+def test_pieces_of_typical_lists(rank: KvRank, source: list[int], target: list[int], pieces: int) -> None:
+    assert Planner(rank, rank).plan(source, target).descriptors == pieces
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
-def test_regions_of_different_sizes_are_aligned(compiled: bool) -> None:
+def test_regions_of_different_sizes_are_aligned() -> None:
     source, target = layer_major(2, blocks=BLOCKS), layer_major(2, blocks=BLOCKS + 7)
-    copies = Planner(source, target, compiled=compiled).plan([1, 2], [3, 4])
+    copies = Planner(source, target).plan([1, 2], [3, 4])
     assert copies.source.tolist() == [8, (BLOCKS + 1) * 8]
     assert copies.target.tolist() == [24, (BLOCKS + 7 + 3) * 8]
     assert copies.lengths.tolist() == [16, 16]
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
 @pytest.mark.parametrize(
     ("source", "target", "says"),
     [
@@ -179,9 +153,9 @@ def test_regions_of_different_sizes_are_aligned(compiled: bool) -> None:
         pytest.param([1 << 31], [1], "block id 2147483648", id="an id above all"),
     ],
 )
-def test_lists_that_cannot_be_are_refused(compiled: bool, source: list[int], target: list[int], says: str) -> None:
+def test_lists_that_cannot_be_are_refused(source: list[int], target: list[int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        Planner(layer_major(1), layer_major(1), compiled=compiled).plan(source, target)
+        Planner(layer_major(1), layer_major(1)).plan(source, target)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +167,7 @@ def test_lists_that_cannot_be_are_refused(compiled: bool, source: list[int], tar
 )
 def test_regions_of_different_planes_are_refused(one: KvRank, other: KvRank) -> None:
     with pytest.raises(ValueError, match="different planes"):
-        plan(one, [1], other, [1])
+        Planner(one, other)
 
 
 @pytest.mark.parametrize(
@@ -202,4 +176,4 @@ def test_regions_of_different_planes_are_refused(one: KvRank, other: KvRank) -> 
 def test_a_malformed_plane_is_refused(plane: KvPlane) -> None:
     rank = KvRank(planes=[plane], region_bytes=100)
     with pytest.raises(ValueError, match="malformed"):
-        plan(rank, [0], rank, [1])
+        Planner(rank, rank)

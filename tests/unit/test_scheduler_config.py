@@ -1,7 +1,7 @@
 """A parameter of an engine's scheduler is named in one struct, and reaches all who need it from there.
 
 What a new one takes by hand is at most four files: contracts/scheduler.py, the line that reads it from vLLM
-(services/worker/vllm_engine/scheduler_config.py), and its effect in enginemodel/scheduler.py and forecast/future.py.
+(services/worker/vllm_engine/scheduler_config.py), and its effect in enginemodel/scheduler.py and native/enginemodel.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ sys.modules[module.__name__] = module
 exec(compile(source, path, "exec"), module.__dict__)
 
 from millrace.contracts.codec import decode, encode
-from millrace.enginemodel.forecast.native import compiled_for
-from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.registered import scheduler_parameters
 from simulator.scenarios.reading import scenario_of
 from simulator.services import _info
@@ -51,8 +49,6 @@ registered = decode(encode(record(Identity(instance="w0", incarnation=1, model="
 assert registered.spare == 7, "its worker registers it"
 parameters = scheduler_parameters(registered)
 assert parameters.spare == 7, "forecasts compute with it"
-assert not compiled_for(parameters), "the compiled module, which does not know it, is not asked"
-assert compiled_for(EngineParameters())
 print("reached all")
 """
 

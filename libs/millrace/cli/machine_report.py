@@ -99,6 +99,10 @@ def _may_attach(facts: MachineFacts) -> bool:
 
 def _needed(facts: MachineFacts) -> Iterator[Finding]:
     yield _found(bool(facts.nats_server), "nats-server", facts.nats_server, "not there; `./task setup` installs it")
+    compiled = ", ".join(facts.native)
+    yield _found(
+        "kvcopy" in facts.native, "compiled modules", compiled, "not there; `./task setup` builds them with g++"
+    )
     disk = f"{facts.disk_free_bytes / GIB:.1f} GiB free"
     yield _found(facts.disk_free_bytes >= DISK_BYTES_MIN, "disk", disk, f"{disk}; at least 1 GiB is needed")
     memory = f"{facts.memory_bytes / GIB:.1f} GiB"
@@ -136,8 +140,6 @@ def _engine(facts: MachineFacts) -> Iterator[Finding]:
 
 def _moving(facts: MachineFacts) -> Iterator[Finding]:
     """Yield the findings on what moving KV between engines needs."""
-    compiled = ", ".join(facts.native) or "none: numpy plans and copies, slower"
-    yield _noted("kvcopy" in facts.native, "compiled modules", compiled)
     if facts.gpus:
         there = "kvcopy_cuda" in facts.native
         text = "compiled; not used before NIXL until the self-test has passed it" if there else "not compiled"

@@ -7,7 +7,6 @@ and after each step of a transfer.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import struct
@@ -18,12 +17,14 @@ import msgspec
 import numpy as np
 
 from millrace.contracts.kv import CopierKind, KvRank
-from millrace.kvcopy import native
 from millrace.kvcopy.copier_port import CopierError, CopyPlan
 from millrace.kvcopy.memory import Bytes, Position, SteppedTransfer, address_of, check_bounds
+from millrace.native import kvcopy
 
 _HANDLE = struct.Struct("<Q16s")
 _INCARNATION_BYTES = 16
+#: The incarnation at the beginning of its region.
+_WITNESS = CopyPlan(source=np.zeros(1, np.int64), target=np.zeros(1, np.int64), lengths=np.array([_INCARNATION_BYTES]))
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
@@ -87,75 +88,22 @@ class CrossMemoryLink:
         if self._closed:
             raise CopierError("the link is closed")
         found = np.zeros(_INCARNATION_BYTES, dtype=np.uint8)
-        _raise_for(_read(self._pid, address_of(found), self._witness, len(found))[1], self._pid)
+        self._read(_WITNESS, (self._witness, len(found)), found, (0, 0), len(found))
         if found.tobytes() != self._incarnation:
             raise CopierError(f"process {self._pid} here is not the peer: it has gone, or has its own pid namespace")
 
     def _copy(self, plan: CopyPlan, position: Position, bytes_max: int) -> Position:
-        read = native.read_pieces if native.AVAILABLE else read_pieces
-        reached, error = read(
-            plan,
-            process=self._pid,
-            region=self._region,
-            target=self._target,
-            position=position,
-            bytes_max=bytes_max,
+        return self._read(plan, self._region, self._target, position, bytes_max)
+
+    def _read(
+        self, plan: CopyPlan, region: tuple[int, int], target: Bytes, position: Position, bytes_max: int
+    ) -> Position:
+        """Goes on from ``position`` in the peer's memory at (address, bytes). Raises CopierError."""
+        piece, done, error = kvcopy.read_pieces(
+            plan.source, plan.target, plan.lengths, self._pid, *region, target, position, bytes_max
         )
         _raise_for(error, self._pid)
-        return reached
-
-
-def read_pieces(
-    plan: CopyPlan, *, process: int, region: tuple[int, int], target: Bytes, position: Position, bytes_max: int
-) -> tuple[Position, int]:
-    """The reference: goes on from ``position`` for at most ``bytes_max``; the position reached, and errno or 0."""
-    piece, done = position
-    here = address_of(target)
-    while piece < plan.descriptors and bytes_max:
-        length = int(plan.lengths[piece])
-        wanted = min(length - done, bytes_max)
-        there = region[0] + int(plan.source[piece]) + done
-        got, error = _read(process, here + int(plan.target[piece]) + done, there, wanted)
-        if error:
-            return (piece, done), error
-        bytes_max -= got
-        done += got
-        if done == length:
-            piece, done = piece + 1, 0
-    return (piece, done), 0
-
-
-class _Vector(ctypes.Structure):
-    """The kernel's iovec."""
-
-    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _read(process: int, here: int, there: int, length: int) -> tuple[int, int]:
-    """Bytes read, at least one, or an errno."""
-    if not hasattr(_libc, "process_vm_readv"):
-        return 0, errno.ENOSYS
-    _libc.process_vm_readv.restype = ctypes.c_ssize_t
-    local, remote = _Vector(here, length), _Vector(there, length)
-    while True:
-        got = int(
-            _libc.process_vm_readv(
-                ctypes.c_int(process),
-                ctypes.byref(local),
-                ctypes.c_ulong(1),
-                ctypes.byref(remote),
-                ctypes.c_ulong(1),
-                ctypes.c_ulong(0),
-            )
-        )
-        if got > 0:
-            return got, 0
-        error = ctypes.get_errno() if got < 0 else errno.EFAULT
-        if error != errno.EINTR:
-            return 0, error
+        return piece, done
 
 
 def _raise_for(error: int, process: int) -> None:

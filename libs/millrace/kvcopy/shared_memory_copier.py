@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from millrace.contracts.kv import CopierKind, KvRank
-from millrace.kvcopy import native
 from millrace.kvcopy.copier_port import CopierError, CopyPlan
 from millrace.kvcopy.handout import PeerProcess, RegionServer, RemoteRegion
 from millrace.kvcopy.memory import Bytes, Position, SharedRegion, SteppedTransfer, check_bounds
+from millrace.native import kvcopy
 
 
 class SharedMemoryCopier:
@@ -63,7 +63,7 @@ class SharedMemoryLink:
         self._remote.check()
         source = self._remote.memory
         check_bounds(plan, source_bytes=len(source), target_bytes=len(self._target))
-        copy = partial(copy_mapped, plan, source, self._target)
+        copy = partial(copy_pieces, plan, source, self._target)
         return SteppedTransfer(plan.descriptors, copy=copy, check=self._remote.check)
 
     def close(self) -> None:
@@ -71,22 +71,9 @@ class SharedMemoryLink:
         self._remote.close()
 
 
-def copy_mapped(plan: CopyPlan, source: Bytes, target: Bytes, position: Position, bytes_max: int) -> Position:
-    """``copy_pieces``, compiled where it is built."""
-    copy = native.copy_pieces if native.AVAILABLE else copy_pieces
-    return copy(plan, source=source, target=target, position=position, bytes_max=bytes_max)
+def copy_pieces(plan: CopyPlan, source: Bytes, target: Bytes, position: Position, bytes_max: int) -> Position:
+    """Goes on from ``position`` (piece, bytes of it done) for at most ``bytes_max``; returns the position reached.
 
-
-def copy_pieces(plan: CopyPlan, *, source: Bytes, target: Bytes, position: Position, bytes_max: int) -> Position:
-    """Goes on from ``position`` (piece, bytes of it done) for at most ``bytes_max``; returns the position reached."""
-    piece, done = position
-    left = bytes_max
-    while piece < plan.descriptors and left:
-        length = min(int(plan.lengths[piece]) - done, left)
-        here, there = int(plan.source[piece]) + done, int(plan.target[piece]) + done
-        target[there : there + length] = source[here : here + length]
-        left -= length
-        done += length
-        if done == plan.lengths[piece]:
-            piece, done = piece + 1, 0
-    return piece, done
+    Raises ValueError: a piece or the position lies outside. Does not hold the interpreter's lock.
+    """
+    return kvcopy.copy_pieces(plan.source, plan.target, plan.lengths, source, target, position, bytes_max)

@@ -1,5 +1,4 @@
-// Python's side of the forecast: millrace_native.enginemodel. Argument checks are where Python calls it from
-// (libs/millrace/enginemodel/forecast/native.py); what would break memory or never end is refused here.
+// Python's side of the forecast: millrace_native.enginemodel. What would break memory or never end is refused here.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -52,13 +51,6 @@ nb::object to_python(Fs value) {
     const nb::object high = nb::int_(static_cast<std::int64_t>(value >> 64));
     const nb::object rest = nb::int_(static_cast<std::uint64_t>(value));
     return (high << nb::int_(64)) | rest;
-}
-
-Fs from_python(nb::handle value) {
-    const nb::object number = nb::borrow(value);
-    const std::int64_t high = nb::cast<std::int64_t>(number >> nb::int_(64));
-    const std::uint64_t low = nb::cast<std::uint64_t>(number & nb::int_(~std::uint64_t{0}));
-    return (Fs{high} << 64) | Fs{low};
 }
 
 std::int64_t counted(std::int64_t value, std::int64_t least, const char* what, std::int64_t most = COUNT_MAX) {
@@ -220,15 +212,10 @@ private:
     bool loaded_ = false;
 };
 
-DecodeRun decode_run(const StepCost& cost, std::int64_t decodes, std::int64_t context, std::int64_t longest) {
-    counted(decodes, 1, "decodes");
-    return DecodeRun(cost, decodes, context, longest);
-}
-
 }  // namespace
 
 NB_MODULE(enginemodel, module) {
-    // What native.py calls with which arguments: a build that says another number is taken for missing.
+    // Changes with what Python calls (libs/millrace/native.py): a build of other sources is refused.
     module.attr("INTERFACE") = 5;
     nb::class_<StepCost>(module, "StepCost")
         .def(
@@ -261,24 +248,7 @@ NB_MODULE(enginemodel, module) {
             nb::arg("tail_token"), nb::arg("tail_decodes"), nb::arg("prefill_half_work"), nb::arg("mixed_decode"),
             nb::arg("mixed_context_token"), nb::arg("mixed_work"), nb::arg("tokens"), nb::arg("sequences"),
             nb::arg("decode_context"), nb::arg("prefill_work"), nb::arg("mixed_context"),
-            nb::arg("prefill_granularity"))
-        .def("duration_fs",
-             [](const StepCost& self, std::int64_t decodes, std::int64_t prefills, std::int64_t prefill_tokens,
-                std::int64_t context_tokens, std::int64_t half_work, std::int64_t prefill_context_tokens,
-                std::int64_t longest_context) {
-                 return to_python(self.duration({decodes, prefills, prefill_tokens, context_tokens, half_work,
-                                                 prefill_context_tokens, longest_context}));
-             })
-        .def("run_steps",
-             [](const StepCost& self, std::int64_t decodes, std::int64_t context_tokens, std::int64_t longest_context,
-                std::int64_t steps) {
-                 return to_python(decode_run(self, decodes, context_tokens, longest_context).sum(steps));
-             })
-        .def("steps_until", [](const StepCost& self, std::int64_t decodes, std::int64_t context_tokens,
-                               std::int64_t longest_context, nb::int_ limit_fs) {
-            const Fs limit = from_python(limit_fs);
-            return decode_run(self, decodes, context_tokens, longest_context).below(limit + 1, COUNT_MAX);
-        });
+            nb::arg("prefill_granularity"));
     nb::class_<Limits>(module, "Limits")
         .def(
             "__init__",

@@ -1,4 +1,4 @@
-"""Compiled from native/enginemodel; what the arguments mean stands in libs/millrace/enginemodel/forecast/native.py."""
+"""Compiled from native/enginemodel; what the arguments mean stands in libs/millrace/enginemodel/forecast/."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,19 +28,6 @@ class StepCost:
         mixed_context: Sequence[_Curve],
         prefill_granularity: int,
     ) -> None: ...
-    def duration_fs(
-        self,
-        decodes: int,
-        prefills: int,
-        prefill_tokens: int,
-        context_tokens: int,
-        half_work: int,
-        prefill_context_tokens: int,
-        longest_context: int,
-        /,
-    ) -> int: ...
-    def run_steps(self, decodes: int, context_tokens: int, longest_context: int, steps: int, /) -> int: ...
-    def steps_until(self, decodes: int, context_tokens: int, longest_context: int, limit_fs: int, /) -> int: ...
 
 class Limits:
     def __init__(

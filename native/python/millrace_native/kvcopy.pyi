@@ -1,4 +1,4 @@
-"""Compiled from native/kvcopy; what the arguments mean stands in libs/millrace/kvcopy/native.py."""
+"""Compiled from native/kvcopy. Raises ValueError for what would leave a region."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,13 @@ _Bytes = npt.NDArray[np.uint8]
 INTERFACE: int
 
 class Planner:
-    def __init__(self, panels: Sequence[tuple[int, int, int, int, int]], /) -> None: ...
+    def __init__(self, panels: Sequence[tuple[int, int, int, int, int]], /) -> None:
+        """Panels as in ``plan.Panel``."""
     def plan(self, source: Sequence[int], target: Sequence[int], /) -> tuple[_Offsets, _Offsets, _Offsets]: ...
 
 class Checksums:
-    def __init__(self, planes: Sequence[tuple[int, int, int]], /) -> None: ...
+    def __init__(self, planes: Sequence[tuple[int, int, int]], /) -> None:
+        """Planes are offset, stride, bytes."""
     def of(self, memory: _Bytes, blocks: Sequence[int], /) -> list[int]: ...
 
 def copy_pieces(
@@ -39,4 +41,5 @@ def read_pieces(
     position: tuple[int, int],
     bytes_max: int,
     /,
-) -> tuple[int, int, int]: ...
+) -> tuple[int, int, int]:
+    """Goes on reading out of a process whose region is (address, bytes). Returns the position, and errno or 0."""

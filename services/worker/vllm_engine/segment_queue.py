@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from millrace.kvcache import native
-from millrace.kvcache.segments import HIT_WINDOW, WINDOW, choose
+from millrace.kvcache.segments import HIT_WINDOW, WINDOW
+from millrace.native import kvcache
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
 #: Key in VllmConfig.additional_config: whether to install it.
@@ -18,7 +18,7 @@ SEGMENTS = "millrace_segments"
 
 
 class SegmentQueue(FreeKVCacheBlockQueue):
-    """VLLM's queue with another choice in ``popleft`` and ``popleft_n``; used where native/ is not built.
+    """VLLM's queue with order and choice in C++ (native/kvcache): vLLM's links between blocks are not used.
 
     Attributes:
         table: Blocks of the request that is growing, while it is; empty otherwise. Set by ``telling`` managers.
@@ -33,70 +33,7 @@ class SegmentQueue(FreeKVCacheBlockQueue):
         hit_window: int = HIT_WINDOW,
     ) -> None:
         """Args: free: in order of reuse. blocks: all of the pool, by id. The windows: see kvcache/segments.py."""
-        super().__init__(free)
-        self.table: list[KVCacheBlock] | tuple[()] = ()
-        self._blocks = blocks
-        self._hit = bytearray(len(blocks))
-        self._window = window
-        self._hit_window = hit_window
-
-    def popleft(self) -> KVCacheBlock:
-        """Takes one block. Raises ValueError where none is free."""
-        if not self.num_free_blocks:
-            raise ValueError("No free blocks available")
-        return self.popleft_n(1)[0]
-
-    def popleft_n(self, n: int) -> list[KVCacheBlock]:
-        """Takes ``n`` blocks, in the order in which the growing request should use them."""
-        if n == 0:
-            return []
-        assert self.num_free_blocks >= n, f"{n} blocks wanted, {self.num_free_blocks} free"
-        after = self.table[-1].block_id if self.table else -1
-        return [self._take(block) for block in choose(self._candidates(n, after), n, after=after)]
-
-    def _candidates(self, n: int, after: int) -> list[int]:
-        """Ids that may be taken, in order of reuse; only the one that follows ``after`` where that is enough."""
-        hit, hit_window, following = self._hit, n + self._hit_window, after + 1 if n == 1 and after >= 0 else -1
-        ids: list[int] = []
-        block: Any = self.fake_free_list_head
-        for position in range(min(self.num_free_blocks, n + self._window)):
-            block = block.next_free_block
-            block_id = block.block_id
-            if position < hit_window or not hit[block_id]:
-                if block_id == following:
-                    return [following]
-                ids.append(block_id)
-        return ids
-
-    def _take(self, block_id: int) -> KVCacheBlock:
-        block = self._blocks[block_id]
-        super().remove(block)
-        self._hit[block_id] = 0
-        return block
-
-    def remove(self, block: KVCacheBlock) -> None:
-        """Takes out a block whose content a request has found: it counts as hit until it is reused."""
-        super().remove(block)
-        self._hit[block.block_id] = 1
-
-
-class CompiledSegmentQueue(FreeKVCacheBlockQueue):
-    """The same with order and choice in C++ (native/kvcache): vLLM's links between blocks are not used.
-
-    Attributes:
-        table: As SegmentQueue's.
-    """
-
-    def __init__(
-        self,
-        free: list[KVCacheBlock],
-        blocks: list[KVCacheBlock],
-        *,
-        window: int = WINDOW,
-        hit_window: int = HIT_WINDOW,
-    ) -> None:
-        """Args: as SegmentQueue's."""
-        self._free = native.free_queue([block.block_id for block in free], len(blocks))
+        self._free = kvcache.FreeQueue([block.block_id for block in free], len(blocks))
         self.table: list[KVCacheBlock] | tuple[()] = ()
         self._blocks = blocks
         self._window = window
@@ -171,10 +108,10 @@ def telling(kind: Any) -> type:
 def new_blocks(pool: Any, count: int, *, after: list[KVCacheBlock]) -> list[KVCacheBlock]:
     """Blocks that are to follow these in a block list, from whichever queue the pool has."""
     queue = pool.free_block_queue
-    if isinstance(queue, SegmentQueue | CompiledSegmentQueue):
+    if isinstance(queue, SegmentQueue):
         queue.table = after
     blocks: list[KVCacheBlock] = pool.get_new_blocks(count)
-    if isinstance(queue, SegmentQueue | CompiledSegmentQueue):
+    if isinstance(queue, SegmentQueue):
         queue.table = ()
     return blocks
 
@@ -183,7 +120,6 @@ def install(kv_cache_manager: Any, *, window: int = WINDOW, hit_window: int = HI
     """Puts a segment queue in the place of the pool's own, with the same blocks in the same order."""
     pool = kv_cache_manager.block_pool
     free = pool.free_block_queue.get_all_free_blocks()
-    kind = CompiledSegmentQueue if native.AVAILABLE else SegmentQueue
-    pool.free_block_queue = kind(free, pool.blocks, window=window, hit_window=hit_window)
+    pool.free_block_queue = SegmentQueue(free, pool.blocks, window=window, hit_window=hit_window)
     for manager in kv_cache_manager.coordinator.single_type_managers:
         manager.__class__ = telling(type(manager))

@@ -7,8 +7,7 @@ import os
 import struct
 
 import numpy as np
-from millrace.kvcopy.copier_port import CopyPlan
-from millrace.kvcopy.cross_memory_copier import read_pieces
+from millrace.native import kvcopy
 
 _IPC = struct.Struct("<qQ")
 
@@ -34,8 +33,7 @@ class Transfer:
     """Copies when it is asked, as much as it may."""
 
     def __init__(self, source: list[int], target: list[int], lengths: list[int], *regions: int) -> None:
-        columns = [np.array(column, dtype=np.int64) for column in (source, target, lengths)]
-        self._plan = CopyPlan(source=columns[0], target=columns[1], lengths=columns[2])
+        self._plan = [np.array(column, dtype=np.int64) for column in (source, target, lengths)]
         self._source, here, size = regions[:2], regions[2], regions[3]
         self._process = _owners.get(regions[0], os.getpid())
         self._target = np.frombuffer((ctypes.c_uint8 * size).from_address(here), dtype=np.uint8)
@@ -43,17 +41,13 @@ class Transfer:
         self.launches = 0
 
     def advance(self, bytes_max: int) -> bool:
-        self._position, error = read_pieces(
-            self._plan,
-            process=self._process,
-            region=self._source,
-            target=self._target,
-            position=self._position,
-            bytes_max=bytes_max,
+        piece, done, error = kvcopy.read_pieces(
+            *self._plan, self._process, *self._source, self._target, self._position, bytes_max
         )
+        self._position = (piece, done)
         self.launches += 1
         if error:
             raise RuntimeError(os.strerror(error))
-        return self._position == (self._plan.descriptors, 0)
+        return self._position == (len(self._plan[0]), 0)
 
     def cancel(self) -> None: ...

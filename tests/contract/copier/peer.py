@@ -12,9 +12,8 @@ from pathlib import Path
 
 import msgspec
 from millrace.contracts.kv import CopierKind, KvRank
-from millrace.kvcopy.plan import plan
 
-from tests.contract.copier.sides import Side, make
+from tests.contract.copier.sides import Side, make, plan
 
 
 def main(kind: str, folder: str, name: str, count: str) -> None:

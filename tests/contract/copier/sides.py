@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy import nixl_agent
-from millrace.kvcopy.copier_port import Copier
+from millrace.kvcopy.copier_port import Copier, CopyPlan
 from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.cuda_copier import CudaCopier
 from millrace.kvcopy.memory import Bytes, SharedRegion
 from millrace.kvcopy.nixl_copier import NixlCopier
+from millrace.kvcopy.plan import Planner
 from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
 
 from tests.contract.copier import fake_gpu
@@ -33,6 +34,10 @@ LAYOUT = KvRank(
     planes=[KvPlane(index * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES) for index in range(PLANES)],
     region_bytes=REGION_BYTES,
 )
+
+
+def plan(source: KvRank, source_blocks: list[int], target: KvRank, target_blocks: list[int]) -> CopyPlan:
+    return Planner(source, target).plan(source_blocks, target_blocks)
 
 
 class Side(NamedTuple):

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from millrace.contracts.kv import CopierKind
 from millrace.kvcopy.copier_port import CopierError, CopyPlan, Transfer
-from millrace.kvcopy.plan import plan
 
 from tests.contract.copier import sides
 from tests.contract.copier.conftest import Peer
-from tests.contract.copier.sides import BLOCK_BYTES, BLOCKS, PLANES, REGION_BYTES, Side, pattern
+from tests.contract.copier.sides import BLOCK_BYTES, BLOCKS, PLANES, REGION_BYTES, Side, pattern, plan
 
 Mortals = Callable[[], Peer]
 

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from millrace.contracts.kv import KvRank
 from millrace.kvcopy.copier_port import CopierError
-from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier, read_pieces
-from millrace.kvcopy.memory import Bytes, address_of
-from millrace.kvcopy.plan import plan
+from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
+from millrace.kvcopy.memory import Bytes
 
-from tests.contract.copier.sides import LAYOUT, REGION_BYTES, pattern
+from tests.contract.copier.sides import LAYOUT, REGION_BYTES, plan
 
 #: Asks for a region as another user.
 STRANGER = """
@@ -64,22 +63,3 @@ def test_memory_that_is_not_there_is_an_error_and_no_crash() -> None:
     transfer = link.begin(plan(rank, [1], rank, [2]))
     with pytest.raises(CopierError, match="does not have the memory"):
         transfer.advance(1 << 20)
-
-
-def test_the_reference_reads_the_same_bytes() -> None:
-    source, target, expected = pattern(1), np.zeros(REGION_BYTES, np.uint8), np.zeros(REGION_BYTES, np.uint8)
-    copies = plan(LAYOUT, [4, 5, 9], LAYOUT, [1, 2, 0])
-    for here, there, length in zip(copies.source, copies.target, copies.lengths, strict=True):
-        expected[there : there + length] = source[here : here + length]
-    position, error = (0, 0), 0
-    while position != (copies.descriptors, 0) and not error:
-        position, error = read_pieces(
-            copies,
-            process=os.getpid(),
-            region=(address_of(source), len(source)),
-            target=target,
-            position=position,
-            bytes_max=5000,
-        )
-    assert not error
-    assert np.array_equal(target, expected)

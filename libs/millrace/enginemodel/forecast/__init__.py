@@ -1,25 +1,19 @@
 """Forecasts of an instance's future if it took a request, by the engine's own rules. See README.md."""
 
 from millrace.enginemodel.forecast.forecaster import Forecaster
-from millrace.enginemodel.forecast.native import NATIVE
 from millrace.enginemodel.forecast.question import (
     Candidate,
     Forecast,
     JoinForecast,
     LeaveForecast,
     LoadForecast,
-    Placement,
 )
-from millrace.enginemodel.forecast.reference import forecast
 
 __all__ = [
-    "NATIVE",
     "Candidate",
     "Forecast",
     "Forecaster",
     "JoinForecast",
     "LeaveForecast",
     "LoadForecast",
-    "Placement",
-    "forecast",
 ]

@@ -8,11 +8,8 @@ import msgspec
 
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import StatusSnapshot
-from millrace.enginemodel.forecast.future import counting, in_force
-from millrace.enginemodel.forecast.known import NOTHING_CACHED, ForecastInput
-from millrace.enginemodel.forecast.moving import curve, join, leave
-from millrace.enginemodel.forecast.native import NATIVE, NativeFuture, compiled_for
-from millrace.enginemodel.forecast.present import LengthRevision, check_snapshot
+from millrace.enginemodel.forecast.native import native_cost, native_limits
+from millrace.enginemodel.forecast.present import LengthRevision, cached_of
 from millrace.enginemodel.forecast.question import (
     Candidate,
     Forecast,
@@ -21,41 +18,42 @@ from millrace.enginemodel.forecast.question import (
     LoadForecast,
     Placement,
 )
-from millrace.enginemodel.forecast.reference import forecast_of
-from millrace.enginemodel.forecast.scaling import scaled
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
+from millrace.native import enginemodel
+
+NOTHING_CACHED: Mapping[str, int] = {}
+
+#: Moments of a curve, at most: each costs a look at every sequence.
+POINTS_MAX = 1024
 
 
 class Forecaster:
-    """The last snapshot of one instance and the placements since.
+    """The last snapshot of one instance and the placements since, rolled on in the compiled module.
 
-    Its answers are those of ``reference.forecast`` and of ``moving`` for the last loaded snapshot, the scaled cost, the
-    time of the last ``advance`` and the placements in the order of ``add``.
+    Answers are for the last loaded snapshot, the scaled cost, the time of the last ``advance`` and the placements in
+    the order of ``add``.
     """
 
-    def __init__(
-        self,
-        cost: StepCost,
-        parameters: EngineParameters,
-        *,
-        default_output_tokens: int = 128,
-        native: bool = NATIVE,
-    ) -> None:
-        """Args: native: whether the compiled module answers; the reference gives the same numbers, slowly."""
+    def __init__(self, cost: StepCost, parameters: EngineParameters, *, default_output_tokens: int = 128) -> None:
+        """Args: default_output_tokens: Assumed where no length was predicted."""
         self.parameters = parameters
-        self._cost = cost
-        self._scaled = cost
+        self._cost = native_cost(cost)
         self._lengths = LengthRevision(
             default_output_tokens=default_output_tokens, max_model_len=parameters.max_model_len
         )
-        self._native = NativeFuture(cost, parameters, self._lengths) if native and compiled_for(parameters) else None
         self._scale = 1.0
-        self._native_budget = parameters.token_budget
+        self._budget = parameters.token_budget
+        self._native = self._made(parameters)
         self._snapshot: StatusSnapshot | None = None
         self._cached = NOTHING_CACHED
         self._placements: dict[str, Placement] = {}
-        self._now_ns = 0
+        self._at_ns = self._now_ns = 0
+
+    def _made(self, parameters: EngineParameters) -> enginemodel.Forecaster:
+        made = enginemodel.Forecaster(native_limits(parameters), self._cost, self._lengths.default_output_tokens)
+        made.set_scale(self._scale)
+        return made
 
     @property
     def loaded(self) -> bool:
@@ -78,8 +76,6 @@ class Forecaster:
             ValueError: no engine can be in that state. Nothing is loaded then.
         """
         self._snapshot = None
-        if self._native is None:
-            check_snapshot(snapshot)
         if self._placements:
             shown = {status.sequence for row in (snapshot.running, snapshot.waiting) for status in row}
             requests = {request_id_of(sequence) for sequence in shown}
@@ -91,21 +87,33 @@ class Forecaster:
 
     def _restart(self, snapshot: StatusSnapshot) -> None:
         """Tells the compiled module everything anew."""
-        if self._native is not None:
-            native = self._native_for(self._native, snapshot)
-            native.load(snapshot, self._cached)
-            for placement in self._placements.values():
-                native.place(placement)
+        self._set_budget(snapshot.token_budget)
+        cached, waiting = self._cached, snapshot.waiting
+        hits = [cached_of(status, cached) for status in waiting] if cached else None
+        leave_at = self._lengths.leave_at_tokens
+        self._native.load(snapshot.running, waiting, snapshot.blocks_free, hits, leave_at)
+        self._at_ns = snapshot.at_ns
+        for placement in self._placements.values():
+            self._place(placement)
 
-    def _native_for(self, native: NativeFuture, snapshot: StatusSnapshot) -> NativeFuture:
-        """The compiled module with the token budget in force, which it takes when it is made."""
-        parameters = in_force(self.parameters, snapshot)
-        if parameters.token_budget == self._native_budget:
-            return native
-        self._native_budget = parameters.token_budget
-        self._native = native = NativeFuture(self._cost, parameters, self._lengths)
-        native.set_scale(self._scale)
-        return native
+    def _set_budget(self, told: int) -> None:
+        """Takes the token budget that a snapshot tells, which is taken to stay; 0 for the engine's own."""
+        own = self.parameters
+        budget = told if 0 < told < own.token_budget and own.chunked_prefill else own.token_budget
+        if budget != self._budget:
+            self._budget = budget
+            self._native = self._made(msgspec.structs.replace(own, token_budget=budget))
+
+    def _place(self, placement: Placement) -> None:
+        candidate = placement.candidate
+        self._native.place(
+            placement.at_ns - self._at_ns,
+            candidate.prompt_tokens,
+            candidate.output_tokens,
+            self._lengths.of_placement(candidate),
+            candidate.sequences,
+            candidate.cached_tokens,
+        )
 
     def add(self, key: str, candidate: Candidate, at_ns: int) -> None:
         """Counts a placement in that the snapshot does not show yet; one that the engine would refuse is ignored.
@@ -119,8 +127,8 @@ class Forecaster:
             return
         self.forget(key)
         placement = self._placements[key] = Placement(candidate, at_ns)
-        if self._native is not None and self._snapshot is not None:
-            self._native.place(placement)
+        if self._snapshot is not None:
+            self._place(placement)
 
     def forget(self, key: str) -> None:
         """Drops a placement: it was withdrawn or refused, or ended before any snapshot showed it."""
@@ -129,9 +137,8 @@ class Forecaster:
 
     def set_scale(self, scale: float) -> None:
         """Stretches all step times. Raises ValueError where ``scale`` is not positive and finite."""
-        self._scaled, self._scale = scaled(self._cost, scale), scale
-        if self._native is not None:
-            self._native.set_scale(scale)
+        self._native.set_scale(scale)
+        self._scale = scale
 
     def set_leave_at(self, tokens: int) -> None:
         """Says at which length, prompt and output, sequences leave the instance: its stage's upper boundary.
@@ -141,8 +148,6 @@ class Forecaster:
         if tokens == self._lengths.leave_at_tokens:
             return
         self._lengths = msgspec.structs.replace(self._lengths, leave_at_tokens=tokens)
-        if self._native is not None:
-            self._native.set_lengths(self._lengths)
         if self._snapshot is not None:
             self._restart(self._snapshot)
 
@@ -157,11 +162,27 @@ class Forecaster:
             candidate: ``candidate.refusal(parameters)`` must be None.
             with_delay: Whether ``others_delay_ns`` is wanted, which is half of the work; else it is 0.
         """
-        assert self._snapshot is not None, "no snapshot was loaded"
-        if self._native is not None:
-            return self._native.forecast(candidate, now_ns=self._now_ns, with_delay=with_delay)
-        answer = forecast_of(self._known(), candidate)
-        return answer if with_delay else msgspec.structs.replace(answer, others_delay_ns=0)
+        final_tokens = self._lengths.of_candidate(candidate)
+        ttft, e2e, tpot_mean, tpot_worst, blocks, preemptions, others, delay = self._native.ask(
+            self._now_ns - self._at_ns,
+            candidate.prompt_tokens,
+            candidate.output_tokens,
+            final_tokens,
+            candidate.sequences,
+            candidate.cached_tokens,
+            with_delay,
+        )
+        return Forecast(
+            ttft_ns=ttft,
+            e2e_ns=e2e,
+            tpot_mean_ns=tpot_mean,
+            tpot_worst_ns=tpot_worst,
+            blocks_peak=blocks,
+            preemptions=preemptions,
+            others=others,
+            others_delay_ns=delay,
+            output_tokens=final_tokens,
+        )
 
     def curve(self, horizon_ns: int, points: int = 16) -> LoadForecast:
         """Says how loaded the instance will be if no other request comes. Needs a snapshot.
@@ -173,24 +194,48 @@ class Forecaster:
         Raises:
             ValueError: fewer than 2 points, far too many, or a horizon below 0.
         """
-        state = self._known()
-        if self._native is None:
-            return curve(state, horizon_ns, points)
-        blocks_total = counting(self.parameters, state.snapshot).blocks_total
-        return self._native.curve(horizon_ns, points, now_ns=self._now_ns, blocks_total=blocks_total)
+        if horizon_ns < 0 or not 2 <= points <= POINTS_MAX:
+            raise ValueError(f"a curve has 2 to {POINTS_MAX} points over a horizon of at least 0 ns")
+        spacing_ns = horizon_ns // (points - 1)
+        rows = self._native.curve(self._now_ns - self._at_ns, spacing_ns, points)
+        tokens, blocks, running, waiting, others, preemptions = zip(*rows, strict=True)
+        return LoadForecast(
+            spacing_ns=spacing_ns,
+            tokens=tokens,
+            blocks=blocks,
+            running=running,
+            waiting=waiting,
+            ended=tuple(others[0] - left for left in others),
+            preemptions=tuple(count - preemptions[0] for count in preemptions),
+            blocks_total=self._blocks_total(),
+        )
+
+    def _blocks_total(self) -> int:
+        """Blocks free and in use (shared ones for each), no fewer than one sequence of ``max_model_len`` needs."""
+        assert self._snapshot is not None, "no snapshot was loaded"
+        held = sum(status.blocks for row in (self._snapshot.running, self._snapshot.waiting) for status in row)
+        needed = -(-self.parameters.max_model_len // self.parameters.block_size)
+        return max(self._snapshot.blocks_free + held, needed)
 
     def leave(self, sequence: str) -> LeaveForecast | None:
         """Says what the others gain if a sequence goes at the end of the step under way. Needs a snapshot.
 
         Returns: None where the snapshot does not show it, or it has ended before now.
         """
-        state = self._known()
-        if self._native is None:
-            return leave(state, sequence)
-        for position, status in enumerate((*state.snapshot.running, *state.snapshot.waiting)):
-            if status.sequence == sequence:
-                return self._native.leave(status, position, now_ns=self._now_ns)
-        return None
+        assert self._snapshot is not None, "no snapshot was loaded"
+        shown = (*self._snapshot.running, *self._snapshot.waiting)
+        position = next((index for index, status in enumerate(shown) if status.sequence == sequence), None)
+        answer = None if position is None else self._native.leave(self._now_ns - self._at_ns, position)
+        if position is None or answer is None:
+            return None
+        relieved_ns, preemptions_avoided, others, rest_ns = answer
+        return LeaveForecast(
+            relieved_ns=relieved_ns,
+            preemptions_avoided=preemptions_avoided,
+            others=others,
+            rest_ns=rest_ns,
+            rest_tokens=self._lengths.of_sequence(shown[position]) - shown[position].output_tokens,
+        )
 
     def join(self, candidate: Candidate, *, at_ns: int | None = None) -> JoinForecast:
         """Says what the others lose if a sequence comes with its KV, all but its last token. Needs a snapshot.
@@ -200,19 +245,21 @@ class Forecaster:
             at_ns: When its KV could be there at the earliest, unix ns; None for now.
         """
         comes_ns = self._now_ns if at_ns is None else max(at_ns, self._now_ns)
-        state = self._known()
-        if self._native is None:
-            return join(state, candidate, at_ns=comes_ns)
-        return self._native.join(candidate, now_ns=self._now_ns, at_ns=comes_ns)
-
-    def _known(self) -> ForecastInput:
-        assert self._snapshot is not None, "no snapshot was loaded"
-        return ForecastInput(
-            snapshot=self._snapshot,
-            cost=self._scaled,
-            parameters=self.parameters,
-            lengths=self._lengths,
-            now_ns=self._now_ns,
-            pending=list(self._placements.values()),
-            cached=self._cached,
+        final_tokens = self._lengths.of_candidate(candidate)
+        delay, preemptions, others, blocks, start, e2e, pace = self._native.join(
+            self._now_ns - self._at_ns,
+            comes_ns - self._at_ns,
+            candidate.prompt_tokens,
+            candidate.output_tokens,
+            final_tokens,
+        )
+        return JoinForecast(
+            others_delay_ns=delay,
+            preemptions=preemptions,
+            others=others,
+            blocks_peak=blocks,
+            start_ns=start,
+            e2e_ns=e2e,
+            pace_ns=pace,
+            output_tokens=final_tokens,
         )

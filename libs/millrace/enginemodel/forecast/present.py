@@ -1,4 +1,4 @@
-"""Assumed output length of each sequence, and the validity check of a snapshot."""
+"""Assumed output length of each sequence; native/enginemodel/bindings has the same rules for those of a snapshot."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from millrace.contracts.status import SequenceStatus, StatusSnapshot
+from millrace.contracts.status import SequenceStatus
 from millrace.enginemodel.forecast.question import Candidate
-
-#: Past this a count is no count (native/enginemodel/bindings has the same bound).
-COUNT_MAX = 1 << 40
-
 
 #: What a sequence that reached its prediction is given further at least, again and again, tokens.
 OUTRUN_TOKENS = 10
@@ -60,24 +56,9 @@ class LengthRevision(msgspec.Struct, frozen=True, kw_only=True):
         return max(wanted, generated + half) if generated < wanted else generated + max(OUTRUN_TOKENS, half)
 
 
-def check_snapshot(snapshot: StatusSnapshot) -> None:
-    """Raises ValueError for a state that no engine can be in. The compiled module checks the same by itself."""
-    _at_least(0, snapshot.blocks_free, "blocks_free")
-    for status in (*snapshot.running, *snapshot.waiting):
-        _at_least(1, status.prompt_tokens, "prompt_tokens")
-        _at_least(0, status.output_tokens, "output_tokens")
-        _at_least(0, status.computed_tokens, "computed_tokens")
-        _at_least(0, status.blocks, "blocks")
-
-
 def cached_of(status: SequenceStatus, cached: Mapping[str, int]) -> int:
     """Tokens of a waiting sequence that need not be computed: all but one of them at most.
 
     Args: cached: by sequence, tokens that are in the prefix cache.
     """
     return max(0, min(cached.get(status.sequence, 0), status.prompt_tokens + status.output_tokens - 1))
-
-
-def _at_least(least: int, value: int, what: str) -> None:
-    if not least <= value <= COUNT_MAX:
-        raise ValueError(f"{what} is out of range")

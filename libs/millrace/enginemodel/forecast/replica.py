@@ -6,19 +6,19 @@ does one replica give at this rate".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from millrace.contracts.status import BatchComposition, StatusSnapshot
-from millrace.enginemodel.forecast.future import Future
-from millrace.enginemodel.forecast.future_sequence import FutureSequence
-from millrace.enginemodel.forecast.known import ForecastInput
-from millrace.enginemodel.forecast.native import simulate_natively
-from millrace.enginemodel.forecast.present import LengthRevision
+from millrace.enginemodel.forecast.native import native_cost, native_limits
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import StepCost
+from millrace.native import enginemodel
+
+#: Arrival ns, prompt tokens, output tokens, prompt tokens whose KV comes along.
+ReplicaRow = tuple[int, int, int, int]
 
 
 class ServedRequest(msgspec.Struct, frozen=True, gc=False):
@@ -28,80 +28,24 @@ class ServedRequest(msgspec.Struct, frozen=True, gc=False):
     end_ns: int
 
 
-def simulate_replica(
-    requests: Sequence[ReplicaRequest], cost: StepCost, parameters: EngineParameters, *, native: bool = True
-) -> list[ServedRequest]:
-    """Serve the requests on one engine that is idle at the start.
+def replica_runs(
+    cost: StepCost, parameters: EngineParameters
+) -> Callable[[Sequence[ReplicaRow]], list[tuple[int, int]]]:
+    """Runs of one idle engine, which is converted once: from rows in order of arrival to (first, last token ns).
 
-    Args:
-        requests: In order of arrival.
-        native: Whether the compiled module may do it; the result is the same.
-
-    Returns:
-        One entry per request, in the order given.
-
-    Raises:
-        ValueError: a request that the engine would refuse, or arrivals out of order.
+    The function raises ValueError for what the engine would refuse, and may run in several threads at once.
     """
-    _check(requests, parameters)
-    if native:
-        served = simulate_natively(requests, cost, parameters)
-        if served is not None:
-            return [ServedRequest(first, end) for first, end in served]
-    sequences = [_sequence(request, parameters.block_size) for request in requests]
-    state = ForecastInput(
-        snapshot=_idle(parameters), cost=cost, parameters=parameters, lengths=_lengths(parameters), now_ns=0
-    )
-    Future(state, sequences).run()
-    return [
-        ServedRequest(sequence.token_fs[0] // FS_PER_NS, sequence.token_fs[-1] // FS_PER_NS) for sequence in sequences
-    ]
-
-
-def _check(requests: Sequence[ReplicaRequest], parameters: EngineParameters) -> None:
-    before_ns = 0
-    for index, request in enumerate(requests):
-        if request.at_ns < before_ns:
-            raise ValueError(f"request {index} arrives at {request.at_ns} ns, before the one ahead of it")
-        before_ns = request.at_ns
-        total = request.prompt_tokens + request.output_tokens
-        if request.prompt_tokens < 1 or request.output_tokens < 1 or total > parameters.max_model_len:
-            raise ValueError(
-                f"request {index} of {request.prompt_tokens} + {request.output_tokens} tokens does not fit in "
-                f"max_model_len = {parameters.max_model_len}"
-            )
-        if not 0 <= request.kv_tokens < request.prompt_tokens:
-            raise ValueError(
-                f"request {index} brings KV of {request.kv_tokens} of {request.prompt_tokens} prompt tokens"
-            )
-
-
-def _sequence(request: ReplicaRequest, block_size: int) -> FutureSequence:
-    return FutureSequence(
-        prompt_tokens=request.prompt_tokens,
-        output_tokens=0,
-        final_tokens=request.output_tokens,
-        arrives_fs=request.at_ns * FS_PER_NS,
-        cached_tokens=request.kv_tokens // block_size * block_size,
+    return functools.partial(
+        enginemodel.simulate, native_limits(parameters), native_cost(cost), parameters.blocks_total
     )
 
 
-def _idle(parameters: EngineParameters) -> StatusSnapshot:
-    return StatusSnapshot(
-        instance="",
-        incarnation=0,
-        model="",
-        step=0,
-        at_ns=0,
-        running=[],
-        waiting=[],
-        blocks_free=parameters.blocks_total,
-        blocks_total=parameters.blocks_total,
-        preemptions=0,
-        step_duration_ns=0,
-        batch=BatchComposition(),
-    )
+def simulate_replica(
+    requests: Sequence[ReplicaRequest], cost: StepCost, parameters: EngineParameters
+) -> list[ServedRequest]:
+    """Serve the requests, which are in order of arrival, on one engine that is idle at the start.
 
-
-def _lengths(parameters: EngineParameters) -> LengthRevision:
-    return LengthRevision(default_output_tokens=1, max_model_len=parameters.max_model_len)
+    Raises ValueError: a request that the engine would refuse, or arrivals out of order.
+    """
+    rows = [(each.at_ns, each.prompt_tokens, each.output_tokens, each.kv_tokens) for each in requests]
+    return [ServedRequest(*times) for times in replica_runs(cost, parameters)(rows)]

@@ -100,8 +100,6 @@ def assign(
     shapes: Sequence[InstanceShape],
     devices: Mapping[str, int],
     targets: AssignmentTargets,
-    *,
-    native: bool = True,
 ) -> list[RatedAssignment]:
     """All candidates, the best one first; equal ones by their order.
 
@@ -110,24 +108,21 @@ def assign(
         shapes: Ways to run the model.
         devices: Kind -> how many.
         targets: Objectives.
-        native: Whether the compiled engine model may be used.
 
     Raises:
         ValueError: no request, no candidate, or a request that fits in no instance.
     """
     if not requests:
         raise ValueError("no requests to simulate")
-    rated = [rate(requests, mix, targets, native=native) for mix in candidates(shapes, devices)]
+    rated = [rate(requests, mix, targets) for mix in candidates(shapes, devices)]
     if not rated:
         raise ValueError("no mix of these shapes can prefill and decode")
     return sorted(rated, key=lambda each: (-each.within, each.e2e_s))
 
 
-def rate(
-    requests: Sequence[ReplicaRequest], mix: tuple[MixMember, ...], targets: AssignmentTargets, *, native: bool = True
-) -> RatedAssignment:
+def rate(requests: Sequence[ReplicaRequest], mix: tuple[MixMember, ...], targets: AssignmentTargets) -> RatedAssignment:
     """Simulate one candidate."""
-    outcome = serve_mix(requests, mix, native=native)
+    outcome = serve_mix(requests, mix)
     ttfts = [ns / 1e9 for ns in outcome.ttft_ns]
     ends = [ns / 1e9 for ns in outcome.e2e_ns]
     tpots = [

@@ -77,13 +77,12 @@ class _Server:
         return max(self.free_ns, float(at_ns)) + work_ns
 
 
-def serve_mix(requests: Sequence[ReplicaRequest], mix: Sequence[MixMember], *, native: bool = True) -> MixOutcome:
+def serve_mix(requests: Sequence[ReplicaRequest], mix: Sequence[MixMember]) -> MixOutcome:
     """Simulate the requests on a mix.
 
     Args:
         requests: In order of arrival; without KV.
         mix: With a prefill-capable and a decode-capable instance.
-        native: Whether the compiled engine model may be used where it can.
 
     Raises:
         ValueError: nobody prefills or nobody decodes, or a request fits in no instance.
@@ -103,14 +102,14 @@ def serve_mix(requests: Sequence[ReplicaRequest], mix: Sequence[MixMember], *, n
     first, last = [0] * len(requests), [0] * len(requests)
     handed: list[tuple[int, ReplicaRequest]] = []
     for server in (each for each in servers if each.role is InstanceRole.PREFILL):
-        for index, served in _served(server, native=native):
+        for index, served in _served(server):
             first[index], last[index] = served.first_token_ns, served.end_ns
             if requests[index].output_tokens > 1:
                 handed.append((index, _after_hand_off(server.shape, requests[index], served.first_token_ns)))
     for index, request in sorted(handed, key=lambda each: (each[1].at_ns, each[0])):
         _place_decode(index, request, decodes)
     for server in decodes:
-        for index, served in _served(server, native=native):
+        for index, served in _served(server):
             first[index], last[index] = first[index] or served.first_token_ns, served.end_ns
     arrivals = [request.at_ns for request in requests]
     return MixOutcome(
@@ -174,12 +173,10 @@ def _after_hand_off(shape: InstanceShape, whole: ReplicaRequest, first_ns: int) 
     )
 
 
-def _served(server: _Server, *, native: bool) -> list[tuple[int, ServedRequest]]:
+def _served(server: _Server) -> list[tuple[int, ServedRequest]]:
     """Times by the requests' indices."""
     given = sorted(server.given, key=lambda each: (each[1].at_ns, each[0]))
     if not given:
         return []
-    served = simulate_replica(
-        [request for _, request in given], server.shape.cost, server.shape.parameters, native=native
-    )
+    served = simulate_replica([request for _, request in given], server.shape.cost, server.shape.parameters)
     return [(index, times) for (index, _), times in zip(given, served, strict=True)]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from millrace.kvcache import native
 from millrace.kvcache.segments import choose
-
-pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason="native/ is not built here")
+from millrace.native import kvcache
 
 BLOCKS = 200
 WINDOW, HIT_WINDOW = 20, 5
@@ -40,7 +38,7 @@ class Listed:
 def test_both_hand_out_the_same_blocks_and_keep_the_same_order(seed: int) -> None:
     rng = random.Random(seed)
     free = rng.sample(range(BLOCKS), BLOCKS - 3)
-    listed, compiled = Listed(free), native.free_queue(free, BLOCKS)
+    listed, compiled = Listed(free), kvcache.FreeQueue(free, BLOCKS)
     held: list[list[int]] = []
     extended = 0
     for _ in range(2_000):
@@ -73,7 +71,7 @@ def test_both_hand_out_the_same_blocks_and_keep_the_same_order(seed: int) -> Non
 
 
 def test_what_comes_behind_a_free_block_is_listed_and_behind_a_held_one_nothing() -> None:
-    queue = native.free_queue([4, 2, 3, 1], 5)
+    queue = kvcache.FreeQueue([4, 2, 3, 1], 5)
     assert queue.after(2) == [3, 1]
     assert queue.after(1) == []
     assert queue.take(1, 3, 10, 10) == [4]
@@ -81,7 +79,7 @@ def test_what_comes_behind_a_free_block_is_listed_and_behind_a_held_one_nothing(
 
 
 def test_what_can_not_be_is_refused_and_changes_nothing() -> None:
-    queue = native.free_queue([4, 2, 3], 5)
+    queue = kvcache.FreeQueue([4, 2, 3], 5)
     for refused, error in (
         (lambda: queue.append([2]), RuntimeError),
         (lambda: queue.prepend([2]), RuntimeError),
@@ -99,4 +97,4 @@ def test_what_can_not_be_is_refused_and_changes_nothing() -> None:
             refused()
     assert queue.after(-1) == [4, 2, 3]
     with pytest.raises(RuntimeError, match="free already"):
-        native.free_queue([1, 1], 5)
+        kvcache.FreeQueue([1, 1], 5)
