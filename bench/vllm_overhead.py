@@ -2,8 +2,9 @@
 
 One engine on one core; all of Millrace (ingress, NATS, coordinator, tagger, the worker's front) and the load
 generator on the other, as vLLM's own API server and the load generator are in turn. With `--rate` requests come at
-random at so many a second instead of `--concurrency` at once. `--both` compares two engines on two cores: Millrace's
-against two of vLLM's servers that get requests in turn, as from a router that costs nothing.
+random at so many a second instead of `--concurrency` at once. `--both` compares two engines on two cores: Millrace's,
+as `./task up` starts them, against two of vLLM's servers that get requests in turn, as from a router that costs
+nothing; with `--router` they stand behind vLLM's router (`vllm-router` on the path, with its defaults).
 
 vLLM's servers have `vllm serve`'s defaults but for the length of contexts and the size of the KV cache, of which vLLM
 would take nearly all memory, and one thread per engine.
@@ -15,18 +16,19 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 
 from tests.testbed.up_cluster import UpRig, free_port
 
@@ -34,10 +36,21 @@ MODELS = Path(__file__).resolve().parent.parent / "models"
 
 
 class Target:
-    """Something that speaks the OpenAI API."""
+    """Something that speaks the OpenAI API.
 
-    def __init__(self, name: str, model: str, *urls: str) -> None:
+    Attributes:
+        pids: Its processes without their children.
+    """
+
+    def __init__(self, name: str, model: str, *urls: str, pids: Iterable[int] = ()) -> None:
         self.name, self.model, self.urls = name, model, urls
+        self.pids = tuple(pids)
+
+    def cpu_s(self) -> float:
+        """Processor time of its processes and their children so far, seconds."""
+        own = [psutil.Process(pid) for pid in self.pids]
+        tree = [*own, *(child for process in own for child in process.children(recursive=True))]
+        return sum(sum(process.cpu_times()[:2]) for process in tree)
 
 
 class Figures:
@@ -45,7 +58,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.seconds = 0.0
+        self.seconds = self.cpu_s = 0.0
         self.ttft: list[float] = []
         self.itl: list[float] = []
         self.e2e: list[float] = []
@@ -57,8 +70,11 @@ class Figures:
     def row(self, name: str) -> str:
         """One line of the table."""
         p = [np.percentile(values, q) * 1000 for values in (self.ttft, self.itl) for q in (50, 99)]
-        whole = np.mean(self.e2e)
-        return f"{name:34} {self.rate:8.0f} {p[0]:9.1f} {p[1]:9.1f} {p[2]:9.2f} {p[3]:9.2f} {whole:9.3f}"
+        whole, first = np.mean(self.e2e), np.mean(self.ttft) * 1000
+        return (
+            f"{name:34} {self.rate:8.0f} {first:9.1f} {p[0]:9.1f} {p[1]:9.1f} {p[2]:9.2f} {p[3]:9.2f} {whole:9.3f} "
+            f"{self.cpu_s:7.1f}"
+        )
 
 
 async def load(target: Target, options: argparse.Namespace, requests: int) -> Figures:
@@ -68,14 +84,14 @@ async def load(target: Target, options: argparse.Namespace, requests: int) -> Fi
     pauses = np.random.default_rng(0).exponential(1 / options.rate, requests) if options.rate else ()
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
-        began = time.monotonic()
+        began, used_s = time.monotonic(), target.cpu_s()
         async with asyncio.TaskGroup() as group:
             for pause in pauses:
                 await asyncio.sleep(pause)
                 group.create_task(_request(client, target, queue.pop(), figures, options))
             for _ in range(0 if options.rate else options.concurrency):
                 group.create_task(_client(client, target, queue, figures, options))
-        figures.seconds = time.monotonic() - began
+        figures.seconds, figures.cpu_s = time.monotonic() - began, target.cpu_s() - used_s
     return figures
 
 
@@ -141,7 +157,7 @@ def vllm_direct(folder: Path, model: Path, cores: list[int]) -> Iterator[Target]
     told = folder / f"direct-{port}.log"
     with told.open("wb") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    target = Target("vLLM's own server", "m", f"http://127.0.0.1:{port}")
+    target = Target("vLLM's own server", "m", f"http://127.0.0.1:{port}", pids=[server.pid])
     try:
         _wait(f"{target.urls[0]}/health", server, told)
         _pin(server.pid, cores)
@@ -149,6 +165,28 @@ def vllm_direct(folder: Path, model: Path, cores: list[int]) -> Iterator[Target]
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(timeout=60)
+
+
+@contextmanager
+def in_turn(folder: Path, servers: list[Target], *, router: bool) -> Iterator[Target]:
+    """Several servers that get requests in turn, or behind vLLM's router."""
+    urls, pids = [url for server in servers for url in server.urls], [pid for server in servers for pid in server.pids]
+    if not router:
+        yield Target("vLLM's own server, two in turn", "m", *urls, pids=pids)
+        return
+    port = free_port()
+    executable = shutil.which("vllm-router")
+    assert executable, "vllm-router is not on the path"
+    told = folder / f"router-{port}.log"
+    with told.open("wb") as log:
+        command = [executable, "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *urls]
+        started = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        _wait(f"http://127.0.0.1:{port}/v1/models", started, told)
+        yield Target("vLLM's own server, two and router", "m", f"http://127.0.0.1:{port}", pids=[*pids, started.pid])
+    finally:
+        started.terminate()
+        started.wait(timeout=60)
 
 
 def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
@@ -166,8 +204,6 @@ def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 
 def _pin(pid: int, cores: list[int]) -> None:
     """The server's front on the first core, its engine process and what that started on the second."""
-    import psutil
-
     front = psutil.Process(pid)
     _pin_threads(front.pid, cores[0])
     for child in front.children(recursive=True):
@@ -182,30 +218,19 @@ def _pin_threads(pid: int, core: int) -> None:
 @contextmanager
 def millrace(folder: Path, model: Path, *, instances: int, cores: list[int]) -> Iterator[Target]:
     """Millrace with real engines; with one engine everything but it is kept on the first core."""
-    worker: dict[str, Any] = {"max_model_len": 2048}
-    if instances == 1:
-        worker |= {"engine_cores": [cores[1]], "worker_cores": [cores[0]]}
-    rig = UpRig(
-        folder / f"millrace-{instances}",
-        model_path=model,
-        engine="vllm",
-        instances=instances,
-        extra=[
-            "--set",
-            "worker=" + json.dumps(worker),
-            "--set",
-            "telemetry.trace_sample=0.01",
-            "--set",
-            "telemetry.log_level=warning",
-        ],
-    )
+    worker = {"max_model_len": 2048, "engine_cores": [cores[1]], "worker_cores": [cores[0]]}
+    extra = ["--set", "worker=" + json.dumps(worker)] if instances == 1 else []
+    folder /= f"millrace-{instances}"
+    rig = UpRig(folder, model_path=model, engine="vllm", instances=instances, extra=extra)
     rig.start()
     try:
         if instances == 1:
             engines = set(rig.log_pids("worker-0")[1:])
             for process in rig.processes():
                 _pin_threads(process.pid, cores[1] if process.pid in engines else cores[0])
-        yield Target(f"Millrace, {instances} engine{'s' * (instances > 1)}", rig.model, rig.url)
+        assert rig.process is not None
+        name = f"Millrace, {instances} engine{'s' * (instances > 1)}"
+        yield Target(name, rig.model, rig.url, pids=[rig.process.pid])
     finally:
         rig.stop()
 
@@ -221,12 +246,17 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0 for a closed load")
     parser.add_argument("--both", action="store_true", help="two engines on two cores instead of one")
+    parser.add_argument("--router", action="store_true", help="the same, vLLM's behind its router")
     options = parser.parse_args()
+    options.both |= options.router
     cores = sorted(os.sched_getaffinity(0))[:2]
     model = MODELS / options.model if (MODELS / options.model).is_dir() else Path(options.model)
     print(f"{model.name}, {options.requests} requests, {options.concurrency} at once, "
           f"{options.prompt_tokens} tokens in, {options.tokens} out")  # fmt: skip
-    print(f"{'':34} {'tok/s':>8} {'TTFT p50':>9} {'p99 ms':>9} {'ITL p50':>9} {'p99 ms':>9} {'mean s':>9}")
+    print(
+        f"{'':34} {'tok/s':>8} {'TTFT mean':>9} {'p50':>9} {'p99 ms':>9} {'ITL p50':>9} {'p99 ms':>9} {'mean s':>9} "
+        f"{'CPU s':>7}"
+    )
     ratios = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -235,16 +265,28 @@ def main() -> int:
             with ExitStack() as stack:
                 pairs = [[core, core] for core in cores] if options.both else [cores]
                 servers = [stack.enter_context(vllm_direct(folder, model, pair)) for pair in pairs]
-                urls = [url for server in servers for url in server.urls]
-                direct = _measure(Target(f"vLLM's own server{', two in turn' * options.both}", "m", *urls), options)
+                target = servers[0]
+                if options.both:
+                    target = stack.enter_context(in_turn(folder, servers, router=options.router))
+                direct = _measure(target, options)
             with millrace(folder, model, instances=1 + options.both, cores=cores) as target:
                 through = _measure(target, options)
-            ratios.append((through.rate / direct.rate, np.mean(through.e2e) / np.mean(direct.e2e)))
-    for what, column in zip(("tokens a second", "mean end-to-end time"), zip(*ratios, strict=True), strict=True):
+            ratios.append([_figures(through)[what] / told for what, told in _figures(direct).items()])
+    for what, column in zip(_figures(direct), zip(*ratios, strict=True), strict=True):
         print(
             f"{what}, Millrace / vLLM: {', '.join(f'{ratio:.3f}' for ratio in column)}; median {np.median(column):.3f}"
         )
     return 0
+
+
+def _figures(figures: Figures) -> dict[str, float]:
+    return {
+        "tokens a second": figures.rate,
+        "mean end-to-end time": float(np.mean(figures.e2e)),
+        "mean TTFT": float(np.mean(figures.ttft)),
+        "p99 of TTFT": float(np.percentile(figures.ttft, 99)),
+        "processor time": figures.cpu_s,
+    }
 
 
 def _measure(target: Target, options: argparse.Namespace) -> Figures:
