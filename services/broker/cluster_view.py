@@ -11,7 +11,6 @@ from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, ServicePresence
 from millrace.contracts.subjects import subject_token
 from millrace.membership import Membership, MembershipConfig, MemberState
-from millrace.policies.stages.present_cuts import present_cuts
 from millrace.policies.stages.routing import stage_order
 from millrace.policies.trading import LoadView
 from millrace.policies.trading.loads import load_view
@@ -89,7 +88,7 @@ class BrokerView:
         plan = self._plans.get(token)
         if plan is not None:
             refined = {stage: body.length for (model, stage), body in self._boundaries.items() if model == token}
-            cuts = zip(plan.stages, present_cuts(plan, refined), strict=False)
+            cuts = zip(plan.stages, plan.present_cuts(refined), strict=False)
             self._cuts |= {(token, stage.name): cut for stage, cut in cuts}
 
     def on_presence(self, body: ServicePresence) -> None:

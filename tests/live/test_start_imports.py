@@ -27,6 +27,16 @@ def test_no_service_imports_a_heavy_package_at_its_start():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_verb_that_looks_at_the_cluster_imports_no_numbers_and_no_websockets():
+    program = (
+        "import sys; from millrace.cli.__main__ import main\n"
+        "try: main(['drain', '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit(', '.join({'numpy', 'aiohttp'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_nixl_is_looked_for_without_torch():
     program = "import sys; from millrace.kvcopy.nixl_agent import why_not; why_not(); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from millrace.contracts.plan import Plan, Stage
 from millrace.policies.stages.digest import LengthDigest, digest, merged
-from millrace.policies.stages.present_cuts import present_cuts
 from millrace.policies.stages.refinement import (
     BoundaryView,
     RefinementParameters,
@@ -128,4 +127,4 @@ def test_refined_boundaries_replace_the_plans_where_they_do_not_cross(refined: d
         for index, (begin, end) in enumerate(zip(ranges, [*ranges[1:], None], strict=True))
     ]
     plan = Plan(model="m", epoch=1, stages=stages, coordinator="c")
-    assert present_cuts(plan, refined) == cuts
+    assert plan.present_cuts(refined) == cuts

@@ -18,7 +18,6 @@ from millrace.contracts.status import (
     ServicePresence,
 )
 from millrace.membership import HEARTBEAT_NS, MembershipConfig
-from millrace.policies.stages.present_cuts import present_cuts
 
 #: An instance without a summary for this long is suspect, as ingress sees it.
 SUSPECT_NS = MembershipConfig().instance_silence_ns
@@ -152,7 +151,7 @@ class ClusterView:
             for (model, stage), body in self._boundaries.items()
             if model == plan.model and plan.boundary_epoch <= body.plan_epoch <= plan.epoch
         }
-        return present_cuts(plan, refined)
+        return plan.present_cuts(refined)
 
     def services(self, now_ns: int) -> list[ServiceRow]:
         """One row per service other than workers, by role and name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -115,6 +115,25 @@ class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):
     def cuts(self) -> list[int]:
         """Lengths at which one stage ends and the next begins, rising; one fewer than stages."""
         return [stage.length_min for stage in self.stages[1:]]
+
+    def present_cuts(self, refined: Mapping[str, int]) -> list[int]:
+        """Its cuts, and over them those that keepers have refined; strictly rising.
+
+        Keepers refine at the same time, so that two boundaries may cross, and messages come in any order. Whoever
+        knows the same boundaries gets the same cuts: one that crosses its neighbour counts as little as that neighbour.
+
+        Args:
+            refined: Boundaries by the name of the lower stage.
+        """
+        standing = {index: refined[s.name] for index, s in enumerate(self.stages[:-1]) if s.name in refined}
+        while True:
+            cuts = [standing.get(index, cut) for index, cut in enumerate(self.cuts)]
+            bounds = [0, *cuts]
+            crossed = next((at for at in range(len(cuts)) if bounds[at] >= bounds[at + 1]), None)
+            if crossed is None:
+                return cuts
+            standing.pop(crossed, None)
+            standing.pop(crossed - 1, None)
 
 
 def check_stages(stages: Sequence[Stage]) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.plan import Plan
 from millrace.policies.dispatch.view import InstanceView
-from millrace.policies.stages.present_cuts import present_cuts
 from millrace.policies.stages.routing import stage_order
 
 from services.ingress.cluster.instances import StageCandidates
@@ -73,7 +72,7 @@ class StageBoundaries:
         known = self._known.get(plan.model, {})
         for name in [n for n, each in known.items() if not plan.boundary_epoch <= each.plan_epoch <= plan.epoch]:
             del known[name]
-        cuts = present_cuts(plan, {name: body.length for name, body in known.items()})
+        cuts = plan.present_cuts({name: body.length for name, body in known.items()})
         bounds: list[int | None] = [0, *cuts, None]
         at = {stage.name: index for index, stage in enumerate(plan.stages)}
         for each in lists:
