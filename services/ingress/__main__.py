@@ -53,6 +53,8 @@ KEYS_CHECK_S = 1.0
 LAST_WORDS_S = 2.0
 #: Prompts of one completions request, and choices (prompts times ``n``) of one request.
 PROMPTS_MAX, CHOICES_MAX = 64, 128
+#: Time in which clients hear on their connections that these end, before one that is replaced closes the idle, seconds.
+GIVE_WAY_S = 2.0
 #: Bytes that may wait for a slow reader before it is cut, and how long more than a quarter of them may, seconds.
 READER_BUFFER_BYTES, READER_BEHIND_S = 1_000_000, 20.0
 #: Open connections; further ones are closed at once.
@@ -140,11 +142,21 @@ class IngressProcess:
 
         def leave() -> None:
             server.stop_listening()
+            server.close_idle()
             # The kernel sends SIGTERM as well when the supervisor has died (services/supervisor/launcher.py).
             runtime.request_stop(orphaned=os.getppid() != parent)
 
+        def replaced() -> None:
+            server.close_idle()
+            runtime.request_stop(replaced=True)
+
+        def give_way() -> None:
+            server.stop_listening()
+            loop.call_later(GIVE_WAY_S, replaced)
+
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, leave)
+        loop.add_signal_handler(signal.SIGUSR1, give_way)
         try:
             reason = await runtime.run(signals=False)
             self._telemetry.logger.info("stopped", reason=reason)

@@ -38,6 +38,7 @@ them; calls that wait for an instance count among them and wait for a bounded ti
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
@@ -353,15 +354,16 @@ class IngressActor:
         state = self._state
         if not state.stopping:
             state.stopping = True
-            state.stop_at_ns = state.now_ns + state.times.drain
             state.emit(self._presence(PresenceState.LEAVING))
+        if not body.replaced:  # else calls have their own deadlines
+            state.stop_at_ns = min(state.stop_at_ns or sys.maxsize, state.now_ns + state.times.drain)
         if body.orphaned:
             state.stop_at_ns = state.now_ns
             self._stop_detail = "This server's supervisor has died, and this server ends with it."
 
     def _stop_when_idle(self) -> None:
         state = self._state
-        if (state.calls or state.parents) and state.now_ns >= state.stop_at_ns:
+        if (state.calls or state.parents) and 0 < state.stop_at_ns <= state.now_ns:
             interrupt(state)
             for call in list(state.calls.values()):
                 refuse_or_fail(state, call, RefusalKind.STOPPING, self._stop_detail)

@@ -110,7 +110,7 @@ class IngressState:
         self.predictors: dict[str, PredictorsHealth] = {}  # by model
         self.holders = PrefixHolders()
         self.stopping = False
-        self.stop_at_ns = 0
+        self.stop_at_ns = 0  # when calls are given up; 0 for never
         self.dispatch_timer_ns = 0
 
     def bind(self, react: React) -> None:

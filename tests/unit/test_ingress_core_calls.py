@@ -630,6 +630,18 @@ def test_an_ingress_whose_supervisor_died_gives_up_at_once_and_says_why():
     assert isinstance(bench.effects[-1], Stop)
 
 
+def test_a_replaced_ingress_ends_with_its_last_call_unless_it_is_asked_to_stop_after_all():
+    bench = Bench(config(limits=LimitsConfig(drain_s=3.0)))
+    bench.run_call("a")
+    bench.send(StopRequested(replaced=True))
+    bench.pass_time(10)
+    assert not bench.made(Stop)
+    assert not bench.made(FailCall)
+    bench.send(StopRequested())
+    bench.pass_time(3.5)
+    assert len(bench.made(FailCall)) == len(bench.made(Stop)) == 1
+
+
 def test_an_idle_ingress_stops_at_once():
     bench = Bench()
     assert isinstance(bench.send(StopRequested())[-1], Stop)

@@ -184,10 +184,10 @@ class NatsRuntime:
         """Whether actors that are added now are started."""
         return self._ended is not None and not self._ended.done() and not self._closing
 
-    def request_stop(self, *, orphaned: bool = False) -> None:
-        """Tells every actor that the process is asked to end, and whether because its parent is gone."""
+    def request_stop(self, *, orphaned: bool = False, replaced: bool = False) -> None:
+        """Tells every actor that the process is asked to end, and why (see StopRequested)."""
         for cell in list(self._cells):
-            self.deliver(cell, Message(StopRequested(orphaned=orphaned)))
+            self.deliver(cell, Message(StopRequested(orphaned=orphaned, replaced=replaced)))
 
     async def close(self) -> None:
         """Sends what waits for the socket, then closes the connection. Idempotent."""

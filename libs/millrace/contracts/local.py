@@ -108,6 +108,8 @@ class StopRequested(Body, frozen=True, kw_only=True, tag="local.StopRequested/1"
     Attributes:
         orphaned: What kept the process running is gone, and the rest of the cluster with it: there is nothing to drain
             for.
+        replaced: Another process has its place already: whoever drains may take the time that it needs.
     """
 
     orphaned: bool = False
+    replaced: bool = False

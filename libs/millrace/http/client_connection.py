@@ -150,7 +150,7 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._chunked = self._parser.get_http_version() == "1.1"
         # To be asked here: the parser forgets with the message's last byte.
-        self._keep_alive = self._chunked and self._parser.should_keep_alive()
+        self._keep_alive = self._chunked and self._parser.should_keep_alive() and not self._host.closing
         length = self._headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._host.limits.body_bytes_max:
             self._refuse_body()
@@ -237,10 +237,11 @@ class HttpConnection(asyncio.Protocol):
 
     def close_when_idle(self) -> None:
         """End the connection after what is being answered; at once where nothing is."""
-        if self._current is None and not self._waiting:
-            self.transport.close()
-        elif self._current is not None:
+        self._keep_alive = False  # of a request that is being read
+        if self._current is not None:
             self._current.request.keep_alive = False
+        elif not self._waiting and not self._in_request:
+            self.transport.close()
 
     @property
     def busy(self) -> bool:

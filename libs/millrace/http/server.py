@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 from collections.abc import Callable
 from email.utils import formatdate
@@ -35,11 +37,13 @@ class HttpServer:
         self.refused = refused
         self.limits = limits
         self.date_header = b""
+        self.closing = False
         self._connections_max = connections_max
         self._connections: set[HttpConnection] = set()
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
+        self._taking: set[asyncio.Task[None]] = set()
 
     @property
     def connections(self) -> int:
@@ -52,22 +56,49 @@ class HttpServer:
             OSError: the address cannot be bound.
         """
         self._server = await self._loop.create_server(
-            lambda: HttpConnection(self), host, port, backlog=BACKLOG, reuse_port=reuse_port or None
+            self._connection, host, port, backlog=BACKLOG, reuse_port=reuse_port or None
         )
         self._sweep()
         bound: socket.socket = self._server.sockets[0]
         return int(bound.getsockname()[1])
 
     def stop_listening(self) -> None:
-        """Take no new connection; idle ones are closed, others after their response."""
-        if self._server is not None:
-            self._server.close()
+        """Take no new connection; those that are open end after their next response.
+
+        Connections that wait in the kernel's queue are taken first: closing the socket would reset them.
+        """
+        self.closing = True
+        if self._server is None:
+            return
+        queues = [os.dup(listener.fileno()) for listener in self._server.sockets]
+        self._server.close()
+        for queue in queues:
+            self._take_waiting(queue)
+
+    def _take_waiting(self, queue: int) -> None:
+        with socket.socket(fileno=queue) as listener, contextlib.suppress(BlockingIOError):
+            while True:
+                client, _ = listener.accept()
+                task = self._loop.create_task(self._take(client))
+                self._taking.add(task)
+                task.add_done_callback(self._taking.discard)
+
+    async def _take(self, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has left
+            await self._loop.connect_accepted_socket(self._connection, client)
+
+    def _connection(self) -> HttpConnection:
+        return HttpConnection(self)
+
+    def close_idle(self) -> None:
+        """End the connections on which nothing is asked."""
         for connection in list(self._connections):
             connection.close_when_idle()
 
     async def stop(self, grace_s: float) -> None:
         """End everything; what is not done within the grace is cut."""
         self.stop_listening()
+        self.close_idle()
         until_s = self._loop.time() + grace_s
         while any(c.busy for c in self._connections) and self._loop.time() < until_s:  # noqa: ASYNC110
             await asyncio.sleep(0.02)  # polled, but only while the process ends

@@ -19,7 +19,7 @@ from services.ingress.tokens.detokenizer import TextStream
 
 def refusal_of(state: IngressState, call: Call) -> Refusal | None:
     """Reason for refusing a call; None after it was admitted and counted."""
-    if state.stopping:
+    if state.stopping and state.stop_at_ns:  # one that is replaced serves who is still connected to it
         return Refusal(RefusalKind.STOPPING, "This server is going down.")
     model = call.model
     if call.members:
