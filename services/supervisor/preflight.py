@@ -21,7 +21,7 @@ from millrace.cluster.spec import EngineName
 from millrace.supervision.cluster_folder import command
 
 #: Ports for metrics that must be free in a row; a cluster of more processes takes those after them, free or not.
-METRICS_PORTS = 16
+METRICS_PORTS = 64
 
 #: Folder of vLLM's sockets below the cluster's ``run``.
 SOCKETS = "ipc"
@@ -175,7 +175,13 @@ def check(spec: ClusterSpec, free: Callable[[str, int], bool] | None = None) -> 
     check_spec(spec)
     spec = with_model_folders(spec)
     groups = [group for model in spec.models for group in model.groups]
-    if any(group.engine is EngineName.VLLM for group in groups) and importlib.util.find_spec("vllm") is None:
+    for group in groups:
+        if group.python and not os.access(group.python, os.X_OK):
+            raise ConfigError(f"models[].groups[].python: no program {group.python}")
+    if (
+        any(group.engine is EngineName.VLLM and not group.python for group in groups)
+        and importlib.util.find_spec("vllm") is None
+    ):
         raise ConfigError("vLLM is not installed; `./task setup` installs it, or use --engine modelled")
     on_gpus = (group for group in groups if group.device != "cpu")
     if sum(group.size + group.spares for group in on_gpus) > 1:

@@ -35,6 +35,7 @@ from millrace.telemetry import open_telemetry
 
 from services.worker.actor import ACCEPTS, WorkerActor
 from services.worker.build import WorkerOrigin, build
+from services.worker.canary import Canary
 from services.worker.config import EngineKind, WorkerConfig
 from services.worker.draining import DRAINED
 from services.worker.metrics import WorkerCollector
@@ -49,12 +50,20 @@ class EngineLink:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.handle: ActorHandle | None = None
+        self._canary: Canary | None = None
 
-    async def start(self) -> EngineInfo:
-        """Starts the engine."""
-        return await self.engine.start(self._hear)
+    async def start(self, config: WorkerConfig) -> EngineInfo:
+        """Starts the engine, and asks it the canary's prompt where there is one."""
+        info = await self.engine.start(self._hear)
+        if config.canary.prompt:
+            self._canary = Canary(config.canary, config.model_path)
+            await self._canary.ask(self.engine)
+            self._canary = None
+        return info
 
     def _hear(self, event: EngineEvent) -> None:
+        if self._canary is not None:
+            self._canary.hear(event)
         if self.handle is not None:
             self.handle.deliver(event)
 
@@ -107,7 +116,7 @@ async def serve(config: WorkerConfig) -> int:
     incarnation = time.time_ns()
     links = [EngineLink(build_engine(config)) for _ in range(config.instances)]
     try:
-        infos = [await link.start() for link in links]
+        infos = [await link.start(config) for link in links]
         if config.worker_cores:
             os.sched_setaffinity(0, config.worker_cores)
         return await _serve_bus(config, incarnation, links, infos)

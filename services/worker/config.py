@@ -124,6 +124,18 @@ class RemainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     record: str = ""
 
 
+class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A prompt whose greedy answer is known: an engine that says something else at its start does not serve.
+
+    Attributes:
+        prompt: Tokenised as it is, without a chat template; empty for no such check.
+        text: What the answer begins with.
+    """
+
+    prompt: str = ""
+    text: str = ""
+
+
 class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     """One worker process.
 
@@ -158,6 +170,7 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
             nobody needs it.
         migration: Moving running sequences with their KV.
         remaining: Estimating their remaining lengths.
+        canary: What the engine is asked before it serves.
     """
 
     name: Annotated[str, WIRED]
@@ -187,6 +200,7 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     limits: WorkerLimits = WorkerLimits()
     migration: MigrationConfig = MigrationConfig()
     remaining: RemainingConfig = RemainingConfig()
+    canary: CanaryConfig = CanaryConfig()
 
     def instance_names(self) -> list[str]:
         """Names of the worker actors in this process."""

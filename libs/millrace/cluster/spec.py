@@ -47,6 +47,8 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         step_time: Step-time set that fits these instances (``cpu-8m``) or a ``.toml`` file of one; empty for the one
             that ships with the model, if any.
         role: ``both``, ``prefill`` or ``decode``.
+        python: Python of the virtual environment that they run in, one with Millrace and an engine of another version;
+            empty for this one. They start without a fork server, some seconds slower.
         host: Name of the provisioner that starts and stops them: ``local`` is the supervisor of this machine.
         processes: Worker processes that share the instances, modelled engines only; 0 for one per 64 instances, and for
             one each where they may be started and stopped: with spare ones, or a provisioning strategy.
@@ -62,6 +64,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tensor_parallel: int = 1
     step_time: str = ""
     role: InstanceRole = InstanceRole.BOTH
+    python: str = ""
     host: str = "local"
     processes: int = 0
     settings: dict[str, Any] = {}
