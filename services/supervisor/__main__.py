@@ -11,14 +11,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
-from millrace.cluster import ClusterSpec
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
 from millrace.supervision.fork_server import ForkServer
@@ -29,7 +27,7 @@ from services.supervisor.build import SupervisedMachine, build
 from services.supervisor.causes import failure_cause
 from services.supervisor.config import LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner, open_api_warning
-from services.supervisor.effects import SignalChild, StartChild
+from services.supervisor.effects import ReadSpecification, SignalChild, SpecificationRead, StartChild
 from services.supervisor.launcher import Launcher, last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import (
@@ -45,7 +43,9 @@ from services.supervisor.preflight import (
     store_folder,
 )
 from services.supervisor.probes import http_ready
+from services.supervisor.rereading import CheckFiles, reread
 from services.supervisor.store_guard import CHECK_S, StoreGuard
+from services.supervisor.worker_forker import WorkerForker
 
 #: How long nats-server may take to say that it is well, seconds. It takes 0.1 s.
 NATS_START_LIMIT_S = 15.0
@@ -63,16 +63,22 @@ WATCH_S = 0.1
 class Cluster:
     """The running supervisor of one cluster."""
 
-    def __init__(self, config: SupervisorConfig, layout: Layout, fork_server: ForkServer | None = None) -> None:
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        layout: Layout,
+        fork_server: ForkServer | None = None,
+        check_files: CheckFiles | None = None,
+        cores: list[int] | None = None,
+        started_ns: int = 0,
+    ) -> None:
         self._config = config
         self._layout = layout
+        self._check_files, self._cores, self._started_ns = check_files, cores or [], started_ns
         self._directory = Path(config.directory)
         self._launcher = Launcher(self._directory / "logs", self._notify, fork_server)
         self._store = StoreGuard(config.bus, self._directory)
-        if any(child.fork_config for child in config.children):
-            from services.supervisor.worker_forker import WorkerForker
-
-            self._launcher.forker = WorkerForker(self._directory / "run" / "fork.sock", self._notify)
+        self._launcher.forker = WorkerForker(self._directory / "run" / "fork.sock", self._notify)
         self._handle: ActorHandle | None = None
         self._early: list[Body] = []
         incarnation = time.time_ns()
@@ -82,6 +88,7 @@ class Cluster:
             host=config.host,
             children=[config.nats, *config.children],
             spares=config.spares,
+            provisioned=config.provisioned,
             devices=config.devices,
         )
         deps = ActorDeps(incarnation=incarnation, rng=actor_rng(config.name, incarnation))
@@ -101,7 +108,11 @@ class Cluster:
                 self._handle = runtime.add(
                     self._actor,
                     accepts=ACCEPTS,
-                    handlers={StartChild: self._launcher.start, SignalChild: self._launcher.signal},
+                    handlers={
+                        StartChild: self._launcher.start,
+                        SignalChild: self._launcher.signal,
+                        ReadSpecification: self._read_specification,
+                    },
                 )
                 self._actor.adopt("nats", self._nats_pid, runtime.now_ns())
                 self._listen_for_signals()
@@ -200,6 +211,19 @@ class Cluster:
         else:
             self._handle.deliver(body)
 
+    def _read_specification(self, effect: ReadSpecification) -> None:
+        """Carries out ReadSpecification."""
+        try:
+            layout, config = reread(self._layout, self._cores, self._actor.snapshot(), self._check_files)
+        except (ConfigError, OSError) as error:
+            self._notify(SpecificationRead(take=False, reply_to=effect.reply_to, refused=str(error)))
+            return
+        if effect.take:
+            layout.write()
+            self._layout = layout
+            (self._directory / "run" / "cluster.json").write_bytes(layout.cluster_file(os.getpid(), self._started_ns))
+        self._notify(SpecificationRead(take=effect.take, reply_to=effect.reply_to, machine=config))
+
     def _listen_for_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -208,11 +232,6 @@ class Cluster:
     def _stop(self) -> None:
         if self._handle is not None:
             self._handle.deliver(StopRequested())
-
-
-#: Refuses a cluster's settings and its configuration files, given with their roles, before anything starts; raises
-#: ConfigError.
-CheckFiles = Callable[[ClusterSpec, Iterable[tuple[str, Path]]], None]
 
 
 def main(check_files: CheckFiles | None = None, fork_server: ForkServer | None = None) -> int:
@@ -260,8 +279,9 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_s
         file = Path(config.directory) / "run" / "cluster.json"
         stack.callback(file.unlink, missing_ok=True)
         file.touch(mode=0o600)
-        file.write_bytes(layout.cluster_file(os.getpid(), time.time_ns()))
-        return asyncio.run(Cluster(config, layout, fork_server).run())
+        started_ns = time.time_ns()
+        file.write_bytes(layout.cluster_file(os.getpid(), started_ns))
+        return asyncio.run(Cluster(config, layout, fork_server, check_files, cores, started_ns).run())
 
 
 if __name__ == "__main__":

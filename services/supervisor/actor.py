@@ -17,6 +17,9 @@ for it |
 StartChild |
 | StopInstance | RETIRING; forgotten once its process has ended | InstanceStopping or ProvisionRefused, DrainWorker |
 | TimerFired(retire/NAME) | should be gone by now | SignalChild(SIGTERM) |
+| UpdateCluster | processes that it names are started, ended, or asked to end and start anew |
+ReadSpecification, or ClusterCompared, StartChild, SignalChild |
+| SpecificationRead | in force from now on, where it shall be taken | ClusterCompared |
 | MachineChecked | trouble that status shows; a store that stays ill | SignalChild(nats, SIGKILL) |
 | StopRequested | first: STOPPING in stop_order; again: everything is killed | SignalChild, in the end Stop |
 
@@ -29,6 +32,7 @@ seconds.
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 from millrace.actor.effects import CancelTimer, Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe
@@ -36,20 +40,33 @@ from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.provisioner import (
+    ClusterCompared,
+    ComparedProcess,
     InstanceStarting,
     InstanceStopping,
     ProvisionRefusal,
     ProvisionRefused,
     StartInstance,
     StopInstance,
+    UpdateCluster,
 )
 from millrace.contracts.status import DrainedInstance, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import DrainWorker
 from millrace.membership import Heartbeat
 
-from services.supervisor.config import ChildSpec
-from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, MachineChecked, SignalChild, StartChild
+from services.supervisor.comparing import compared
+from services.supervisor.config import ChildSpec, SupervisorConfig
+from services.supervisor.effects import (
+    ChildExited,
+    ChildReady,
+    ChildStarted,
+    MachineChecked,
+    ReadSpecification,
+    SignalChild,
+    SpecificationRead,
+    StartChild,
+)
 from services.supervisor.roster import Roster
 from services.supervisor.state import Child, ChildState
 
@@ -72,21 +89,33 @@ STORE_PATIENCE_NS = 6_000_000_000
 #: Time that a new nats-server gets before it is started anew once more; streams pause each time.
 STORE_AGAIN_NS = 30_000_000_000
 
-ACCEPTS = (ServicePresence, StartInstance, StopInstance)
+ACCEPTS = (ServicePresence, StartInstance, StopInstance, UpdateCluster)
 
 
 class SupervisorActor:
     """Runs children. nats-server is given as already started, because without it no actor has a bus."""
 
     def __init__(
-        self, *, name: str, cluster: str, incarnation: int, children: list[ChildSpec], roster: Roster | None = None
+        self,
+        *,
+        name: str,
+        cluster: str,
+        incarnation: int,
+        children: list[ChildSpec],
+        roster: Roster | None = None,
+        spares: Sequence[ChildSpec] = (),
     ) -> None:
-        """``roster``: what provisioning may start and stop here; without one it may do nothing."""
+        """Args:
+        roster: What provisioning may start and stop here; without one it may do nothing.
+        spares: Workers beyond the children that a policy may run.
+        """
         self.name = name
         self._subjects = Subjects(cluster)
         self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.SUPERVISOR, name=name, incarnation=incarnation)
         self._children = {spec.name: Child(spec=spec) for spec in children}
         self._roster = roster
+        self._wanted = {spec.name: spec for spec in children}
+        self._spares = list(spares)
         self._drained: dict[str, ChildSpec] = {}
         self._stopping = False
         self._trouble = ""
@@ -126,6 +155,10 @@ class SupervisorActor:
                 return self._on_start_instance(body, message.reply_to, now_ns)
             case StopInstance() as body:
                 return self._on_stop_instance(body, message.reply_to, now_ns)
+            case UpdateCluster() as body:
+                return self._on_update(body, message.reply_to, now_ns)
+            case SpecificationRead() as body:
+                return self._on_specification(body)
             case TimerFired() as body:
                 return self._on_timer(body.name, now_ns)
             case StopRequested():
@@ -179,6 +212,7 @@ class SupervisorActor:
         fields = {"child": body.name, "exit": child.last_exit, "again_in_ms": pause_ns // 1_000_000}
         return [
             *dead,
+            CancelTimer(name=f"kill/{body.name}"),
             Log(level="warning", event="child_exited", fields=fields),
             StartTimer(name=f"restart/{body.name}", at_ns=now_ns + pause_ns),
         ]
@@ -323,6 +357,59 @@ class SupervisorActor:
         timers = [CancelTimer(name=f"{kind}/{name}") for kind in ("retire", "kill", "restart")]
         return [*timers, Log(level="info", event="child_retired", fields={"child": name, "exit": child.last_exit})]
 
+    # another specification
+
+    def _on_update(self, body: UpdateCluster, reply_to: str, now_ns: int) -> list[Effect]:
+        if body.wanted:
+            return [ReadSpecification(take=body.take, reply_to=reply_to)]
+        effects = [] if self._stopping else [e for name in body.processes for e in self._update(name, now_ns)]
+        return [*effects, *_answer(reply_to, ClusterCompared(processes=self._compared()))]
+
+    def _on_specification(self, body: SpecificationRead) -> list[Effect]:
+        if body.machine is None:
+            return _answer(body.reply_to, ClusterCompared(refused=body.refused))
+        if body.take:
+            self._take(body.machine)
+            return _answer(body.reply_to, ClusterCompared(processes=self._compared()))
+        spares = body.machine.spares if body.machine.provisioned else []
+        rows = compared(self._children, [body.machine.nats, *body.machine.children], spares)
+        return _answer(body.reply_to, ClusterCompared(processes=rows))
+
+    def _take(self, machine: SupervisorConfig) -> None:
+        self._wanted = {spec.name: spec for spec in (machine.nats, *machine.children)}
+        self._spares = machine.spares if machine.provisioned else []
+        if self._roster is not None:
+            self._roster.replace([*machine.children, *machine.spares], machine.devices)
+
+    def _compared(self) -> list[ComparedProcess]:
+        return compared(self._children, self._wanted.values(), self._spares)
+
+    def _update(self, name: str, now_ns: int) -> list[Effect]:
+        """Brings a process in line: started, ended, or ended and started anew."""
+        spec, child = self._wanted.get(name), self._children.get(name)
+        if Role.WORKER in (each.role for each in (spec, child.spec if child is not None else None) if each is not None):
+            return []  # with a drain, by StopInstance and StartInstance
+        if child is None:
+            if spec is None:
+                return []
+            self._children[name] = Child(spec=spec)
+            return self._start_waiting(now_ns)
+        if spec == child.spec or child.state is ChildState.RETIRING:
+            return []
+        return self._end_service(child, anew=spec is not None, now_ns=now_ns)
+
+    def _end_service(self, child: Child, *, anew: bool, now_ns: int) -> list[Effect]:
+        """An ingress that another one replaces goes on until its last stream has ended."""
+        name = child.spec.name
+        if not anew:
+            child.state = ChildState.RETIRING
+        if not child.pid:
+            return [] if anew or child.state is ChildState.STARTING else self._forget(child)
+        if child.spec.role == Role.INGRESS and not anew:
+            return [SignalChild(name=name, pid=child.pid, signal=signal.SIGUSR1)]
+        kill = StartTimer(name=f"kill/{name}", at_ns=now_ns + child.spec.stop_limit_ms * 1_000_000)
+        return [SignalChild(name=name, pid=child.pid, signal=signal.SIGTERM), kill]
+
     # the end
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
@@ -369,6 +456,8 @@ class SupervisorActor:
             child.state = ChildState.WAITING
             return []
         child.state, child.started_ns = ChildState.STARTING, now_ns
+        if (spec := self._wanted.get(child.spec.name, child.spec)) != child.spec:
+            child.spec, child.start_failures = spec, 0
         return [StartChild(spec=child.spec)]
 
     def _presence(self, now_ns: int) -> Publish:

@@ -21,6 +21,7 @@ class SupervisedMachine:
         host: Name under which provisioning reaches the machine.
         children: Processes to keep running.
         spares: Workers that are not started at first.
+        provisioned: Whether a policy starts and stops them.
         model: Served by workers that name none.
         devices: By kind, shared by the workers.
     """
@@ -30,6 +31,7 @@ class SupervisedMachine:
     host: str
     children: Sequence[ChildSpec]
     spares: Sequence[ChildSpec] = ()
+    provisioned: bool = False
     model: str = ""
     devices: Mapping[str, int] = field(default_factory=dict)
 
@@ -47,4 +49,5 @@ def build(config: SupervisedMachine, deps: ActorDeps) -> SupervisorActor:
             model=config.model,
             devices=config.devices,
         ),
+        spares=list(config.spares) if config.provisioned else [],
     )

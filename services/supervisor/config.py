@@ -38,6 +38,7 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         shape: Of a worker: what it runs on, such as ``cpu`` or ``h100x2``; empty for unknown.
         device: Of a worker: the kind of device that it takes; empty for unknown.
         devices: How many of them.
+        digest: Of its files: two that are equal differ in nothing that a start would change.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     shape: str = ""
     device: str = ""
     devices: int = 0
+    digest: str = ""
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +66,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         nats: The NATS server's process; started first, stopped last.
         children: Everything else.
         spares: Workers that are not started at first, one instance each: what provisioning may add.
+        provisioned: Whether a policy starts and stops workers.
         devices: Devices by kind that its workers share; kinds that are not named have no bound but the spares.
         host: Under this name provisioning reaches this machine.
         ingress_url: Base URL of the API; it is polled for ``/ready`` at start.
@@ -79,6 +82,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     nats: ChildSpec
     children: list[ChildSpec]
     spares: list[ChildSpec] = []
+    provisioned: bool = False
     devices: dict[str, int] = {}
     host: str = "local"
     ingress_url: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 from millrace.actor.effects import Effect
 from millrace.contracts.message import Body
 
-from services.supervisor.config import ChildSpec
+from services.supervisor.config import ChildSpec, SupervisorConfig
 
 
 class StartChild(Effect, frozen=True, kw_only=True):
@@ -22,6 +22,33 @@ class SignalChild(Effect, frozen=True, kw_only=True):
     name: str
     pid: int
     signal: int
+
+
+class ReadSpecification(Effect, frozen=True, kw_only=True):
+    """Reads the wanted specification: SpecificationRead.
+
+    Attributes:
+        take: Whether it is in force from then on.
+        reply_to: Who waits for the comparison.
+    """
+
+    take: bool
+    reply_to: str
+
+
+class SpecificationRead(Body, frozen=True, kw_only=True, tag="local.SpecificationRead/1"):
+    """The wanted specification, as it is here.
+
+    Attributes:
+        take: Whether it is in force from now on.
+        machine: None where it is refused.
+        refused: Reason why it cannot be had.
+    """
+
+    take: bool
+    reply_to: str
+    machine: SupervisorConfig | None = None
+    refused: str = ""
 
 
 class ChildStarted(Body, frozen=True, kw_only=True, tag="local.ChildStarted/1"):

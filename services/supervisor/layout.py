@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +41,52 @@ HOST = "local"
 class Layout:
     """The files and processes of one cluster."""
 
-    def __init__(self, options: LaunchOptions) -> None:
-        """Draws passwords; nothing is written yet."""
+    def __init__(self, options: LaunchOptions, before: Layout | None = None) -> None:
+        """Draws passwords; nothing is written yet.
+
+        Args:
+            before: Of the same cluster, whose passwords, ports and names of ingresses stay.
+        """
         self.spec: ClusterSpec = options.spec
         self.root = Path(options.directory).absolute()
         self.run_dir = self.root / "run"
         self.passwords = {role: secrets.token_hex(18) for role in Role}  # no dash: `--password -x` is an error
+        self.ingresses = list(range(self.spec.services.ingresses))
         self._cores = options.cores
         self._files: dict[Path, bytes] = {}
         self._configurations: list[tuple[str, Path]] = []
-        first = self.spec.telemetry.metrics_port
-        self._metrics_ports = iter(range(first, first + 1000))
+        self._metrics_ports: dict[str, int] = {}
+        if before is not None:
+            self.passwords, self._metrics_ports = before.passwords, dict(before._metrics_ports)
+
+    @classmethod
+    def following(cls, options: LaunchOptions, before: Layout, taken: Container[str]) -> Layout:
+        """The layout of the same cluster by another specification. An ingress that would change gets another name: it
+        runs beside the one that it replaces.
+
+        Args:
+            taken: Names of processes that run.
+        """
+        free = (n for n in count() if n not in before.ingresses and f"ingress-{n}" not in taken)
+        names = [*before.ingresses, *islice(free, options.spec.services.ingresses)]
+        layout = cls(options, before)
+        layout.ingresses = names[: options.spec.services.ingresses]
+        was = {child.name: child for child in before.plan().children}
+        if any(was.get(each.name, each) != each for each in layout.plan().children if each.role == Role.INGRESS):
+            layout = cls(options, before)
+            layout.ingresses = names[len(before.ingresses) :]
+        return layout
 
     def plan(self) -> SupervisorConfig:
         """Decides every process and prepares its files."""
         spec, services = self.spec, self.spec.services
+        self._files, self._configurations = {}, []
         nats = self._nats()
         slots = workers_of(spec)
         running = [slot for slot in slots if not slot.spare]
         children = [
             *self._taggers(),
-            *self._services("coordinator", services.coordinators, self._coordinator_fields(), stop_order=3),
+            *self._services("coordinator", range(services.coordinators), self._coordinator_fields(), stop_order=3),
             *self._predictors(),
             *self._worker_fork_server(slots),
             *self._workers(running, slots),
@@ -75,9 +102,10 @@ class Layout:
             telemetry=msgspec.convert(
                 self._telemetry() | {"log_file": str(self.root / "logs" / "supervisor.log")}, TelemetryConfig
             ),
-            nats=nats,
-            children=children,
-            spares=self._workers([slot for slot in slots if slot.spare], slots),
+            nats=self._stamped(nats),
+            children=[self._stamped(child) for child in children],
+            spares=[self._stamped(child) for child in self._workers([slot for slot in slots if slot.spare], slots)],
+            provisioned=spec.policies.provisioning.name not in ("", "none"),
             devices=spec.devices,
             host=HOST,
             ingress_url=self.ingress_url,
@@ -86,6 +114,11 @@ class Layout:
         self._files[self.run_dir / "supervisor.json"] = msgspec.json.encode(config)
         self._files[self.run_dir / "cluster.toml"] = cluster_toml(spec).encode()
         return config
+
+    def _stamped(self, child: ChildSpec) -> ChildSpec:
+        paths = [Path(word) for word in (*child.command, child.fork_config)]
+        content = b"\n".join(self._files[path] for path in paths if path in self._files)
+        return msgspec.structs.replace(child, digest=hashlib.sha256(content).hexdigest()[:16])
 
     @property
     def ingress_url(self) -> str:
@@ -167,18 +200,32 @@ class Layout:
         checked_as: Whose configuration it is, where that is not the role.
         """
         path = self.run_dir / f"{name}.json"
-        telemetry = self._telemetry() | {"metrics_port": next(self._metrics_ports)}
+        telemetry = self._telemetry() | {"metrics_port": self._metrics_port(name)}
         config = {"name": name, "bus": self._bus(role), "telemetry": telemetry} | fields
         self._files[path] = msgspec.json.encode(config)
         self._configurations.append((checked_as or str(role), path))
         return path
 
+    def _metrics_port(self, name: str) -> int:
+        ports = self._metrics_ports
+        if name not in ports:
+            ports[name] = max([self.spec.telemetry.metrics_port - 1, *ports.values()]) + 1
+        return ports[name]
+
+    def copies(self, folder: Path) -> list[tuple[str, Path]]:
+        """Writes the configuration files elsewhere, to be checked there; returns role and file of each."""
+        for _, path in self._configurations:
+            (folder / path.name).write_bytes(self._files[path])
+        return [(role, folder / path.name) for role, path in self._configurations]
+
     def configurations(self) -> list[tuple[str, Path]]:
         """Role and configuration file of each service's process, spare ones included."""
         return self._configurations
 
-    def _services(self, noun: str, count: int, fields: dict[str, Any], *, stop_order: int) -> list[ChildSpec]:
-        return [self._service(noun, index, fields, stop_order=stop_order) for index in range(count)]
+    def _services(
+        self, noun: str, indices: Iterable[int], fields: dict[str, Any], *, stop_order: int
+    ) -> list[ChildSpec]:
+        return [self._service(noun, index, fields, stop_order=stop_order) for index in indices]
 
     def _service(self, noun: str, index: int, fields: dict[str, Any], *, stop_order: int) -> ChildSpec:
         name = f"{noun}-{index}"
@@ -204,11 +251,12 @@ class Layout:
 
     def _ingresses(self) -> list[ChildSpec]:
         """With the actors that each of them hosts."""
-        children = self._services("ingress", self.spec.services.ingresses, self._ingress_fields(), stop_order=1)
+        children = self._services("ingress", self.ingresses, self._ingress_fields(), stop_order=1)
         fields = {Role.PREDICTOR: self._predictor_fields(0, 1), Role.TAGGER: self._tagger_fields()}
         hosted = hosted_by_ingress(self.spec)
         return [
-            self._hosting(child, index, {role: fields[role] for role in hosted}) for index, child in enumerate(children)
+            self._hosting(child, index, {role: fields[role] for role in hosted})
+            for index, child in zip(self.ingresses, children, strict=True)
         ]
 
     def _hosting(self, child: ChildSpec, index: int, hosted: dict[Role, dict[str, Any]]) -> ChildSpec:
@@ -222,7 +270,7 @@ class Layout:
 
     def _taggers(self) -> list[ChildSpec]:
         count = 0 if Role.TAGGER in hosted_by_ingress(self.spec) else 1
-        return self._services("tagger", count, self._tagger_fields(), stop_order=3)
+        return self._services("tagger", range(count), self._tagger_fields(), stop_order=3)
 
     def _tagger_fields(self) -> dict[str, Any]:
         """With the folder where taggers keep outcomes and length models, over restarts."""
@@ -234,7 +282,7 @@ class Layout:
 
     def _ingress_fields(self) -> dict[str, Any]:
         spec = self.spec
-        http: dict[str, Any] = {"host": spec.api.host, "port": spec.api.port, "reuse_port": spec.services.ingresses > 1}
+        http: dict[str, Any] = {"host": spec.api.host, "port": spec.api.port, "reuse_port": True}
         if spec.api.keys:
             http["keys_file"] = str(Path(spec.api.keys).absolute())
         return merged(
@@ -253,7 +301,7 @@ class Layout:
         api, calibration = self.spec.api, llm_calibration(self.spec)
         fields = judge_fields(self.spec, f"http://{_reachable(api.host)}:{api.port}/v1", calibration=calibration)
         told = merged(fields, self.spec.settings.judge)
-        return self._services("judge", cascade.judge_processes, told, stop_order=3)
+        return self._services("judge", range(cascade.judge_processes), told, stop_order=3)
 
     def _predictors(self) -> list[ChildSpec]:
         count = 0 if Role.PREDICTOR in hosted_by_ingress(self.spec) else self.spec.services.predictors
@@ -280,7 +328,7 @@ class Layout:
 
     def _worker_fork_server(self, slots: Iterable[WorkerSlot]) -> list[ChildSpec]:
         """The process that vLLM workers are forked from, where there may be any."""
-        if all(slot.group.engine is EngineName.MODELLED for slot in slots):
+        if all(slot.group.engine is EngineName.MODELLED or slot.group.python for slot in slots):
             return []
         command = [sys.executable, "-m", "services.worker.fork_server", "--socket", str(self.run_dir / "fork.sock")]
         return [ChildSpec(name="worker-fork-server", role="worker-fork-server", command=command, stop_order=4)]
@@ -307,9 +355,10 @@ class Layout:
             device=slot.group.device,
             devices=slot.group.tensor_parallel * len(slot.instances),
         )
-        if vllm_index < 0:
-            command = [sys.executable, "-m", "services.worker", "--config", str(path)]
-            return msgspec.structs.replace(child, command=command)
+        if vllm_index < 0 or slot.group.python:
+            python = [slot.group.python, "-P"] if slot.group.python else [sys.executable]  # -P: not from this folder
+            command = [*python, "-m", "services.worker", "--config", str(path)]
+            return msgspec.structs.replace(child, command=command, stop_limit_ms=15_000 if vllm_index >= 0 else 10_000)
         return msgspec.structs.replace(
             child, fork_config=str(path), core=core, after="worker-fork-server", stop_limit_ms=15_000
         )

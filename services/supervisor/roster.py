@@ -23,13 +23,17 @@ class Roster:
     def __init__(
         self, *, host: str, workers: Iterable[ChildSpec], model: str = "", devices: Mapping[str, int] | None = None
     ) -> None:
-        """``model``: what workers serve that name none. ``devices``: by kind, shared by the workers."""
-        self._devices = dict(devices or {})
+        """``model``: what workers serve that name none."""
         self.host = host
-        self._workers = [spec for spec in workers if spec.role == Role.WORKER]
         self._model = model
-        self.models = {spec.model or model for spec in self._workers} - {""}
         self._orders: dict[str, str] = {}
+        self.replace(workers, devices or {})
+
+    def replace(self, workers: Iterable[ChildSpec], devices: Mapping[str, int]) -> None:
+        """Takes other workers. ``devices``: by kind, shared by them."""
+        self._devices = dict(devices)
+        self._workers = [spec for spec in workers if spec.role == Role.WORKER]
+        self.models = {spec.model or self._model for spec in self._workers} - {""}
 
     def free(self, taken: Container[str], *, model: str, shape: str = "") -> ChildSpec | None:
         """The first worker of a model, and of a shape where one is asked for, whose name is not taken; None where all

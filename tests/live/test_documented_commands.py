@@ -34,6 +34,7 @@ PLACEHOLDERS = {"INSTANCE": "worker-1", "llama": "millrace-mini", "worker-2": "w
 #: Pattern of a command that this test does not run -> who runs it, or what it needs.
 ELSEWHERE = {
     r"\./task (test|check|fmt|setup|lock|bench)\b.*": "CI and whoever works on the code",
+    r"millrace apply .*": "tests/live/test_apply.py",
     r"hf download .*": "needs a model hub; tests/unit/test_cli_cluster_flags.py: models in the hub's cache",
     r"\./task compose:prepare .*|docker .*": "needs docker: ./task test:compose",
     r"python -m bench .*": "minutes: tests/unit/test_bench_*.py",

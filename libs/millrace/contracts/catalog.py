@@ -22,11 +22,13 @@ from millrace.contracts.observers import DecisionMade, ProvisioningDecided, Requ
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
 from millrace.contracts.provisioner import (
+    ClusterCompared,
     InstanceStarting,
     InstanceStopping,
     ProvisionRefused,
     StartInstance,
     StopInstance,
+    UpdateCluster,
 )
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.tagger import LengthTag, TagRequest
@@ -255,6 +257,16 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.COORDINATOR, Role.OPERATOR),
         receivers=(Role.SUPERVISOR,),
         summary="Drain an instance of that host and end it.",
+    ),
+    Channel(
+        name="provision_update",
+        subject="provision.{host}.update",
+        pattern=Pattern.REQUEST,
+        messages=(UpdateCluster,),
+        replies=(ClusterCompared, ErrorReply),
+        senders=(Role.OPERATOR,),
+        receivers=(Role.SUPERVISOR,),
+        summary="Compare that host's processes with the cluster's file, and bring them in line.",
     ),
     Channel(
         name="coordinate_role",

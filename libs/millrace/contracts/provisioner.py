@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
+
 from millrace.contracts.message import Body
 
 
@@ -71,3 +73,63 @@ class ProvisionRefused(Body, frozen=True, kw_only=True, tag="ProvisionRefused/1"
 
     reason: ProvisionRefusal
     detail: str = ""
+
+
+class UpdateCluster(Body, frozen=True, kw_only=True, tag="UpdateCluster/1"):
+    """Asks a supervisor to compare its processes with the cluster's specification, and to bring some of them in line.
+    Answered by ClusterCompared. Instances are not touched: StartInstance and StopInstance replace them, with a drain.
+
+    Attributes:
+        wanted: Compare with the specification that lies in the cluster's folder as ``run/wanted.toml``, not with the
+            one in force. It is a file, not part of the message: who may write there may start programs in any case.
+        take: That one is in force from now on: what starts, starts by it.
+        processes: Of the specification in force: those to start where they are added, to end where they are removed,
+            and to start anew where they have changed.
+    """
+
+    wanted: bool = False
+    take: bool = False
+    processes: list[str] = []
+
+
+class ProcessChange(StrEnum):
+    """Difference between a process and its specification. Closed set."""
+
+    SAME = "same"
+    CHANGED = "changed"
+    ADDED = "added"
+    REMOVED = "removed"
+
+
+class ComparedProcess(msgspec.Struct, frozen=True):
+    """One process, of those that run and those that should.
+
+    Attributes:
+        state: The supervisor's; empty where it does not run.
+        model: Of a worker that is wanted.
+        serves: Of a worker that runs: its model now.
+        instances: Of a worker.
+        failures: Ends in a row before it was ready.
+        detail: How it last ended.
+    """
+
+    name: str
+    role: str
+    change: ProcessChange
+    state: str = ""
+    model: str = ""
+    serves: str = ""
+    instances: list[str] = []
+    failures: int = 0
+    detail: str = ""
+
+
+class ClusterCompared(Body, frozen=True, kw_only=True, tag="ClusterCompared/1"):
+    """Every process of this host.
+
+    Attributes:
+        refused: Reason why the wanted specification cannot be had without a restart; nothing was done then.
+    """
+
+    processes: list[ComparedProcess] = []
+    refused: str = ""

@@ -166,7 +166,7 @@ class Subjects:
         return f"{self.prefix}.boundary.*.*"
 
     def provision(self, host: str, verb: str) -> str:
-        """A provisioner's inbox; ``verb`` is start or stop (``*`` for both)."""
+        """A provisioner's inbox; ``verb`` is start, stop or update (``*`` for all)."""
         return f"{self.prefix}.provision.{subject_token(host)}.{verb}"
 
     def bucket(self, name: str) -> str:

@@ -1,0 +1,363 @@
+"""Changes the running cluster to what a file says; no stream is cut.
+
+    millrace cluster show > cluster.toml      # the running cluster as a file; edit it
+    millrace apply cluster.toml --dry-run     # what would change
+    millrace apply cluster.toml
+
+New processes start first. Instances that change are replaced one after the other: each drains as by `millrace drain`,
+its requests move away with their KV, and it starts anew. An ingress that changes is replaced by another one on the same
+port, and ends with its last stream. Other services start anew one by one. Ports, addresses and folders that the file
+does not name stay as they are.
+
+If a new process does not start, everything goes back to what ran before. If the command is interrupted, run it again:
+it goes on from what it finds, with the same file or with another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import difflib
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from nats.aio.client import Client
+
+from millrace.actor.errors import ConfigError
+from millrace.actor.private_files import open_private
+from millrace.cli.bus import open_bus
+from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, no_cluster, resolve_connection
+from millrace.cli.cluster_view import ClusterView
+from millrace.cli.errors import CliError
+from millrace.cli.listening import LISTEN_S, listen
+from millrace.cli.operating import asked
+from millrace.cluster import ApiSpec, ClusterSpec, NatsSpec, TelemetrySpec, cluster_toml, read_cluster
+from millrace.cluster.model_folders import with_model_folders
+from millrace.contracts.channels import Role
+from millrace.contracts.message import Body
+from millrace.contracts.provisioner import (
+    ClusterCompared,
+    ComparedProcess,
+    InstanceStarting,
+    InstanceStopping,
+    ProcessChange,
+    ProvisionRefusal,
+    ProvisionRefused,
+    StartInstance,
+    StopInstance,
+    UpdateCluster,
+)
+from millrace.contracts.subjects import Subjects
+from millrace.supervision.cluster_folder import find_folder
+
+SAME, CHANGED, ADDED, REMOVED = ProcessChange
+
+#: A supervisor renders thousands of processes in less.
+ANSWER_S = 30.0
+
+#: The bus may be away for so long: nats-server starts anew, or another one of several takes over.
+AWAY_S = 60.0
+
+#: A service starts in a second, on a loaded machine in ten; an engine may compile its model.
+SERVICE_START_S, ENGINE_START_S = 60.0, 600.0
+
+#: So often a process may end before it was ready: its configuration or its model is wrong.
+START_FAILURES_MAX = 2
+
+#: After its drain limit a worker lingers, ends, and is killed where it does not (the supervisor's stop limits).
+GONE_GRACE_S = 30.0
+
+LOOK_S = 0.1
+
+#: Processes that a line names.
+NAMES_SHOWN = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the verb."""
+    parser.add_argument("file", metavar="FILE", help="the cluster's file")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would change")
+    parser.add_argument(
+        "--within", type=float, default=30.0, metavar="S", help="how long one instance may drain (default: 30)"
+    )
+    parser.add_argument("--force", action="store_true", help="also where requests of a model have nowhere to go")
+    parser.add_argument("--host", default="local", help=argparse.SUPPRESS)
+    add_connection_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows the difference, carries it out."""
+    return asyncio.run(apply(arguments))
+
+
+async def apply(arguments: argparse.Namespace) -> int:
+    """Returns the exit code: 0 where the cluster is as the file says.
+
+    Raises:
+        CliError: the file is wrong, or the cluster cannot become so.
+    """
+    folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
+    if folder is None or not (folder / CLUSTER_FILE).is_file():
+        raise no_cluster("apply FILE", arguments.dir)
+    try:
+        now = read_cluster(folder / "run" / "cluster.toml")
+        wanted = on_this_machine(with_model_folders(read_cluster(arguments.file)), now)
+    except ConfigError as error:
+        raise CliError(str(error)) from None
+    connection = resolve_connection(arguments, operator=True)
+    async with listen(connection) as view, open_bus(connection) as bus:
+        work = _Work(
+            bus, Subjects(connection.cluster), view, folder=folder, host=arguments.host, within_s=arguments.within
+        )
+        rows = await work.take(wanted, dry=True)
+        before, after = cluster_toml(now), cluster_toml(wanted)
+        text = difference(before, after, rows)
+        print(text or "nothing changes\n", end="")
+        if not arguments.force and (why := unsafe(rows)):
+            raise CliError(f"{why}; --force does it all the same")
+        if arguments.dry_run or not text:
+            return 0
+        await asyncio.sleep(LISTEN_S)
+        return await _carried_out(work, now, wanted)
+
+
+async def _carried_out(work: _Work, now: ClusterSpec, wanted: ClusterSpec) -> int:
+    await work.take(wanted)
+    try:
+        await work.converge()
+    except DoesNotStart as failure:
+        print(f"{failure}; everything goes back to what ran before")
+        await work.take(now)
+        try:
+            await work.converge()
+        except DoesNotStart as again:
+            raise CliError(f"{again}, with the former specification too; `millrace status` shows what runs") from None
+        raise CliError(f"{failure}; the cluster is as it was before") from None
+    work.say("the cluster is as the file says")
+    return 0
+
+
+def on_this_machine(wanted: ClusterSpec, now: ClusterSpec) -> ClusterSpec:
+    """With the addresses, ports and key file of the running cluster where the file names none."""
+
+    def kept(mine: ApiSpec | NatsSpec | TelemetrySpec, running: msgspec.Struct) -> dict[str, object]:
+        default = type(mine)()
+        places = ("host", "port", "keys", "otlp", "metrics_port")
+        return {
+            name: getattr(running, name)
+            for name in places
+            if name in mine.__struct_fields__ and getattr(mine, name) == getattr(default, name)
+        }
+
+    return msgspec.structs.replace(
+        wanted,
+        api=msgspec.structs.replace(wanted.api, **kept(wanted.api, now.api)),
+        nats=msgspec.structs.replace(wanted.nats, **kept(wanted.nats, now.nats)),
+        telemetry=msgspec.structs.replace(wanted.telemetry, **kept(wanted.telemetry, now.telemetry)),
+    )
+
+
+def difference(before: str, after: str, rows: Sequence[ComparedProcess]) -> str:
+    """Lines of the two specifications that differ, and what becomes of processes; empty where nothing changes."""
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[2:]
+    what = {ADDED: "starts", CHANGED: "starts anew", REMOVED: "ends"}
+    changes = (row for row in rows if row.change is not SAME and (row.change, row.state) != (REMOVED, "retiring"))
+    told = [f"{row.name:24} {_way(row, what[row.change])}" for row in changes]
+    return "".join(f"{line}\n" for line in (*lines, *told) if not line.startswith("@@"))
+
+
+def _way(row: ComparedProcess, what: str) -> str:
+    if row.change is ADDED:
+        return what
+    if row.role == Role.WORKER:
+        return f"drains and {what}"
+    return f"{what} with its last stream" if row.role == Role.INGRESS else what
+
+
+def unsafe(rows: Iterable[ComparedProcess]) -> str:
+    """Reason why requests would be cut; empty where none would be."""
+    workers = [row for row in rows if row.role == Role.WORKER]
+    for row in workers:
+        if row.change in (CHANGED, REMOVED) and len(row.instances) > 1:
+            return (
+                f"{row.name} hosts {len(row.instances)} instances, which cannot drain alone: start the cluster with "
+                "`processes` of its group as many as instances"
+            )
+    for model in sorted({row.serves for row in workers if row.change in (CHANGED, REMOVED)}):
+        stay = [row for row in workers if row.model == model]
+        if not stay:
+            return f"no instance of {model} would be left: its requests have nowhere to go"
+        if len(stay) == 1 and stay[0].serves == model and stay[0].change is CHANGED:
+            return f"{stay[0].name} is the only instance of {model}: its requests have nowhere to go; add one first"
+    return ""
+
+
+class DoesNotStart(Exception):
+    """A process of the new specification is not ready."""
+
+
+class _Work:
+    """The steps from what runs to the specification in force."""
+
+    def __init__(
+        self, bus: Client, subjects: Subjects, view: ClusterView, *, folder: Path, host: str, within_s: float
+    ) -> None:
+        self._bus, self._subjects, self._view, self._folder = bus, subjects, view, folder
+        self._host, self._within_s = host, within_s
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Prints what happens, with the time since the start."""
+        print(f"{time.monotonic() - self._began:8.1f} s  {text}", flush=True)
+
+    async def take(self, spec: ClusterSpec, *, dry: bool = False) -> list[ComparedProcess]:
+        """Puts a specification in force, or compares only.
+
+        Raises:
+            CliError: the supervisor refuses it.
+        """
+        with open_private(self._folder / "run" / "wanted.toml", "wb") as file:
+            file.write(cluster_toml(spec).encode())
+        return await self._update(UpdateCluster(wanted=True, take=not dry))
+
+    async def converge(self) -> None:
+        """Every step; those that are done already do nothing.
+
+        Raises:
+            DoesNotStart: a process is not ready.
+        """
+        rows = await self._update(UpdateCluster())
+        await self._services([row.name for row in _services(rows, ADDED)])
+        for row in _services(rows, CHANGED):
+            if row.role != Role.MIGRATOR:
+                await self._services([row.name])
+        ingresses = [row.name for row in _services(rows, REMOVED) if row.role == Role.INGRESS]
+        await self._services(ingresses, gone=True)
+        late = await self._start(_workers(rows, ADDED))
+        for row in _workers(rows, CHANGED):
+            await self._stop(row, back=True)
+            await self._start([row])
+        for row in _workers(rows, REMOVED):
+            await self._stop(row, back=False)
+        if await self._start(late):
+            raise DoesNotStart(f"{late[0].name} has no device")
+        await self._services([row.name for row in _services(rows, CHANGED) if row.role == Role.MIGRATOR])
+        await self._services([row.name for row in _services(rows, REMOVED) if row.role != Role.INGRESS], gone=True)
+        rows = await self._update(UpdateCluster())
+        await self._until_ready([row.name for row in rows if row.change is SAME], ENGINE_START_S)
+
+    async def _services(self, names: list[str], *, gone: bool = False) -> None:
+        if not names:
+            return
+        await self._update(UpdateCluster(processes=names))
+        self.say(f"{_listed(names)} {'ends' if gone else 'starts'}")
+        if not gone:
+            await self._until_ready(names, SERVICE_START_S)
+
+    async def _start(self, rows: Sequence[ComparedProcess]) -> list[ComparedProcess]:
+        """Starts workers together; returns those that have no device yet."""
+        late, names = [], []
+        for row in rows:
+            if row.state:  # it still drains
+                await self._gone(row)
+            order = StartInstance(order=f"apply-{time.time_ns()}", model=row.model, instance=row.instances[0])
+            answer = await self._asked("start", order)
+            if isinstance(answer, ProvisionRefused) and answer.reason is ProvisionRefusal.NO_DEVICE:
+                late.append(row)
+            elif isinstance(answer, InstanceStarting) or _runs(answer):
+                names.append(row.name)
+                self.say(f"{row.name} starts")
+            else:
+                raise DoesNotStart(f"{row.name} is not started: {answer}")
+        await self._until_ready(names, ENGINE_START_S)
+        instances = [name for row in rows if row.name in names for name in row.instances]
+        await self._until(lambda: all(self._serves(name) for name in instances), "does not serve", instances)
+        return late
+
+    def _serves(self, instance: str) -> bool:
+        row = self._view.instance(instance, time.time_ns())
+        return row is not None and row.state == "ready"
+
+    async def _stop(self, row: ComparedProcess, *, back: bool) -> None:
+        for instance in row.instances:
+            stop = StopInstance(instance=instance, drain_limit_ms=int(self._within_s * 1000), operator=back)
+            answer = await self._asked("stop", stop)
+            if not isinstance(answer, InstanceStopping) and not _unknown(answer):
+                raise CliError(f"{instance} is not drained: {answer}")
+        self.say(f"{row.name} drains")
+        await self._gone(row)
+
+    async def _gone(self, row: ComparedProcess) -> None:
+        until = time.monotonic() + self._within_s + GONE_GRACE_S
+        while any(each.name == row.name and each.state for each in await self._update(UpdateCluster())):
+            if time.monotonic() > until:
+                raise CliError(f"{row.name} is still there; run `millrace apply` again to go on")
+            await asyncio.sleep(LOOK_S)
+
+    async def _until_ready(self, names: Sequence[str], limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        waits = set(names)
+        while waits:
+            await asyncio.sleep(LOOK_S)
+            for row in [row for row in await self._update(UpdateCluster()) if row.name in waits]:
+                if row.failures >= START_FAILURES_MAX:
+                    raise DoesNotStart(f"{row.name} does not start ({row.detail}): {self._last_said(row.name)}")
+                if row.state == "ready" and row.change is SAME:
+                    waits.discard(row.name)
+            if not waits:
+                self.say(f"{_listed(names)} ready")
+            elif time.monotonic() > until:
+                raise DoesNotStart(f"{', '.join(sorted(waits))} not ready after {limit_s:g} s")
+
+    def _last_said(self, name: str) -> str:
+        log = self._folder / "logs" / f"{name}.log"
+        lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+        return lines[-1] if lines else "it said nothing"
+
+    async def _until(self, holds: Callable[[], bool], what: str, names: Sequence[str]) -> None:
+        until = time.monotonic() + SERVICE_START_S
+        while not holds():
+            if time.monotonic() > until:
+                raise DoesNotStart(f"{', '.join(names)} {what}")
+            await asyncio.sleep(LOOK_S)
+
+    async def _update(self, body: UpdateCluster) -> list[ComparedProcess]:
+        answer = await self._asked("update", body)
+        if not isinstance(answer, ClusterCompared):
+            raise CliError(f"its supervisor does not answer: {answer}")
+        if answer.refused:
+            raise CliError(answer.refused)
+        return answer.processes
+
+    async def _asked(self, verb: str, body: Body) -> Body | str:
+        """Every order may be repeated, and is while the bus is away."""
+        until = time.monotonic() + AWAY_S
+        subject = self._subjects.provision(self._host, verb)
+        while isinstance(answer := await asked(self._bus, subject, body, timeout_s=ANSWER_S), str):
+            if time.monotonic() > until:
+                break
+            await asyncio.sleep(LOOK_S)
+        return answer
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= NAMES_SHOWN else f"{names[0]} and {len(names) - 1} more:"
+
+
+def _services(rows: Iterable[ComparedProcess], change: ProcessChange) -> list[ComparedProcess]:
+    return [row for row in rows if row.role != Role.WORKER and row.change is change]
+
+
+def _workers(rows: Iterable[ComparedProcess], change: ProcessChange) -> list[ComparedProcess]:
+    return [row for row in rows if row.role == Role.WORKER and row.change is change]
+
+
+def _runs(answer: Body | str) -> bool:
+    return isinstance(answer, ProvisionRefused) and answer.reason is ProvisionRefusal.RUNS
+
+
+def _unknown(answer: Body | str) -> bool:
+    return isinstance(answer, ProvisionRefused) and answer.reason is ProvisionRefusal.UNKNOWN_INSTANCE

@@ -1,0 +1,137 @@
+"""`millrace apply` on a live cluster under load: instances come, go and change, and policies too; no stream notices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
+from tests.live.ingress_rig import write_model_folder
+from tests.testbed.programs import command_line, start_program
+from tests.testbed.up_cluster import UpRig, offer_during
+
+#: Some 6 s a stream.
+LENGTH = {"max_tokens": 120, "ignore_eos": True}
+RATE = 2.0
+
+CLUSTER = """
+[[models]]
+name = "m"
+path = "{model}"
+
+[[models.groups]]
+count = {count}
+processes = {count}
+engine = "modelled"
+
+[models.groups.settings]
+max_num_seqs = {sequences}
+kv_blocks = 2048
+limits.linger_ms = 200
+modelled.speed = 0.1
+{more}
+
+[policies.dispatch]
+name = "{policy}"
+"""
+
+
+class Cluster:
+    """A rig and the file that describes it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.file = tmp_path / "cluster.toml"
+        self.model = write_model_folder(tmp_path / "model")
+        self.write()
+        self.rig = UpRig.of_words(tmp_path / "cluster", ("--cluster", str(self.file)), "m")
+        self.rig.start()
+
+    def write(self, *, count: int = 3, sequences: int = 8, policy: str = "forecast", more: str = "") -> None:
+        text = CLUSTER.format(model=self.model, count=count, sequences=sequences, policy=policy, more=more)
+        self.file.write_text(text)
+
+    async def apply(self, *words: str) -> str:
+        return await asyncio.to_thread(self.rig.cli, "apply", str(self.file), *words)
+
+    async def applied(self, **change: object) -> None:
+        self.write(**change)  # type: ignore[arg-type]
+        said = await self.apply()
+        assert said.splitlines()[-1].endswith("the cluster is as the file says"), said
+        assert await self.apply("--dry-run") == "nothing changes\n"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.rig.stop()
+
+
+async def changes(cluster: Cluster) -> None:
+    await cluster.applied(count=2)
+    await cluster.applied(count=3, policy="join_shortest_queue")
+    await cluster.applied(count=3, policy="join_shortest_queue", sequences=9)
+
+
+async def test_instances_flags_and_policies_change_under_load_and_no_stream_notices(cluster: Cluster) -> None:
+    expected = await undisturbed(cluster.rig, **LENGTH)
+    expect_identical(await offer_during(cluster.rig, changes(cluster), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
+    await told(cluster.rig, instances_ready=3, running=0, waiting=0, blocks_used=0)
+    shown = await asyncio.to_thread(cluster.rig.cli, "cluster", "show")
+    assert "at the start" not in shown
+    assert "max_num_seqs = 9" in shown
+    assert "join_shortest_queue" in shown
+
+
+async def broken_off(cluster: Cluster) -> None:
+    """The command is killed while an instance drains; it goes on where it was."""
+    cluster.write(sequences=9)
+    environment = os.environ | {"MILLRACE_DIR": str(cluster.rig.folder)}
+    with (cluster.file.parent / "apply.out").open("wb") as out:
+        first = start_program(
+            command_line(), ["apply", str(cluster.file)], output=out, environment=environment, own_session=True
+        )
+        while b"worker-0 drains" not in (cluster.file.parent / "apply.out").read_bytes():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        first.send_signal(signal.SIGKILL)
+    await cluster.applied(sequences=9)
+
+
+async def goes_back(cluster: Cluster) -> None:
+    """The engine says something else than it should: the first instance does not serve, and all goes back."""
+    cluster.write(sequences=9, more='canary = { prompt = "Say", text = "something that no engine says" }')
+    said = await cluster.apply()
+    assert "canary: the engine says" in said, said
+    assert "the cluster is as it was before" in said
+
+
+async def test_a_command_that_is_killed_and_a_version_that_does_not_start_cut_no_stream(cluster: Cluster) -> None:
+    expected = await undisturbed(cluster.rig, **LENGTH)
+
+    async def both() -> None:
+        await broken_off(cluster)
+        await goes_back(cluster)
+
+    expect_identical(await offer_during(cluster.rig, both(), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
+    shown = await asyncio.to_thread(cluster.rig.cli, "cluster", "show")
+    assert "at the start" not in shown
+    assert "canary" not in shown
+
+
+async def test_what_cuts_streams_or_needs_a_restart_is_refused_with_the_reason(cluster: Cluster) -> None:
+    text = cluster.file.read_text()
+    for change, why in {
+        ('name = "m"', 'name = "other"'): "no instance of m would be left",
+        ("count = 3\nprocesses = 3", 'count = 1\nprocesses = 1\nstep_time = "cpu-2m"'): "only instance of m",
+        ("[[models]]", "nats.port = 4999\n[[models]]"): "nats changes; this needs a restart",
+        ("max_num_seqs", "max_num_seks"): "max_num_seks",
+    }.items():
+        cluster.file.write_text(text.replace(*change))
+        assert why in await cluster.apply(), change
+    cluster.file.write_text(text)
+    assert await cluster.apply() == "nothing changes\n"
