@@ -27,7 +27,7 @@ from services.supervisor.build import SupervisedMachine, build
 from services.supervisor.causes import failure_cause
 from services.supervisor.config import LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner, open_api_warning
-from services.supervisor.effects import ReadSpecification, SignalChild, SpecificationRead, StartChild
+from services.supervisor.effects import ChildStarted, ReadSpecification, SignalChild, SpecificationRead, StartChild
 from services.supervisor.launcher import Launcher, last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import (
@@ -77,7 +77,9 @@ class Cluster:
         self._check_files, self._cores, self._started_ns = check_files, cores or [], started_ns
         self._directory = Path(config.directory)
         self._launcher = Launcher(self._directory / "logs", self._notify, fork_server)
-        self._store = StoreGuard(config.bus, self._directory)
+        self._stores = [
+            StoreGuard(config.bus, self._directory, child.name, index) for index, child in enumerate(config.nats)
+        ]
         self._launcher.forker = WorkerForker(self._directory / "run" / "fork.sock", self._notify)
         self._handle: ActorHandle | None = None
         self._early: list[Body] = []
@@ -86,7 +88,7 @@ class Cluster:
             name=config.name,
             cluster=config.bus.cluster,
             host=config.host,
-            children=[config.nats, *config.children],
+            children=[*config.nats, *config.children],
             spares=config.spares,
             provisioned=config.provisioned,
             devices=config.devices,
@@ -114,7 +116,8 @@ class Cluster:
                         ReadSpecification: self._read_specification,
                     },
                 )
-                self._actor.adopt("nats", self._nats_pid, runtime.now_ns())
+                for name, pid in self._nats_pids.items():
+                    self._actor.adopt(name, pid, runtime.now_ns())
                 self._listen_for_signals()
                 running = asyncio.create_task(runtime.run())
                 looking = asyncio.create_task(self._look_after_machine())
@@ -128,13 +131,15 @@ class Cluster:
             display.say("the cluster is down")
             return code
         finally:
-            await self._store.close()
+            for store in self._stores:
+                await store.close()
             telemetry.close()
 
     async def _look_after_machine(self) -> None:
         while True:
             await asyncio.sleep(CHECK_S)
-            self._notify(await self._store.check())
+            for store in self._stores:
+                self._notify(await store.check())
             clear_sockets(self._directory / "run" / SOCKETS, time.time())
 
     async def _until_ready(self, display: Display, running: asyncio.Task[str]) -> int:
@@ -197,12 +202,14 @@ class Cluster:
         return "\n".join(lines)
 
     async def _start_nats(self) -> None:
-        self._launcher.start(StartChild(spec=self._config.nats))
-        try:
-            await self._store.wait_until_well(NATS_START_LIMIT_S)
-        except BusError as error:
-            raise BusError(f"{error}; its log is {self._launcher.log_path('nats')}") from None
-        self._nats_pid = next(body.pid for body in self._early if hasattr(body, "pid") and body.pid)
+        for child in self._config.nats:
+            self._launcher.start(StartChild(spec=child))
+        for child, store in zip(self._config.nats, self._stores, strict=True):
+            try:
+                await store.wait_until_well(NATS_START_LIMIT_S)
+            except BusError as error:
+                raise BusError(f"{error}; its log is {self._launcher.log_path(child.name)}") from None
+        self._nats_pids = {body.name: body.pid for body in self._early if isinstance(body, ChildStarted)}
         self._early.clear()
 
     def _notify(self, body: Body) -> None:

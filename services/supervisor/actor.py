@@ -119,9 +119,8 @@ class SupervisorActor:
         self._drained: dict[str, ChildSpec] = {}
         self._stopping = False
         self._trouble = ""
-        self._store = ""  # why it takes no writes, as two looks in a row say; one may meet a new nats-server
-        self._store_ill_ns = 0  # since when; 0 while it is well
-        self._store_again_ns = 0
+        self._store_ill: dict[str, tuple[int, str, int]] = {}  # by server: since when it is ill, why, how often seen so
+        self._store_again_ns: dict[str, int] = {}
 
     def start(self, now_ns: int) -> list[Effect]:
         """Listens to presences and starts every child that waits for none."""
@@ -218,28 +217,30 @@ class SupervisorActor:
         ]
 
     def _on_checked(self, body: MachineChecked, now_ns: int) -> list[Effect]:
-        store = f"JetStream takes no writes: {body.store}" if body.store else ""
-        trouble = "; ".join(filter(None, (body.disk, store)))
+        since_ns, _, looks = self._store_ill.pop(body.server, (now_ns, "", 0))
+        if body.store:
+            self._store_ill[body.server] = (since_ns, body.store, looks + 1)
+        store = [f"JetStream takes no writes: {why}" for _, why, _ in self._store_ill.values()]
+        trouble = "; ".join(filter(None, (body.disk, *store)))
         effects: list[Effect] = []
         if trouble != self._trouble:
             self._trouble = trouble
             level, text = ("error", trouble) if trouble else ("info", "over")
             effects.append(Log(level=level, event="machine_trouble", fields={"trouble": text}))
-        self._store = body.store if self._store_ill_ns else ""
-        self._store_ill_ns = (self._store_ill_ns or now_ns) if body.store else 0
-        nats = self._children.get("nats")
+        nats = self._children.get(body.server)
         if nats is None or not nats.pid or self._stopping:
             return effects
         if not body.store:
             return effects + self._on_ready(nats, now_ns)
-        patient_until_ns = max(self._store_ill_ns + STORE_PATIENCE_NS, self._store_again_ns)
+        again_ns = self._store_again_ns.get(body.server, 0)
+        patient_until_ns = max(since_ns + STORE_PATIENCE_NS, again_ns)
         if not body.room or now_ns < patient_until_ns:
             return effects
-        self._store_again_ns = now_ns + STORE_AGAIN_NS
+        self._store_again_ns[body.server] = now_ns + STORE_AGAIN_NS
         return [
             *effects,
             Log(level="warning", event="store_restarted", fields={"reason": body.store}),
-            SignalChild(name="nats", pid=nats.pid, signal=signal.SIGKILL),
+            SignalChild(name=body.server, pid=nats.pid, signal=signal.SIGKILL),
         ]
 
     def _on_timer(self, timer: str, now_ns: int) -> list[Effect]:
@@ -372,11 +373,11 @@ class SupervisorActor:
             self._take(body.machine)
             return _answer(body.reply_to, ClusterCompared(processes=self._compared()))
         spares = body.machine.spares if body.machine.provisioned else []
-        rows = compared(self._children, [body.machine.nats, *body.machine.children], spares)
+        rows = compared(self._children, [*body.machine.nats, *body.machine.children], spares)
         return _answer(body.reply_to, ClusterCompared(processes=rows))
 
     def _take(self, machine: SupervisorConfig) -> None:
-        self._wanted = {spec.name: spec for spec in (machine.nats, *machine.children)}
+        self._wanted = {spec.name: spec for spec in (*machine.nats, *machine.children)}
         self._spares = machine.spares if machine.provisioned else []
         if self._roster is not None:
             self._roster.replace([*machine.children, *machine.spares], machine.devices)
@@ -463,7 +464,15 @@ class SupervisorActor:
     def _presence(self, now_ns: int) -> Publish:
         specs = self._drained.values()
         drained = [DrainedInstance(name, spec.model) for spec in specs for name in spec.presences]
-        return self._heartbeat.presence(now_ns, drained=drained, trouble=self._trouble, store=self._store)
+        return self._heartbeat.presence(now_ns, drained=drained, trouble=self._trouble, store=self._store())
+
+    def _store(self) -> str:
+        """Reason why the store takes no writes, as two looks in a row at most of its servers say; one look may meet a
+        new server.
+        """
+        ill = [why for _, why, looks in self._store_ill.values() if looks > 1]
+        servers = sum(child.spec.role == "nats" for child in self._children.values())
+        return ill[0] if 2 * len(ill) > servers else ""
 
     def _dead(self, role: str, name: str, now_ns: int) -> Publish:
         body = ServicePresence(role=role, name=name, incarnation=0, at_ns=now_ns, state=PresenceState.DEAD)

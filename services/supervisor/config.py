@@ -63,7 +63,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     Attributes:
         name: Unique name on the bus.
         directory: Folder of the cluster's files (``.millrace``).
-        nats: The NATS server's process; started first, stopped last.
+        nats: The NATS servers' processes; started first, stopped last.
         children: Everything else.
         spares: Workers that are not started at first, one instance each: what provisioning may add.
         provisioned: Whether a policy starts and stops workers.
@@ -79,7 +79,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     directory: str = ".millrace"
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
-    nats: ChildSpec
+    nats: list[ChildSpec]
     children: list[ChildSpec]
     spares: list[ChildSpec] = []
     provisioned: bool = False

@@ -73,14 +73,16 @@ class ChildExited(Body, frozen=True, kw_only=True, tag="local.ChildExited/1"):
 
 
 class MachineChecked(Body, frozen=True, kw_only=True, tag="local.MachineChecked/1"):
-    """The shell has looked at the store and at the disk.
+    """The shell has looked at a server's store and at the disk.
 
     Attributes:
+        server: Process of the NATS server.
         store: Reason why JetStream takes no writes; empty where it does.
         room: Whether there is room where JetStream's files are.
         disk: Sentence where the disk of the cluster's folder is full; else empty.
     """
 
+    server: str = "nats"
     store: str
     room: bool
     disk: str

@@ -102,7 +102,7 @@ class Layout:
             telemetry=msgspec.convert(
                 self._telemetry() | {"log_file": str(self.root / "logs" / "supervisor.log")}, TelemetryConfig
             ),
-            nats=self._stamped(nats),
+            nats=[self._stamped(child) for child in nats],
             children=[self._stamped(child) for child in children],
             spares=[self._stamped(child) for child in self._workers([slot for slot in slots if slot.spare], slots)],
             provisioned=spec.policies.provisioning.name not in ("", "none"),
@@ -149,7 +149,7 @@ class Layout:
         return msgspec.json.encode(
             {
                 "cluster": spec.name,
-                "nats_url": f"nats://127.0.0.1:{spec.nats.port}",
+                "nats_url": ",".join(spec.nats.urls),
                 "observer_user": str(Role.OBSERVER),
                 "observer_password": self.passwords[Role.OBSERVER],
                 "operator_user": str(Role.OPERATOR),
@@ -163,23 +163,30 @@ class Layout:
             }
         )
 
-    def _nats(self) -> ChildSpec:
-        spec = self.spec
+    def _nats(self) -> list[ChildSpec]:
+        nats = self.spec.nats
+        return [self._nats_server(name, index) for index, name in enumerate(nats_names(nats.servers))]
+
+    def _nats_server(self, name: str, index: int) -> ChildSpec:
+        spec, count = self.spec, self.spec.nats.servers
+        routes = [f"127.0.0.1:{port}" for port in spec.nats.ports[count:]]
         server = NatsServerOptions(
             cluster=spec.name,
-            port=spec.nats.port,
-            store_dir=str(self.root / "jetstream"),
+            port=spec.nats.ports[index],
+            store_dir=str(self.root / "jetstream" / (name if count > 1 else "")),
+            server_name=server_name(name),
+            routes=tuple(routes[index:] + routes[:index]),
             hosted={Role.MIGRATOR: (Role.BROKER,), Role.INGRESS: hosted_by_ingress(spec)},
         )
-        path = self.run_dir / "nats.conf"
+        path = self.run_dir / f"{name}.conf"
         self._files[path] = nats_config(server, self.passwords).encode()
         command = [str(Path(sys.executable).parent / "nats-server"), "-c", str(path)]
-        return ChildSpec(name="nats", role="nats", command=command, stop_order=9)
+        return ChildSpec(name=name, role="nats", command=command, stop_order=9)
 
     def _bus(self, role: Role) -> dict[str, Any]:
         return {
             "cluster": self.spec.name,
-            "servers": [f"nats://127.0.0.1:{self.spec.nats.port}"],
+            "servers": self.spec.nats.urls,
             "user": str(role),
             "password": self.passwords[role],
         }
@@ -362,6 +369,16 @@ class Layout:
         return msgspec.structs.replace(
             child, fork_config=str(path), core=core, after="worker-fork-server", stop_limit_ms=15_000
         )
+
+
+def nats_names(servers: int) -> list[str]:
+    """Names of the processes of so many NATS servers."""
+    return ["nats"] if servers == 1 else [f"nats-{index}" for index in range(servers)]
+
+
+def server_name(child: str) -> str:
+    """Name that a NATS server has among its like."""
+    return f"millrace-{child}"
 
 
 def _child(noun: str, name: str, module: str, config: Path, *, stop_order: int) -> ChildSpec:

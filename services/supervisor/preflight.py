@@ -23,6 +23,9 @@ from millrace.supervision.cluster_folder import command
 #: Ports for metrics that must be free in a row; a cluster of more processes takes those after them, free or not.
 METRICS_PORTS = 64
 
+#: Ports that are tried for nats-server where its own is taken.
+PORT_TRIES = 50
+
 #: Folder of vLLM's sockets below the cluster's ``run``.
 SOCKETS = "ipc"
 
@@ -201,7 +204,7 @@ def free_ports(spec: ClusterSpec) -> Iterator[ClusterSpec]:
 
     Those of metrics are kept from other supervisors of this machine: services listen on them seconds later.
     """
-    nats = NatsSpec(port=_this_or_free(spec.nats.port))
+    nats = _free_nats(spec.nats)
     first, reservation = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS)
     with reservation:
         telemetry = msgspec.structs.replace(spec.telemetry, metrics_port=first)
@@ -209,12 +212,15 @@ def free_ports(spec: ClusterSpec) -> Iterator[ClusterSpec]:
         yield msgspec.structs.replace(spec, nats=nats, page=page, telemetry=telemetry)
 
 
-def _this_or_free(port: int) -> int:
-    if _free("127.0.0.1", port):
-        return port
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_nats(nats: NatsSpec) -> NatsSpec:
+    """With a port that is free, and those behind it that it needs."""
+    for _ in range(PORT_TRIES):
+        if all(_free("127.0.0.1", port) for port in nats.ports):
+            return nats
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            nats = msgspec.structs.replace(nats, port=int(probe.getsockname()[1]))
+    raise ConfigError(f"no {len(nats.ports)} free ports in a row for nats-server")
 
 
 def _first_of_free_range(start: int, count: int) -> tuple[int, socket.socket]:

@@ -1,4 +1,4 @@
-"""Asks nats-server whether JetStream is well, and makes the buckets where they are gone.
+"""Asks a nats-server whether JetStream is well, and makes the buckets where they are gone.
 
 A stream whose file could once not be written refuses every write until the server is started anew, also when there is
 room again. The server says so in its health, which a user of the system account may ask for; the actor decides.
@@ -10,7 +10,9 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import nats
 from millrace.actor.config import BusConfig
 from millrace.actor.errors import BusError
@@ -20,6 +22,7 @@ from nats.aio.client import Client
 
 from services.supervisor.buckets import create_buckets
 from services.supervisor.effects import MachineChecked
+from services.supervisor.layout import server_name
 from services.supervisor.preflight import STORE
 
 #: Pause between two checks, seconds.
@@ -33,10 +36,13 @@ ROOM_BYTES = 16 * 1024 * 1024
 
 
 class StoreGuard:
-    """Looks after the store of one cluster."""
+    """Looks after one server of a cluster, and the store."""
 
-    def __init__(self, bus: BusConfig, directory: Path) -> None:
-        self._bus = bus
+    def __init__(self, bus: BusConfig, directory: Path, name: str = "nats", index: int = 0) -> None:
+        """``name``: of the server's process. ``index``: of it among the bus's servers."""
+        self._name = name
+        self._replicas = len(bus.servers)
+        self._bus = msgspec.structs.replace(bus, servers=[bus.servers[index]])
         self._directory = directory
         self._client: Client | None = None
 
@@ -52,14 +58,14 @@ class StoreGuard:
                 while problem := await self._problem():  # noqa: ASYNC110 the server is asked, it tells nobody
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise BusError(f"nats-server is not healthy: {problem}") from None
+            raise BusError(f"{self._name} is not healthy: {problem}") from None
 
     async def check(self) -> MachineChecked:
         """One look at the store and at the disk."""
         free = shutil.disk_usage(self._directory).free
         disk = "" if free >= ROOM_BYTES else f"no space is left for {self._directory}"
         room = shutil.disk_usage(self._directory / STORE).free >= ROOM_BYTES
-        return MachineChecked(store=await self._problem(), room=room, disk=disk)
+        return MachineChecked(server=self._name, store=await self._problem(), room=room, disk=disk)
 
     async def close(self) -> None:
         """Ends its connection."""
@@ -72,11 +78,23 @@ class StoreGuard:
             if self._client is None or not self._client.is_connected:
                 await self._connect()
             assert self._client is not None
-            answer = await self._client.request(HEALTH_SUBJECT, b"", timeout=ANSWER_S)
+            health = await asyncio.wait_for(self._health(self._client), ANSWER_S)
         except (BusError, OSError, nats.errors.Error, TimeoutError) as error:
             return str(error) or type(error).__name__
-        health = json.loads(answer.data).get("data", {})
         return "" if health.get("status") == "ok" else str(health.get("error", "unknown"))
+
+    async def _health(self, client: Client) -> dict[str, Any]:
+        """Every server of the cluster answers; this one's word counts."""
+        inbox = client.new_inbox()
+        answers = await client.subscribe(inbox)
+        try:
+            await client.publish(HEALTH_SUBJECT, reply=inbox)
+            while True:
+                answer = json.loads((await answers.next_msg(timeout=ANSWER_S)).data)
+                if answer.get("server", {}).get("name") == server_name(self._name):
+                    return dict(answer.get("data", {}))
+        finally:
+            await answers.unsubscribe()
 
     async def _connect(self) -> None:
         """A new connection may mean a new server, perhaps without its buckets."""
@@ -93,7 +111,7 @@ class StoreGuard:
             error_cb=_ignore,
         )
         try:
-            await create_buckets(self._bus)
+            await create_buckets(self._bus, replicas=self._replicas)
         except BaseException:
             await close_client(client)
             raise

@@ -50,7 +50,7 @@ async def open_bus(
     user = store_user(connection.user) if store and connection.user else connection.user
     try:
         await client.connect(
-            connection.url,
+            connection.url.split(","),
             user=user or None,
             password=connection.password or None,
             name="millrace-cli",

@@ -14,7 +14,7 @@ is a whole cluster: four vLLM engines, one GPU each, one stage over all sequence
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import field
@@ -255,10 +255,23 @@ class NatsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Settings of nats-server.
 
     Attributes:
-        port: On 127.0.0.1, for services and the command line; another free one is taken where it is in use.
+        port: On 127.0.0.1, for services and the command line; another free one is taken where it is in use. Several
+            servers take those behind it, too: one each for clients, and one each for each other.
+        servers: 1, or 3 that keep the buckets together: any one may then end without a pause.
     """
 
     port: PortNumber = 4222
+    servers: Literal[1, 3] = 1
+
+    @property
+    def urls(self) -> list[str]:
+        """Of every server, for clients."""
+        return [f"nats://127.0.0.1:{port}" for port in self.ports[: self.servers]]
+
+    @property
+    def ports(self) -> range:
+        """All that they listen on: first for clients, then for each other."""
+        return range(self.port, self.port + (1 if self.servers == 1 else 2 * self.servers))
 
 
 class TelemetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -45,6 +45,7 @@ class NatsServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         store_dir: Folder of JetStream's files.
         monitor_port: Port on 127.0.0.1 of ``/healthz``, ``/varz``, ..., which ask nobody for a password; 0 for none.
+        routes: ``host:port`` of every server of a cluster, this one's first; empty where it is alone.
         hosted: Roles whose actors run in processes of another role, whose user gets their permissions as well. Each
             process keeps its actors to their own (``millrace.actor.local_bus``).
         tls_cert: Certificate file; empty for no TLS. With ``tls_key``, and ``tls_ca`` to check clients' certificates.
@@ -56,6 +57,7 @@ class NatsServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     monitor_port: int = 0
     store_dir: str = ".millrace/jetstream"
     server_name: str = "millrace-nats"
+    routes: tuple[str, ...] = ()
     hosted: dict[Role, tuple[Role, ...]] = {}
     tls_cert: str = ""
     tls_key: str = ""
@@ -81,6 +83,8 @@ def nats_config(options: NatsServerOptions, passwords: Mapping[Role, str]) -> st
     ]
     if options.monitor_port:
         lines.append(f"http: {json.dumps(f'127.0.0.1:{options.monitor_port}')}")
+    if options.routes:
+        lines.append(_routes(options, passwords[Role.SUPERVISOR]))
     if options.tls_cert:
         lines.append(_tls(options))
     subjects = Subjects(options.cluster)
@@ -144,6 +148,17 @@ def _store_of(role: Role, allowed: Permissions, password: str, subjects: Subject
 
 def _lines(parts: list[str], indent: int = 0) -> str:
     return ",\n".join(" " * indent + part for part in parts)
+
+
+def _routes(options: NatsServerOptions, password: str) -> str:
+    """Servers know each other by the supervisor's password: no service has it."""
+    user = f"{options.cluster}-route"
+    urls = [f"nats://{user}:{password}@{route}" for route in options.routes[1:]]
+    return (
+        f"cluster {{ name: {json.dumps(options.cluster)}, listen: {json.dumps(options.routes[0])}, no_advertise: true\n"
+        f"  authorization {{ user: {json.dumps(user)}, password: {_secret(password)} }}\n"
+        f"  routes: {json.dumps(urls)} }}"
+    )
 
 
 def _tls(options: NatsServerOptions) -> str:
