@@ -11,21 +11,24 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.cluster import read_cluster
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
 from millrace.supervision.fork_server import ForkServer
+from millrace.supervision.survivors import FILE, WrittenProcess, created_s, survivors, write_processes
 from millrace.telemetry import open_telemetry
 
 from services.supervisor.actor import ACCEPTS
 from services.supervisor.build import SupervisedMachine, build
 from services.supervisor.causes import failure_cause
-from services.supervisor.config import LaunchOptions, SupervisorConfig
+from services.supervisor.config import ChildSpec, LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner, open_api_warning
 from services.supervisor.effects import ChildStarted, ReadSpecification, SignalChild, SpecificationRead, StartChild
 from services.supervisor.launcher import Launcher, last_lines
@@ -71,7 +74,9 @@ class Cluster:
         check_files: CheckFiles | None = None,
         cores: list[int] | None = None,
         started_ns: int = 0,
+        living: Sequence[WrittenProcess] = (),
     ) -> None:
+        """``living``: processes of an earlier supervisor, to be taken over."""
         self._config = config
         self._layout = layout
         self._check_files, self._cores, self._started_ns = check_files, cores or [], started_ns
@@ -81,6 +86,8 @@ class Cluster:
             StoreGuard(config.bus, self._directory, child.name, index) for index, child in enumerate(config.nats)
         ]
         self._launcher.forker = WorkerForker(self._directory / "run" / "fork.sock", self._notify)
+        self._living = {each.spec["name"]: each for each in living}
+        self._written: list[tuple[ChildSpec, int, bool]] = []
         self._handle: ActorHandle | None = None
         self._early: list[Body] = []
         incarnation = time.time_ns()
@@ -100,6 +107,8 @@ class Cluster:
         """Brings everything up, stays, takes everything down; returns the exit code."""
         telemetry = open_telemetry("supervisor", self._config.name, self._config.telemetry)
         title = f"starting {len(self._config.children)} processes"
+        if self._living:
+            title = f"taking over {len(self._living)} processes, which outlived their supervisor"
         try:
             with Display(self._actor.snapshot, title=title) as display:
                 await self._start_nats()
@@ -116,14 +125,14 @@ class Cluster:
                         ReadSpecification: self._read_specification,
                     },
                 )
-                for name, pid in self._nats_pids.items():
-                    self._actor.adopt(name, pid, runtime.now_ns())
+                self._adopt(runtime.now_ns())
                 self._listen_for_signals()
                 running = asyncio.create_task(runtime.run())
                 looking = asyncio.create_task(self._look_after_machine())
                 code = await self._until_ready(display, running)
                 while not running.done():
                     display.update()  # what dies and what comes back
+                    self._write_down()
                     await asyncio.wait([running], timeout=WATCH_S)
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
@@ -131,9 +140,37 @@ class Cluster:
             display.say("the cluster is down")
             return code
         finally:
+            self._leave_nothing()
             for store in self._stores:
                 await store.close()
             telemetry.close()
+
+    def _leave_nothing(self) -> None:
+        """Ends what runs where this ends before its time: an orderly end has left nothing."""
+        early = [body.pid for body in self._early if isinstance(body, ChildStarted)]
+        for pid in (*early, *(pid for _, pid, _ in self._actor.running())):
+            self._launcher.signal(SignalChild(name="", pid=pid, signal=signal.SIGTERM))
+
+    def _adopt(self, now_ns: int) -> None:
+        for name, pid in self._nats_pids.items():
+            self._actor.adopt(name, pid, now_ns)
+        for name, each in self._living.items():
+            spec = msgspec.convert(each.spec, ChildSpec)
+            self._actor.adopt(name, each.pid, now_ns, spec, retiring=each.retiring)
+            self._launcher.adopt(spec, each.pid)
+
+    def _write_down(self) -> None:
+        """For the next supervisor, where this one is killed."""
+        running = self._actor.running()
+        if running == self._written:
+            return
+        processes = (
+            WrittenProcess(pid=pid, created_s=created_s(pid), spec=msgspec.to_builtins(spec), retiring=retiring)
+            for spec, pid, retiring in running
+        )
+        with contextlib.suppress(OSError):  # a full disk: again with the next look
+            write_processes(self._directory, processes)
+            self._written = running
 
     async def _look_after_machine(self) -> None:
         while True:
@@ -147,6 +184,7 @@ class Cluster:
         deadline = time.monotonic() + self._config.ready_limit_s
         while not running.done():
             display.update()
+            self._write_down()
             if await http_ready(self._config.ingress_url) and self._all_ready():
                 self._say_ready(display)
                 return 0
@@ -159,7 +197,7 @@ class Cluster:
         return 0
 
     def _all_ready(self) -> bool:
-        return all(child["state"] == "ready" for child in self._actor.snapshot().values())
+        return all(child["state"] in ("ready", "retiring") for child in self._actor.snapshot().values())
 
     def _say_ready(self, display: Display) -> None:
         display.update()
@@ -203,7 +241,8 @@ class Cluster:
 
     async def _start_nats(self) -> None:
         for child in self._config.nats:
-            self._launcher.start(StartChild(spec=child))
+            if child.name not in self._living:
+                self._launcher.start(StartChild(spec=child))
         for child, store in zip(self._config.nats, self._stores, strict=True):
             try:
                 await store.wait_until_well(NATS_START_LIMIT_S)
@@ -270,15 +309,19 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_s
     directory = Path(options.directory)
     with contextlib.ExitStack() as stack:
         stack.enter_context(claim(directory))
-        spec = check(options.spec)
-        if ended := last_end(directory):
-            print(ended)  # noqa: T201  # to the person who typed `up`
-        clear_leftovers(directory)
+        living = survivors(directory)
+        spec = check(read_cluster(directory / "run" / "cluster.toml"), _any_port) if living else check(options.spec)
+        if not living:
+            if ended := last_end(directory):
+                print(ended)  # noqa: T201  # to the person who typed `up`
+            clear_leftovers(directory)
         stack.enter_context(store_folder(directory))
         os.environ.setdefault("VLLM_RPC_BASE_PATH", stack.enter_context(socket_folder(directory)))
         cores = options.cores or sorted(os.sched_getaffinity(0))
-        spec = stack.enter_context(free_ports(spec))
-        layout = Layout(msgspec.structs.replace(options, spec=spec, cores=cores))
+        if not living:
+            spec = stack.enter_context(free_ports(spec))
+        options = msgspec.structs.replace(options, spec=spec, cores=cores)
+        layout = Layout.restored(options) if living else Layout(options)
         config = layout.plan()
         layout.write()
         if check_files is not None:
@@ -288,7 +331,13 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_s
         file.touch(mode=0o600)
         started_ns = time.time_ns()
         file.write_bytes(layout.cluster_file(os.getpid(), started_ns))
-        return asyncio.run(Cluster(config, layout, fork_server, check_files, cores, started_ns).run())
+        stack.callback((directory / FILE).unlink, missing_ok=True)
+        return asyncio.run(Cluster(config, layout, fork_server, check_files, cores, started_ns, living).run())
+
+
+def _any_port(host: str, port: int) -> bool:
+    """The cluster's own processes listen there."""
+    return True
 
 
 if __name__ == "__main__":

@@ -83,6 +83,9 @@ HEALTHY_NS = 1_000_000_000
 #: After its drain limit a retiring worker lingers for a second and leaves; then it is asked by signal as well.
 RETIRE_GRACE_NS = 3_000_000_000
 
+#: A worker that drained when it was taken over gets so long anew.
+ADOPTED_DRAIN_NS = 30_000_000_000
+
 #: A store that is ill for this long does not get well by itself: nats-server is started anew.
 STORE_PATIENCE_NS = 6_000_000_000
 
@@ -130,12 +133,28 @@ class SupervisorActor:
         ]
         if self._roster is not None:
             effects.append(Subscribe(subject=self._subjects.provision(self._roster.host, "*")))
+        for child in self._children.values():
+            if child.state is ChildState.RETIRING and child.spec.role == Role.WORKER:
+                effects += self._retire(child, ADOPTED_DRAIN_NS // 1_000_000, now_ns)
         return effects + self._start_waiting(now_ns)
 
-    def adopt(self, name: str, pid: int, now_ns: int) -> None:
-        """Takes over a process that the shell started before this actor could (nats-server)."""
-        child = self._children[name]
-        child.state, child.pid, child.started_ns = ChildState.READY, pid, now_ns
+    def adopt(self, name: str, pid: int, now_ns: int, spec: ChildSpec | None = None, *, retiring: bool = False) -> None:
+        """Takes over a process that the shell started before this actor could (nats-server), or an earlier supervisor.
+
+        Args:
+            spec: By which it was started; None for the present one.
+            retiring: Whether it is not started again.
+        """
+        child = self._children.setdefault(name, Child(spec=spec or self._wanted[name]))
+        child.spec = spec or child.spec
+        child.state = ChildState.RETIRING if retiring else ChildState.READY
+        child.pid, child.started_ns, child.ready_ns = pid, now_ns, now_ns
+        child.drained_ns = now_ns + ADOPTED_DRAIN_NS if retiring else 0
+
+    def running(self) -> list[tuple[ChildSpec, int, bool]]:
+        """Each process: how it was started, its pid, and whether it is not started again."""
+        children = self._children.values()
+        return [(child.spec, child.pid, child.state is ChildState.RETIRING) for child in children if child.pid]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """See the table above."""

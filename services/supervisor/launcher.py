@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -27,8 +27,6 @@ LOG_BYTES_MAX = 64 * 1024 * 1024
 #: Of a log's end, for a person: the tracebacks of an engine's process and of its worker.
 TAIL_BYTES = 64 * 1024
 
-_PR_SET_PDEATHSIG = 1
-
 
 class Forker(Protocol):
     """Forks workers from a process that has vLLM imported (the worker fork server)."""
@@ -41,11 +39,15 @@ class Forker(Protocol):
         """Begins a fork; the launcher's notify hears ChildStarted or ChildExited."""
         ...
 
+    def adopt(self, name: str, pid: int) -> None:
+        """A worker that an earlier supervisor has asked for."""
+        ...
+
 
 class Launcher:
     """Runs children as processes in groups of their own, each with its log file.
 
-    A child gets SIGTERM if this process dies, so nothing outlives a killed supervisor.
+    Children outlive this process where it is killed: the next supervisor takes them over.
 
     Args:
         fork_server: Starts services by fork; without one, or once it is lost, they start by exec. Either way they are
@@ -72,6 +74,22 @@ class Launcher:
             self._notify(ChildExited(name=spec.name, pid=0, status=1, detail="there is no worker fork server"))
         else:
             self.forker.fork(spec, self.log_path(spec.name))
+
+    def adopt(self, spec: ChildSpec, pid: int) -> None:
+        """Takes over a process that an earlier supervisor has started."""
+        if spec.fork_config and self.forker is not None:
+            self.forker.adopt(spec.name, pid)
+            return
+        if spec.role == "worker-fork-server" and self.forker is not None:
+            self.forker.attend(spec.name)
+        self._keep(self._watch(spec.name, pid))
+
+    async def _watch(self, name: str, pid: int) -> None:
+        """It is no child of this process: its status is another one's to read."""
+        await _in_thread(lambda: _wait_for_end(pid), f"pidfd-{pid}")
+        self._notify(
+            ChildExited(name=name, pid=pid, status=0, detail="it ended (an earlier supervisor had started it)")
+        )
 
     def signal(self, effect: SignalChild) -> None:
         """Carries out SignalChild, on the child's whole group where it is to be killed."""
@@ -109,7 +127,7 @@ class Launcher:
         if server is not None and _gains_by_fork(spec.command):
             module, *arguments = spec.command[2:]
             try:
-                return await asyncio.to_thread(server.start, module, arguments, output=log)
+                return await asyncio.to_thread(server.start, module, arguments, output=log, outlives=True)
             except ForkServerLost as lost:
                 self._fork_server = None
                 sys.stderr.write(f"services start slower from here on, each by itself: {lost}\n")
@@ -132,7 +150,6 @@ def _start_by_exec(command: list[str], log: int) -> int:
         stdout=log,
         stderr=log,
         start_new_session=True,
-        preexec_fn=_die_with_parent,  # noqa: PLW1509 - it takes no lock
     )
     process.returncode = 0  # its status is read by pid, as that of a forked one
     return process.pid
@@ -140,16 +157,33 @@ def _start_by_exec(command: list[str], log: int) -> int:
 
 async def _exit_status(pid: int) -> int:
     """Waits for a child's end; a signal that ended it is negative."""
+    return await _in_thread(lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), f"waitpid-{pid}")
+
+
+def _wait_for_end(pid: int) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+        finally:
+            os.close(descriptor)
+    return 0
+
+
+async def _in_thread(wait: Callable[[], int], name: str) -> int:
+    """The result of a wait in a thread of its own, which does not keep this process from ending."""
     loop = asyncio.get_running_loop()
-    status: asyncio.Future[int] = loop.create_future()
+    result: asyncio.Future[int] = loop.create_future()
 
-    def wait() -> None:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    def run() -> None:
+        value = wait()
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody asks any more
-            loop.call_soon_threadsafe(status.set_result, code)
+            loop.call_soon_threadsafe(result.set_result, value)
 
-    threading.Thread(target=wait, name=f"waitpid-{pid}", daemon=True).start()
-    return await status
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await result
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -160,13 +194,6 @@ def last_lines(path: Path, count: int) -> list[str]:
         log.seek(max(0, path.stat().st_size - TAIL_BYTES))
         lines = log.read().decode(errors="replace").splitlines()
     return [line for line in lines if line.strip()][-count:]
-
-
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _rotate(path: Path) -> None:

@@ -38,6 +38,16 @@ from services.supervisor.config import ChildSpec, LaunchOptions, SupervisorConfi
 HOST = "local"
 
 
+#: What the next supervisor needs of a layout, below ``run``.
+KEPT = "layout.json"
+
+
+class _Kept(msgspec.Struct):
+    passwords: dict[Role, str]
+    ports: dict[str, int]
+    ingresses: list[int]
+
+
 class Layout:
     """The files and processes of one cluster."""
 
@@ -58,6 +68,14 @@ class Layout:
         self._metrics_ports: dict[str, int] = {}
         if before is not None:
             self.passwords, self._metrics_ports = before.passwords, dict(before._metrics_ports)
+
+    @classmethod
+    def restored(cls, options: LaunchOptions) -> Layout:
+        """The layout that was written into the cluster's folder last."""
+        layout = cls(options)
+        kept = msgspec.json.decode((layout.run_dir / KEPT).read_bytes(), type=_Kept)
+        layout.passwords, layout._metrics_ports, layout.ingresses = kept.passwords, kept.ports, kept.ingresses
+        return layout
 
     @classmethod
     def following(cls, options: LaunchOptions, before: Layout, taken: Container[str]) -> Layout:
@@ -111,6 +129,8 @@ class Layout:
             ingress_url=self.ingress_url,
             models=[*([spec.cascade.name] if spec.cascade else []), *(model.name for model in spec.models)],
         )
+        kept = {"passwords": self.passwords, "ports": self._metrics_ports, "ingresses": self.ingresses}
+        self._files[self.run_dir / KEPT] = msgspec.json.encode(kept)
         self._files[self.run_dir / "supervisor.json"] = msgspec.json.encode(config)
         self._files[self.run_dir / "cluster.toml"] = cluster_toml(spec).encode()
         return config

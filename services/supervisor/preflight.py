@@ -91,19 +91,27 @@ def store_folder(directory: Path) -> Iterator[None]:
 
     Nothing in it is needed after the cluster has ended. Where there is no memory for it, it lies on the disk.
     """
-    if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < STORE_BYTES_MIN:
+    link = directory / STORE
+    if (
+        (link.is_dir() and not link.is_symlink())
+        or not MEMORY.is_dir()
+        or shutil.disk_usage(MEMORY).free < STORE_BYTES_MIN
+    ):
         yield
         return
-    with _elsewhere(directory / STORE, MEMORY):
+    with _elsewhere(link, MEMORY):
         yield
 
 
 @contextlib.contextmanager
 def _elsewhere(link: Path, parent: Path) -> Iterator[Path]:
     """A folder of one's own in ``parent``, to which ``link`` leads, so that the next start finds it."""
-    made = Path(tempfile.mkdtemp(prefix=ELSEWHERE, dir=parent))
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(made)
+    if link.is_symlink():  # of a supervisor that was killed, whose processes are taken over
+        made = link.readlink()
+    else:
+        made = Path(tempfile.mkdtemp(prefix=ELSEWHERE, dir=parent))
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(made)
     try:
         yield made
     finally:
@@ -162,7 +170,7 @@ def clear_leftovers(directory: Path) -> None:
     """Removes what an earlier cluster left that must not be believed: plans, leases, registrations, sockets."""
     _clear(directory / STORE)
     _clear(directory / "run" / SOCKETS)
-    for name in ("cluster.json", "banner.txt", "fork.sock"):
+    for name in ("cluster.json", "banner.txt", "fork.sock", "processes.json"):
         (directory / "run" / name).unlink(missing_ok=True)
 
 
@@ -217,10 +225,18 @@ def _free_nats(nats: NatsSpec) -> NatsSpec:
     for _ in range(PORT_TRIES):
         if all(_free("127.0.0.1", port) for port in nats.ports):
             return nats
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            nats = msgspec.structs.replace(nats, port=int(probe.getsockname()[1]))
+        nats = msgspec.structs.replace(nats, port=_some_port())
     raise ConfigError(f"no {len(nats.ports)} free ports in a row for nats-server")
+
+
+def _this_or_free(port: int) -> int:
+    return port if _free("127.0.0.1", port) else _some_port()
+
+
+def _some_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _first_of_free_range(start: int, count: int) -> tuple[int, socket.socket]:

@@ -35,6 +35,10 @@ class WorkerForker:
         """Begins a fork: ChildStarted, or ChildExited with the reason."""
         self._keep(self._fork(spec, log))
 
+    def adopt(self, name: str, pid: int) -> None:
+        """A worker that an earlier supervisor has asked for."""
+        self._names[pid] = name
+
     async def _connect(self, name: str) -> None:
         client = WorkerForkClient(self._socket, on_exit=self._on_exit, on_lost=self._on_lost)
         try:

@@ -1,8 +1,10 @@
-"""A supervisor that is killed takes its cluster along; open streams end at once, and the next start says so."""
+"""A supervisor that is killed leaves its cluster running; the next one takes it over, and `down` ends it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,48 +15,55 @@ from pathlib import Path
 import psutil
 
 from services.supervisor.preflight import clear_sockets
-from tests.live.faults import told
+from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
-from tests.testbed.timed_streams import client
-from tests.testbed.up_cluster import UpRig, prompt_text, stream
+from tests.testbed.up_cluster import UpRig, offer_during
 
-#: Ingress drains for 30 s (``limits.drain_s``) where it is asked to stop; here there is nothing to drain for.
+#: Longest wait for processes to end, seconds.
 PATIENCE_S = 20.0
 
 
-async def test_open_streams_end_at_once_with_an_error_and_the_next_start_tells_what_happened(tmp_path: Path) -> None:
+async def test_the_next_supervisor_takes_over_what_lives_and_no_stream_ends(tmp_path: Path) -> None:
     model = write_model_folder(tmp_path / "model")
-    slow = ["--set", 'worker={"modelled": {"speed": 0.1}}']  # minutes for the stream below
-    rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1, extra=slow)
+    slow = ["--processes", "2", "--set", 'worker={"modelled": {"speed": 0.1}}']
+    rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=slow)
     rig.start()
     assert rig.process is not None
-    processes = rig.processes()
-    async with client(60) as http:
-        open_stream = asyncio.create_task(stream(http, rig, prompt_text(1), max_tokens=1800, ignore_eos=True))
-        await told(rig, running=1)
+    processes, worker = rig.processes(), rig.pids("worker-0.json")
+    fields = {"max_tokens": 300, "ignore_eos": True}
+    expected = await undisturbed(rig, **fields)
+
+    async def killed_and_back() -> None:
+        assert rig.process is not None
         rig.process.kill()
-        result = await asyncio.wait_for(open_stream, PATIENCE_S)
-    assert "supervisor has died" in result.error
-    gone, alive = await asyncio.to_thread(psutil.wait_procs, processes, PATIENCE_S)
-    assert (len(gone), alive) == (len(processes), [])
-    rig.process.wait()
-    rig.start()
-    try:
-        assert "was not stopped in order" in rig.output()
-    finally:
-        rig.stop()
-    assert not (rig.folder / "run" / "cluster.json").exists()
+        rig.process.wait()
+        await asyncio.to_thread(rig.start)
+        assert "taking over" in rig.output()
+        assert "was not stopped in order" not in rig.output()
+        os.kill(worker[0], signal.SIGKILL)  # this one watches what it has not started
+        await told(rig, instances_ready=1)
+        await told(rig, instances_ready=2)
+
+    expect_identical(await offer_during(rig, killed_and_back(), rate=2, prompts=PROMPTS, **fields), expected)
+    rig.stop()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, PATIENCE_S)
+    assert alive == []
+    assert not list((rig.folder / "run").glob("cluster.json"))
+    assert not (rig.folder / "jetstream").exists()
 
 
-def test_a_start_in_the_background_tells_what_happened_too_and_finds_what_was_left(tmp_path: Path) -> None:
+def test_down_ends_what_a_killed_supervisor_left_and_the_next_start_tells(tmp_path: Path) -> None:
     model = write_model_folder(tmp_path / "model")
     rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1)
     rig.start()
     assert rig.process is not None
-    processes = rig.processes()
+    # A fork server is its supervisor's alone, and ends with it.
+    processes = [process for process in rig.processes() if "fork server" not in " ".join(process.cmdline())]
     left = (rig.folder / "jetstream").resolve()
     rig.process.kill()
     rig.process.wait()
+    assert all(process.is_running() for process in processes)
+    assert "its supervisor had been killed" in rig.cli("down")
     assert not psutil.wait_procs(processes, PATIENCE_S)[1]
     assert left.exists()
     command = [sys.executable, "-m", "millrace.cli", *rig._words, "--detach"]

@@ -39,7 +39,7 @@ class Bench:
     def __init__(self) -> None:
         self.layout = layout()
         config = self.layout.plan()
-        children = [config.nats, *config.children]
+        children = [*config.nats, *config.children]
         roster = Roster(host="local", workers=children)
         self.actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=children, roster=roster)
         self.actor.start(1)

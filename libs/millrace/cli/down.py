@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ import psutil
 from millrace.cli.cluster import CLUSTER_FILE, no_cluster
 from millrace.cli.errors import CliError
 from millrace.supervision.cluster_folder import find_folder
+from millrace.supervision.survivors import WrittenProcess, survivors
 
 #: The supervisor gives its children at most about 40 s in all; this leaves it time to end itself.
 WAIT_S = 60.0
@@ -35,6 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Asks the supervisor to stop."""
     folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
     process = running_supervisor(folder) if folder else None
+    if process is None and folder is not None and (left := survivors(folder)):
+        _end(left)
+        print("the cluster is down; its supervisor had been killed")
+        return 0
     if process is None:
         raise no_cluster("down", arguments.dir)
     process.send_signal(signal.SIGTERM)
@@ -47,6 +53,16 @@ def run(arguments: argparse.Namespace) -> int:
         time.sleep(0.05)
     print("the cluster is down")
     return 0
+
+
+def _end(left: list[WrittenProcess]) -> None:
+    """Ends what outlived its supervisor."""
+    processes = [psutil.Process(each.pid) for each in left]
+    for number, limit_s in ((signal.SIGTERM, WAIT_S / 2), (signal.SIGKILL, WAIT_S / 2)):
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        _, processes = psutil.wait_procs(processes, limit_s)
 
 
 def running_supervisor(folder: Path) -> psutil.Process | None:

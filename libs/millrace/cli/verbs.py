@@ -25,7 +25,7 @@ class Verb(NamedTuple):
 VERBS: tuple[Verb, ...] = (
     Verb("up", "start a cluster on this machine, in the foreground", "millrace.cli.up"),
     Verb("down", "stop the cluster that was started here", "millrace.cli.down"),
-    Verb("apply", "change the running cluster to what a file says, without a cut stream", "millrace.cli.apply"),
+    Verb("apply", "change the running cluster to what a file says", "millrace.cli.apply"),
     Verb("doctor", "show what this machine offers and what Millrace will use", "millrace.cli.doctor"),
     Verb("selftest", "try serving, moving and a kill with engines of this machine", "millrace.cli.selftest"),
     Verb("cluster", "print and check the specification of a cluster", "millrace.cli.cluster_show"),

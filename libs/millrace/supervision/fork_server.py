@@ -2,7 +2,7 @@
 
 One fork server belongs to one process, its owner, and listens to nobody else. A program that it starts becomes the
 owner's own child, as if the owner had started ``python -m MODULE``: the owner reads its exit status with ``waitpid``,
-it gets SIGTERM when the owner ends, and it runs on when the fork server ends.
+it gets SIGTERM when the owner ends, unless it shall outlive it, and it runs on when the fork server ends.
 
 For that the fork server forks twice, and the process between ends at once. The kernel gives its orphan to the nearest
 ancestor that is a subreaper, which the owner is while it asks.
@@ -61,6 +61,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
         folder: Working directory.
         cores: Cores that it may use; empty for those of the fork server.
         own_session: Whether it leads a session and a process group of its own.
+        outlives: Whether it runs on when its owner ends, which sends it SIGTERM otherwise.
     """
 
     module: str
@@ -70,6 +71,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     cores: list[int] = []
     own_session: bool = True
+    outlives: bool = False
 
 
 class ProgramStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +117,7 @@ class ForkServer:
         output: int,
         cores: Sequence[int] = (),
         own_session: bool = True,
+        outlives: bool = False,
         environment: dict[str, str] | None = None,
     ) -> int:
         """Starts a program in this process's folder, by default with its environment; returns its pid.
@@ -133,6 +136,7 @@ class ForkServer:
             folder=os.getcwd(),
             cores=list(cores),
             own_session=own_session,
+            outlives=outlives,
         )
         message = msgspec.json.encode(request)
         if len(message) > REQUEST_BYTES_MAX:
@@ -247,7 +251,7 @@ def _become(request: ProgramRequest, output: int) -> NoReturn:
     """The program's process: takes on what the request says, runs the module, and never returns."""
     code: int = 1
     try:
-        if not _adopted(request.owner):
+        if not _adopted(request.owner, outlives=request.outlives):
             os._exit(1)
         if request.own_session:
             os.setsid()
@@ -298,14 +302,15 @@ def _end(code: int) -> NoReturn:
         os._exit(code)
 
 
-def _adopted(owner: int) -> bool:
-    """Whether the owner has become the parent; this process then ends with it."""
+def _adopted(owner: int, *, outlives: bool) -> bool:
+    """Whether the owner has become the parent; this process then ends with it, unless it outlives it."""
     until_s = time.monotonic() + ADOPTION_LIMIT_S
     while os.getppid() != owner:
         if time.monotonic() > until_s:
             return False
         time.sleep(0.0002)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if not outlives:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     return os.getppid() == owner
 
 
