@@ -6,6 +6,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from millrace.contracts.ingress import TokenLogprobs
 from millrace.contracts.migration import KvReplicated
 from millrace.contracts.sequences import SequenceId
 from millrace.contracts.worker import Sampling
@@ -32,6 +33,7 @@ class OutputText:
         held_text, held_logprobs: For calls that do not stream: output that is delivered with the end.
         finish_reason: ``stop`` or ``length``; empty while it goes on.
         stop_reason: Stop string or token id that ended it.
+        prompt_logprobs: Those that came and were not told yet.
     """
 
     stream: TextStream
@@ -41,6 +43,7 @@ class OutputText:
     held_logprobs: list[DeltaLogprob] = field(default_factory=list)
     finish_reason: str = ""
     stop_reason: str | int | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ from millrace.contracts.migration import (
     MigrationOutcome,
 )
 from millrace.contracts.worker import SubmitSequence
-from millrace.kvcache.chain import extend_chain, pack_hashes
+from millrace.kvcache.chain import extend_chain, pack_hashes, salted_root
 
 from services.migrator.config import MigratorLimits
 from services.migrator.state import OutgoingMigration
@@ -226,7 +226,8 @@ def _taken_along(out: OutgoingMigration) -> tuple[int, bytes]:
         return 0, b""
     tokens = [*lease.submission.prompt_token_ids, *frozen.output_token_ids][: frozen.computed_tokens]
     hashes: list[int] = []
-    extend_chain(hashes, tokens, lease.endpoint.block_tokens)
+    root = salted_root(lease.submission.sampling.cache_salt)
+    extend_chain(hashes, tokens, lease.endpoint.block_tokens, root)
     return lease.endpoint.block_tokens, pack_hashes(hashes)
 
 

@@ -47,6 +47,8 @@ class Decoding:
             held.scheduled_ns = output.scheduled_ns
         if output.cached_tokens is not None:
             held.cached_tokens = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            held.prompt_logprobs = output.prompt_logprobs
         token_ids = output.token_ids
         if output.preemptions > held.preemptions:
             held.preemptions = output.preemptions

@@ -132,6 +132,8 @@ class Leasing:
         if held.moved is not None and len(held.token_ids) <= held.brought:
             # Its client still waits for the last move: two in a row would be one long pause.
             return refused(migration, KvRefusal.NOT_RUNNING, "it has come and decoded nothing here yet")
+        if held.submission is not None and held.submission.sampling.prompt_logprobs is not None:
+            return refused(migration, KvRefusal.NOT_RUNNING, "its prompt's log-probabilities stay here")
         if any(other.held is held for other in self._leases.values()):
             return refused(migration, KvRefusal.TOO_MANY, "another migration has leased it")
         if len(self._leases) >= self._config.leases_max:

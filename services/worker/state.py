@@ -30,6 +30,7 @@ class Held:
         submission: As it came; the prompt is shared with the engine's.
         moved: What ingress is told of a sequence that was migrated here; None for one that was not.
         logprobs: One entry per token where asked for, else None.
+        prompt_logprobs: Sent with the first token.
         sent: Number of ``token_ids`` that went out at least once.
         mark_recent: ``len(token_ids)`` at the last tick.
         mark_older: The same one tick earlier; what came after it may have been lost when the bus went away.
@@ -53,6 +54,7 @@ class Held:
     added: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     finish: FinishReason | None = None
     detail: str = ""
     cached_tokens: int | None = None
@@ -118,6 +120,7 @@ class Held:
             finish=self.finish if whole else None,
             logprobs=self.logprobs[start:stop] if self.logprobs is not None else None,
             cached_tokens=self.cached_tokens if start == 0 else None,
+            prompt_logprobs=self.prompt_logprobs if start == 0 else None,
             detail=self.detail if whole else "",
         )
 

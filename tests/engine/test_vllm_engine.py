@@ -46,6 +46,18 @@ CASES: list[tuple[str, list[int], Sampling, dict[str, Any]]] = [
         {"max_tokens": 12, "temperature": 0.0, "logprobs": 3},
     ),
     (
+        "allowed",
+        PROMPT,
+        Sampling(max_tokens=12, temperature=0.0, allowed_token_ids=[20, 21, 22]),
+        {"max_tokens": 12, "temperature": 0.0, "allowed_token_ids": [20, 21, 22]},
+    ),
+    (
+        "prompt_logprobs",  # of a prompt in three chunks
+        LONG,
+        Sampling(max_tokens=2, temperature=0.0, prompt_logprobs=2),
+        {"max_tokens": 2, "temperature": 0.0, "prompt_logprobs": 2},
+    ),
+    (
         "penalties",
         PROMPT,
         Sampling(max_tokens=40, temperature=0.0, frequency_penalty=1.2, presence_penalty=0.5, repetition_penalty=1.3),
@@ -107,10 +119,36 @@ def test_tokens_are_those_of_vllms_own_generate(
     assert here.tokens == tokens
     assert str(here.finish) == finish
     if logprobs is not None:
-        for entry, expected in zip(here.logprobs, logprobs, strict=True):
-            assert len(entry.token_ids) == (sampling.logprobs or 0) + 1
+        assert here.first is not None
+        told = here.logprobs if sampling.prompt_logprobs is None else here.first.prompt_logprobs or []
+        for entry, expected in zip(told, logprobs, strict=True):
+            assert len(entry.token_ids) == (sampling.logprobs or sampling.prompt_logprobs or 0) + 1
             for token, value in zip(entry.token_ids, entry.logprobs, strict=True):
                 assert value == pytest.approx(expected[str(token)], abs=1e-4)
+
+
+def test_a_prompts_logprobs_are_told_once(engine: BenchEngine) -> None:
+    sampling = Sampling(max_tokens=3, temperature=0.0, prompt_logprobs=2)
+    begun = engine.run(PROMPT, sampling)
+    (continued,) = engine.finish(engine.add(PROMPT, sampling, begun.tokens[:1]))
+    assert begun.first is not None
+    assert continued.first is not None
+    assert begun.first.prompt_logprobs is not None
+    assert continued.first.prompt_logprobs is None
+
+
+def test_bad_words_are_not_decoded_and_salts_keep_prefixes_apart(engine: BenchEngine) -> None:
+    free = engine.run(LONG, Sampling(max_tokens=8, temperature=0.0))
+    assert free.first is not None
+    held = engine.run(LONG, Sampling(max_tokens=8, temperature=0.0, bad_words=[[free.tokens[0]], free.tokens[1:3]]))
+    assert free.tokens[0] not in held.tokens
+    cached = []
+    for salt in ("", "a", "a", "b"):
+        decoded = engine.run(LONG, Sampling(max_tokens=1, temperature=0.0, cache_salt=salt))
+        assert decoded.first is not None
+        cached.append(decoded.first.cached_tokens)
+    assert cached[1] == cached[3] == 0
+    assert cached[0] == cached[2] != 0
 
 
 def test_sequences_of_one_batch_get_what_they_get_alone(engine: BenchEngine) -> None:

@@ -143,7 +143,6 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str | None]] = {
     "too many choices": (COMPLETE, complete(prompt=["a"] * 10, n=100), 400, "n", None),
     "best_of": (COMPLETE, complete(best_of=3), 400, "best_of", "unsupported_parameter"),
     "suffix": (COMPLETE, complete(suffix="x"), 400, "suffix", "unsupported_parameter"),
-    "echo with logprobs": (COMPLETE, complete(echo=True, logprobs=1), 400, "echo", "unsupported_parameter"),
     "messages for completions": (COMPLETE, chat(), 400, "messages", "unknown_parameter"),
     "neither prompt nor messages": ("/tokenize", b'{"model":"tiny"}', 400, "prompt", None),
     "a token beyond the vocabulary": ("/detokenize", b'{"model":"tiny","tokens":[99999]}', 400, "tokens", None),

@@ -18,7 +18,7 @@ environment.prepare()
 
 
 def answers_to(arguments: dict[str, Any], calls: list[tuple[list[int], dict[str, Any]]]) -> list[Any]:
-    """Tokens, finish reason and log-probabilities by position of each call."""
+    """Tokens, finish reason and log-probabilities by position of each call; the prompt's where those are asked for."""
     from vllm import LLM
 
     llm = LLM(**arguments)
@@ -35,9 +35,8 @@ def _answer(llm: Any, prompt: list[int], fields: dict[str, Any]) -> list[Any]:
         fields["logit_bias"] = {int(k): v for k, v in fields["logit_bias"].items()}
     (answer,) = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(**fields), use_tqdm=False)
     output = answer.outputs[0]
-    logprobs = None
-    if output.logprobs is not None:
-        logprobs = [{token: entry.logprob for token, entry in position.items()} for position in output.logprobs]
+    told = output.logprobs if answer.prompt_logprobs is None else answer.prompt_logprobs[1:]
+    logprobs = told and [{token: entry.logprob for token, entry in position.items()} for position in told]
     return [list(output.token_ids), output.finish_reason, logprobs]
 
 

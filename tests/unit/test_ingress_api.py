@@ -24,8 +24,8 @@ from services.ingress.api.parsed_requests import (
     parse_completion_request,
 )
 from services.ingress.api.requests import ChatRequest, CompletionRequest
-from services.ingress.api.responses import ChatResponse
-from services.ingress.api.streams import ChatStream, CompletionStream, ResponseHead
+from services.ingress.api.responses import ChatResponse, CompletionResponse
+from services.ingress.api.streams import ChatStream, CompletionStream, EchoedPrompt, ResponseHead
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize
 from services.ingress.api.tokenizer import ChatTemplate, ModelTokenizer, TemplateRefused
 from services.ingress.api.tools import NO_TOOLS
@@ -160,7 +160,7 @@ def test_null_is_the_same_as_absent_for_every_optional_parameter():
         assert call_of(body | dict.fromkeys(names)) == call_of(body)
 
 
-@pytest.mark.parametrize("name", ["request_id", "cache_salt", "kv_transfer_params", "vllm_xargs"])
+@pytest.mark.parametrize("name", ["request_id", "stream_interval", "kv_transfer_params", "vllm_xargs"])
 def test_a_parameter_that_only_vllm_has_is_refused_with_what_to_do_instead(name: str):
     error = error_of({"messages": USER, name: "x"})
     assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
@@ -172,6 +172,95 @@ def test_every_unsupported_parameter_is_refused_by_name():
         for name in NOT_SUPPORTED[kind]:
             error = error_of(body | {name: "something"})
             assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, slice(0, 3)),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, slice(-3, None)),
+        ({"truncate_prompt_tokens": 300}, slice(None)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": LENGTH - 4}, slice(0, 4)),
+    ],
+)
+def test_a_prompt_is_cut_to_the_tokens_asked_for(fields: dict[str, Any], kept: slice):
+    prompt = list(range(8))
+    assert call_of({"prompt": prompt} | fields).prompts == [prompt[kept]]
+    assert error_of({"prompt": prompt, "truncate_prompt_tokens": LENGTH}).param == "truncate_prompt_tokens"
+
+
+def test_vllms_own_sampling_fields_reach_the_engine():
+    body = {"prompt": "hi", "allowed_token_ids": [3, 4], "bad_words": ["ab"], "cache_salt": "s", "prompt_logprobs": 2}
+    sampling = call_of(body).sampling
+    assert (sampling.allowed_token_ids, sampling.cache_salt, sampling.prompt_logprobs) == ([3, 4], "s", 2)
+    encode = registry().get("m").tokenizer.encode
+    assert sampling.bad_words == [encode("ab", special=False)]  # behind a blank it has one token more
+    assert call_of({"prompt": "hi", "echo": True, "logprobs": 1}).sampling.prompt_logprobs == 1
+    assert call_of({"prompt": "hi", "echo": True, "max_tokens": 0}).sampling.max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"allowed_token_ids": [9_999]}, "allowed_token_ids"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"cache_salt": "a/b"}, "cache_salt"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"priority": 1}, "priority"),
+    ],
+)
+def test_values_that_cannot_be_honoured_are_refused_by_name(fields: dict[str, Any], param: str):
+    assert error_of({"prompt": "hi"} | fields).param == param
+
+
+def test_token_ids_and_the_prompts_logprobs_are_told_whole_and_streamed():
+    told = [
+        None,
+        {
+            "7": {"logprob": -1.0, "rank": 2, "decoded_token": "y"},
+            "8": {"logprob": -0.5, "rank": 1, "decoded_token": "z"},
+        },
+    ]
+    entry = DeltaLogprob("b", -2.0, b"b", [("a", -0.1, b"a")])
+    deltas = [
+        ChoiceDelta(0, "b", 1, logprobs=[entry], token_ids=[5], prompt_logprobs=told),
+        ChoiceDelta(0, "", 1, "stop", token_ids=[2]),
+    ]
+    head, echo = ResponseHead("c-1", 1, "m", 1, 2, [[6, 7]]), [EchoedPrompt("xy", "x")]
+    whole = CompletionResponse(head, echo)
+    whole.deltas(deltas)
+    choice = json.loads(whole.body(Usage(2, 2)))["choices"][0]
+    assert (choice["text"], choice["token_ids"], choice["prompt_token_ids"]) == ("xyb", [5, 2], [6, 7])
+    assert choice["prompt_logprobs"] == told
+    assert choice["logprobs"]["tokens"] == ["x", "y", "b"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -2.0]
+    assert choice["logprobs"]["top_logprobs"] == [None, {"y": -1.0, "z": -0.5}, {"b": -2.0, "a": -0.1}]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
+    stream = CompletionStream(head, include_usage=False, continuous=False, echo=echo)
+    events = [
+        json.loads(event[6:])["choices"][0]
+        for event in b"".join(stream.deltas([d], Usage(2, 1)) for d in deltas).split(b"\n\n")
+        if event
+    ]
+    assert [event["token_ids"] for event in events] == [[5], [2]]
+    assert [event.get("prompt_token_ids") for event in events] == [[6, 7], None]
+    assert events[0]["logprobs"] == choice["logprobs"]
+
+
+def test_a_chat_tells_the_prompts_ids_with_the_role_and_each_tokens_once():
+    stream = ChatStream(ResponseHead("c-1", 1, "m", 1, 2, [[6, 7]]), include_usage=False, continuous=False)
+    deltas = [
+        ChoiceDelta(0, "b", 1, token_ids=[5]),
+        ChoiceDelta(0, "", 1, token_ids=[9]),
+        ChoiceDelta(0, "c", 1, "stop", token_ids=[2]),
+    ]
+    assert json.loads(stream.opening()[6:])["prompt_token_ids"] == [6, 7]
+    events = b"".join(stream.deltas([delta], Usage(2, 1)) for delta in deltas).split(b"\n\n")
+    assert [json.loads(e[6:])["choices"][0].get("token_ids") for e in events if e] == [[5], [9], [2], None]
 
 
 def test_a_bool_is_no_number_where_only_a_number_is_harmless():
@@ -386,7 +475,7 @@ def test_continuous_usage_begins_with_the_prompts_tokens():
     head = ResponseHead("c-1", 1, "m", 1, 7)
     for stream in (
         ChatStream(head, include_usage=True, continuous=True),
-        CompletionStream(head, include_usage=True, continuous=True, echo=["a"]),
+        CompletionStream(head, include_usage=True, continuous=True, echo=[EchoedPrompt("a", "a")]),
     ):
         usage = json.loads(stream.opening()[6:])["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (7, 0, 7)

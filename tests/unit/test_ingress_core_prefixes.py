@@ -8,6 +8,7 @@ from millrace.contracts.local import KeyChanged
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.predictor import PredictLatency
 from millrace.contracts.status import InstanceRecord
+from millrace.contracts.worker import Sampling
 from millrace.kvcache.chain import extend_chain, unpack_hashes
 
 from services.ingress.config import DispatchConfig, IngressConfig
@@ -55,6 +56,15 @@ def test_question_and_decision_name_the_full_blocks_of_the_prompt() -> None:
     made = bench.sent(DecisionMade)[-1]
     assert (made.block_size, made.block_hashes) == (BLOCK, asked.block_hashes)
     assert [forecast.cached_tokens for forecast in made.forecasts] == [32, 0]
+
+
+def test_a_salt_keeps_the_blocks_of_a_prompt_apart() -> None:
+    bench = asking()
+    bench.call(prompts=[PROMPT], sampling=Sampling(max_tokens=50, cache_salt="a"))
+    salted = unpack_hashes(question(bench).block_hashes)
+    assert len(salted) == 2
+    assert not {*salted} & {*names(PROMPT)}
+    assert not {*salted} & {*PromptBlocks(PROMPT, BLOCK, "b").hashes}
 
 
 def test_the_outcome_tells_what_was_predicted_and_found_and_names_what_was_decoded() -> None:

@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs, TokensGenerated, TokensResent
+from millrace.contracts.ingress import (
+    FinishReason,
+    ReturnReason,
+    SequencesReturned,
+    TokenChunk,
+    TokenLogprobs,
+    TokensGenerated,
+    TokensResent,
+)
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.worker import (
     CancelSequence,
@@ -44,6 +52,27 @@ def test_a_gap_is_asked_for_once_and_the_answer_closes_it():
     bench.tokens(instance, chunk("g", 6))
     assert bench.text() == "abcdefg"
     assert discarded(bench) == {"gap": 2}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_prompts_logprobs_are_told_once_also_where_its_instance_dies(stream: bool):
+    bench = Bench()
+    sampling = Sampling(max_tokens=50, prompt_logprobs=1)
+    first = bench.run_call(sampling=sampling, stream=stream, tokens_as_ids=True)
+    told = [TokenLogprobs([2, 4], [-1.0, -0.5], 2), TokenLogprobs([3, 5], [-3.0, -0.1], 7)]
+    bench.tokens(first, chunk("ab", prompt_logprobs=told))
+    bench.send(
+        SequencesReturned(
+            instance=first, incarnation=bench.incarnations[first], reason=ReturnReason.DRAINING, sequences=[("r.0", 0)]
+        )
+    )
+    submission, second = bench.last_submission()
+    assert submission.body.output_token_ids == ids("ab")
+    bench.accept(submission)
+    bench.tokens(second, chunk("c", 2, epoch=1, finish=LENGTH))
+    found = [d.prompt_logprobs for e in bench.made(DeliverDeltas) for d in e.deltas if d.prompt_logprobs]
+    assert [[each and list(each) for each in entries] for entries in found] == [[None, ["2", "4"], ["3", "5"]]]
+    assert found[0][1]["4"] == {"logprob": -0.5, "rank": 1, "decoded_token": "token_id:4"}
 
 
 def test_tokens_that_came_while_the_answer_was_under_way_are_not_taken_twice():

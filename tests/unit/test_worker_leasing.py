@@ -132,6 +132,13 @@ def refusal(effects: list[Effect]) -> KvRefusal:
 # --- leases
 
 
+def test_a_sequence_whose_prompts_logprobs_are_told_stays() -> None:
+    made = Bench(info=MOVING)
+    made.running(sampling=Sampling(max_tokens=10, prompt_logprobs=1))
+    made.step(out(1, 2, 3))
+    assert refusal(made.say(lease(), reply_to="s")) is KvRefusal.NOT_RUNNING
+
+
 def test_a_lease_is_asked_of_the_engine_and_answered_when_it_is_taken() -> None:
     made = bench()
     asked = made.say(lease(), reply_to="s")

@@ -53,6 +53,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         scheduled_ns: With the first output: unix ns when it first entered a batch; else 0.
         cached_tokens: With the first output: prompt tokens found in the prefix cache; else None.
         preemptions: How often this sequence was preempted so far.
+        prompt_logprobs: With the first output: as in TokenChunk.
     """
 
     sequence: str
@@ -62,6 +63,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_ns: int = 0
     cached_tokens: int | None = None
     preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
         logprobs: One entry per token where asked for, else None.
         cached_tokens: Prompt tokens found in the prefix cache; sent with the epoch's first chunk, else None.
         detail: A sentence with FinishReason.ERROR.
+        prompt_logprobs: Of the prompt's tokens from the second on, where asked for, with the sequence's first chunk.
     """
 
     sequence: str
@@ -54,6 +55,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int | None = None
     detail: str = ""
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class TokensGenerated(Body, frozen=True, kw_only=True, tag="TokensGenerated/1"):

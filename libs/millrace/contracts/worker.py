@@ -48,6 +48,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         logprobs: Number of top log-probabilities per token; None for none, 0 for the chosen token's only.
         seed: Seed of this sequence (already offset by the choice index); None for engine randomness.
         stop_token_ids: Extra ids that end the sequence, besides the model's EOS.
+        allowed_token_ids: The only ids that may be sampled; None for all.
+        bad_words: Runs of ids that may not be sampled.
+        prompt_logprobs: As ``logprobs``, of the prompt's tokens; counts for a sequence without output.
+        cache_salt: Kept apart in prefix caches from sequences with another one; empty for none.
     """
 
     max_tokens: int
@@ -64,6 +68,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: int | None = None
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[list[int]] = []
+    prompt_logprobs: int | None = None
+    cache_salt: str = ""
     structured: StructuredOutput | None = None
 
 

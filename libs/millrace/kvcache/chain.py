@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from struct import pack, unpack
 
 ROOT = 0x6D696C6C72616365  # parent of a sequence's first block
@@ -19,9 +20,14 @@ def chain_hash(parent: int, token_ids: Sequence[int]) -> int:
     return hash((parent, *token_ids))
 
 
-def extend_chain(hashes: list[int], token_ids: Sequence[int], block_size: int) -> None:
+def salted_root(salt: str) -> int:
+    """Parent of the first block of sequences with this salt; ROOT for none."""
+    return int.from_bytes(blake2b(salt.encode(), digest_size=7).digest()) if salt else ROOT
+
+
+def extend_chain(hashes: list[int], token_ids: Sequence[int], block_size: int, root: int = ROOT) -> None:
     """Appends the hashes of all full blocks of ``token_ids`` that ``hashes`` does not cover yet."""
-    parent = hashes[-1] if hashes else ROOT
+    parent = hashes[-1] if hashes else root
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
         parent = chain_hash(parent, token_ids[start : start + block_size])
         hashes.append(parent)

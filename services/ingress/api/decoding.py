@@ -40,7 +40,6 @@ _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 _OF_VLLM = {
     "request_id": "send it as the header `x-request-id`",
     "session_id": "requests are placed by what is cached of their prompts; leave it out",
-    "cache_salt": "prefix caches are shared by all keys",
     "kv_transfer_params": "KV is moved by Millrace; leave it out",
     "ec_transfer_params": "only text is served",
     "mm_processor_kwargs": "only text is served",
@@ -48,14 +47,14 @@ _OF_VLLM = {
     "mm_payload": "only text is served",
     "return_mm_kwargs": "only text is served",
     "thinking_token_budget": "use `max_tokens`",
-    "truncation_side": "shorten the prompt",
     "logprob_token_ids": "use `logprobs`",
     "return_token_offsets": "use `/tokenize` on the text",
-    "return_prompt_text": "leave it out",
+    "return_prompt_text": "use `/detokenize` on `prompt_token_ids`",
     "repetition_detection": "use `repetition_penalty`",
     "stream_interval": "each message of the engine is one event; leave it out",
     "vllm_xargs": "leave it out",
     "watermarking": "leave it out",
+    "routed_experts_prompt_start": "leave it out",
 }
 
 

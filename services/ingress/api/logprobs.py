@@ -22,6 +22,16 @@ def chat_logprobs(entries: list[DeltaLogprob]) -> dict[str, Any]:
     }
 
 
+def prompt_entries(first: str, told: list[dict[str, Any] | None]) -> list[DeltaLogprob]:
+    """A prompt's log-probabilities as those of an output; of its first token nothing but the name is known."""
+    entries = [DeltaLogprob(first, None, b"", [])]
+    for tokens in told[1:]:
+        chosen, *others = (tokens or {}).values()
+        top = [(each["decoded_token"], each["logprob"], b"") for each in (chosen, *others)]
+        entries.append(DeltaLogprob(chosen["decoded_token"], chosen["logprob"], b"", top))
+    return entries
+
+
 class CompletionLogprobs:
     """Completions' form: parallel lists; offsets count characters of the choice's text from its start."""
 
@@ -45,7 +55,7 @@ class CompletionLogprobs:
         }
 
 
-def _top(entry: DeltaLogprob) -> dict[str, float] | None:
+def _top(entry: DeltaLogprob) -> dict[str, float | None] | None:
     """The likeliest tokens and the chosen one, as OpenAI and vLLM give them; None where nothing is known."""
     if not entry.token_bytes and not entry.top:
         return None

@@ -9,7 +9,7 @@ import msgspec
 
 from services.ingress.api.tool_call_parser import CallBegun, Piece, TextPiece, ToolCallParser
 from services.ingress.api.tools import ToolMode, ToolPlan
-from services.ingress.calls.messages import CallPart, ChoiceDelta
+from services.ingress.calls.messages import CallPart, ChoiceDelta, DeltaLogprob
 
 
 class OutputReader(Protocol):
@@ -27,6 +27,20 @@ class OutputReader(Protocol):
     def close(self) -> None:
         """The call is over: nothing more is told."""
         ...
+
+
+class PromptOnlyReader:
+    """Leaves an output out: only its prompt was asked for."""
+
+    busy = False
+
+    def read(self, deltas: list[ChoiceDelta], told: Callable[[list[ChoiceDelta], int | None], None]) -> None:
+        """As in OutputReader."""
+        empty = [None if delta.logprobs is None else list[DeltaLogprob]() for delta in deltas]
+        told([msgspec.structs.replace(d, text="", logprobs=e) for d, e in zip(deltas, empty, strict=True)], None)
+
+    def close(self) -> None:
+        """As in OutputReader."""
 
 
 class JsonCallReader:

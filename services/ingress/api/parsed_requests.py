@@ -143,8 +143,8 @@ def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds)
 
 def _completion(request: CompletionRequest, model: ServedModel) -> ParsedRequest:
     texts, token_ids = _prompts(request.prompt, model.tokenizer.vocabulary.size)
-    if request.echo and request.logprobs is not None:
-        raise bad_value("echo", "`echo` with `logprobs` is not supported.", "unsupported_parameter")
+    if request.max_tokens == 0 and not request.echo:
+        raise bad_value("max_tokens", "`max_tokens` 0 needs `echo`.")
     usage, continuous = _stream_options(request)
     return ParsedRequest(
         kind=CallKind.COMPLETION,
@@ -170,6 +170,8 @@ def refuse_hopeless(parsed: ParsedRequest, max_model_len: int) -> None:
     Raises:
         ApiError: 400.
     """
+    if parsed.request.truncate_prompt_tokens is not None:
+        return
     at_least = max(map(parsed.model.tokenizer.tokens_at_least, parsed.texts or []), default=0)
     if at_least >= max_model_len:
         raise prompt_too_long(parsed.request, f"the prompt has at least {at_least} tokens", max_model_len)
@@ -182,6 +184,7 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         ApiError: 400 for what depends on the prompt's length.
     """
     request, opened = parsed.request, parsed.opened
+    prompts = [_truncated(request, prompt, max_model_len) for prompt in prompts]
     shortest = min(map(len, prompts))
     if shortest == 0:
         param = "messages" if parsed.kind is CallKind.CHAT else "prompt"
@@ -193,7 +196,7 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         structured=structured,
         prompt_tokens=max(map(len, prompts)),
         max_model_len=max_model_len,
-        vocabulary=parsed.model.tokenizer.vocabulary.size,
+        tokenizer=parsed.model.tokenizer,
     )
     return Call(
         request=caller.request,
@@ -209,12 +212,28 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         limits=caller.limits,
         stream=bool(request.stream),
         skip_special_tokens=request.skip_special_tokens is not False and not (opened and opened.special_tokens),
-        tell_tokens=opened is not None,
+        tell_tokens=opened is not None or bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
         traceparent=caller.traceparent,
         parent_span_id=caller.parent_span_id,
         client_id=caller.client_id,
         constraint_param=_constraint_param(parsed, structured),
     )
+
+
+def _truncated(request: Shared, prompt: list[int], max_model_len: int) -> list[int]:
+    """The prompt's first tokens, or its last: as many as asked for, or as fit before the output (-1)."""
+    length = request.truncate_prompt_tokens
+    if length is None:
+        return prompt
+    if length < 0:
+        length = max(0, max_model_len - max(1, request.max_tokens or 0))
+    elif length >= max_model_len:
+        raise bad_value(
+            "truncate_prompt_tokens", f"`truncate_prompt_tokens` is {length}, the model takes {max_model_len}."
+        )
+    left = request.truncation_side == "left"
+    return prompt[max(0, len(prompt) - length) :] if left else prompt[:length]
 
 
 def _constraint(parsed: ParsedRequest) -> StructuredOutput | None:

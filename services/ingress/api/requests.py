@@ -37,6 +37,9 @@ Size = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 Choices = Annotated[int, Meta(ge=1, le=CHOICES_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=256)]
+#: Entries (tokens times alternatives) of a prompt's log-probabilities: they travel in one message.
+PROMPT_LOGPROBS_MAX = 40_000
+Salt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")]
 LogitBias = Annotated[
     dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1_024)
 ]
@@ -184,6 +187,14 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=100)] | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    cache_salt: Salt | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     # Millrace's own
     cascade: CascadeWishes | None = None
     # Taken and without effect; docs/API.md says so.
@@ -197,18 +208,12 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     length_penalty: Any = UNSET
     use_beam_search: Any = UNSET
     spaces_between_special_tokens: Any = UNSET
-    truncate_prompt_tokens: Any = UNSET
-    allowed_token_ids: Any = UNSET
-    bad_words: Any = UNSET
-    prompt_logprobs: Any = UNSET
     priority: Any = UNSET
     guided_json: Any = UNSET
     guided_regex: Any = UNSET
     guided_choice: Any = UNSET
     guided_grammar: Any = UNSET
     guided_decoding_backend: Any = UNSET
-    return_token_ids: Any = UNSET
-    return_tokens_as_token_ids: Any = UNSET
 
 
 class ChatRequest(Shared, kw_only=True, forbid_unknown_fields=True):
@@ -248,6 +253,7 @@ class CompletionRequest(Shared, kw_only=True, forbid_unknown_fields=True):
             Meta(min_length=1, description="All of one kind: strings, token ids, or lists of token ids."),
         ]
     )
+    max_tokens: Size | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     best_of: Any = UNSET

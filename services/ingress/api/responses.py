@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import msgspec
 
 from services.ingress.api.cascade_reports import cascade_object, usage_object
-from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
-from services.ingress.api.streams import ResponseHead, call_id
+from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs, prompt_entries
+from services.ingress.api.streams import EchoedPrompt, ResponseHead, call_id
 from services.ingress.api.tools import ToolMode, ToolPlan
 from services.ingress.calls.messages import CallPart, CascadeReport, ChoiceDelta, DeltaLogprob, Usage
 
@@ -30,13 +30,17 @@ class CollectedResponse(Protocol):
 class _Choice:
     """Output of one choice so far."""
 
-    __slots__ = ("calls", "finish_reason", "logprobs", "reasoning", "stop_reason", "texts")
+    __slots__ = (
+        "calls", "finish_reason", "logprobs", "prompt_logprobs", "reasoning", "stop_reason", "texts", "token_ids",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.reasoning = ""
         self.calls: list[CallPart] = []
         self.logprobs: list[DeltaLogprob] | None = None
+        self.prompt_logprobs: list[dict[str, Any] | None] | None = None
+        self.token_ids: list[int] = []
         self.finish_reason = ""
         self.stop_reason: str | int | None = None
 
@@ -46,6 +50,9 @@ class _Choice:
         self.reasoning += delta.reasoning
         for part in delta.calls:
             self._add_call(part)
+        self.token_ids += delta.token_ids or ()
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
         if delta.logprobs is not None:
             self.logprobs = (self.logprobs or []) + delta.logprobs
         if delta.finish_reason:
@@ -69,7 +76,9 @@ class _Collected:
         for delta in deltas:
             self._choices[delta.index].add(delta)
 
-    def _document(self, kind: str, choices: list[dict[str, Any]], usage: Usage, report: CascadeReport | None) -> bytes:
+    def _document(
+        self, kind: str, choices: list[dict[str, Any]], usage: Usage, report: CascadeReport | None, **more: Any
+    ) -> bytes:
         head = self._head
         document = {
             "id": head.id,
@@ -79,6 +88,7 @@ class _Collected:
             "choices": choices,
             "system_fingerprint": None,
             "usage": usage_object(usage, report),
+            **more,
         }
         return _encode(document if report is None else document | {"cascade": cascade_object(report)})
 
@@ -92,7 +102,9 @@ class ChatResponse(_Collected):
 
     def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
         choices = [self._choice(i, choice) for i, choice in enumerate(self._choices)]
-        return self._document("chat.completion", choices, usage, report)
+        told, prompts = self._choices[0].prompt_logprobs, self._head.prompts
+        prompt = {"prompt_logprobs": told, "prompt_token_ids": prompts and prompts[0]}
+        return self._document("chat.completion", choices, usage, report, **prompt)
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
         return {
@@ -101,6 +113,7 @@ class ChatResponse(_Collected):
             "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            "token_ids": None if self._head.prompts is None else choice.token_ids,
         }
 
     def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
@@ -126,22 +139,28 @@ class ChatResponse(_Collected):
 class CompletionResponse(_Collected):
     """A completion."""
 
-    def __init__(self, head: ResponseHead, echo: list[str]) -> None:
+    def __init__(self, head: ResponseHead, echo: list[EchoedPrompt]) -> None:
         super().__init__(head)
         self._echo = echo
 
     def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
-        per_prompt = self._head.choices // len(self._echo) if self._echo else 1
-        choices = []
-        for i, choice in enumerate(self._choices):
-            text = "".join(choice.texts)
-            choices.append(
-                {
-                    "index": i,
-                    "text": self._echo[i // per_prompt] + text if self._echo else text,
-                    "logprobs": None if choice.logprobs is None else CompletionLogprobs().take(choice.logprobs),
-                    "finish_reason": choice.finish_reason,
-                    "stop_reason": choice.stop_reason,
-                }
-            )
+        choices = [self._choice(i, choice) for i, choice in enumerate(self._choices)]
         return self._document("text_completion", choices, usage, report)
+
+    def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+        text, entries, told = "".join(choice.texts), choice.logprobs, self._head.prompts is not None
+        if self._echo:
+            echoed = self._echo[index * len(self._echo) // self._head.choices]
+            text = echoed.text + text
+            if entries is not None and choice.prompt_logprobs is not None:
+                entries = prompt_entries(echoed.first, choice.prompt_logprobs) + entries
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None if entries is None else CompletionLogprobs().take(entries),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if told else None,
+            "prompt_logprobs": choice.prompt_logprobs,
+            "prompt_token_ids": self._head.prompt_of(index) if told else None,
+        }

@@ -5,21 +5,26 @@ from __future__ import annotations
 from millrace.contracts.worker import Sampling, StructuredOutput
 
 from services.ingress.api.errors import ApiError, bad_value
-from services.ingress.api.requests import INT64_MAX, ChatRequest, CompletionRequest, Shared
+from services.ingress.api.requests import INT64_MAX, PROMPT_LOGPROBS_MAX, ChatRequest, CompletionRequest, Shared
+from services.ingress.api.tokenizer import ModelTokenizer
 
 #: vLLM's and OpenAI's default of the completions endpoint.
 COMPLETION_TOKENS_DEFAULT = 16
 
 
 def sampling_of(
-    request: Shared, *, structured: StructuredOutput | None, prompt_tokens: int, max_model_len: int, vocabulary: int
+    request: Shared,
+    *,
+    structured: StructuredOutput | None,
+    prompt_tokens: int,
+    max_model_len: int,
+    tokenizer: ModelTokenizer,
 ) -> Sampling:
     """Sampling of a request's tokens.
 
     Args:
         prompt_tokens: Length of its longest prompt.
         max_model_len: Prompt plus output bound of the model, tokens.
-        vocabulary: Number of token ids.
 
     Raises:
         ApiError: 400 for fields that contradict each other or the model.
@@ -30,7 +35,7 @@ def sampling_of(
         raise bad_value("min_tokens", f"`min_tokens` is {min_tokens}, more than the {max_tokens} tokens allowed.")
     if request.seed is not None and request.seed + (request.n or 1) - 1 > INT64_MAX:
         raise bad_value("seed", "`seed` is too large: choice c is drawn with `seed` + c, which has to fit 64 bits.")
-    top_k = request.top_k or 0
+    top_k, vocabulary = request.top_k or 0, tokenizer.vocabulary.size
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -44,8 +49,12 @@ def sampling_of(
         repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         logit_bias=_bias(request, vocabulary),
         logprobs=_logprobs(request),
-        stop_token_ids=_stop_ids(request, vocabulary),
+        stop_token_ids=_known("stop_token_ids", request.stop_token_ids or [], vocabulary),
         ignore_eos=bool(request.ignore_eos),
+        allowed_token_ids=_known("allowed_token_ids", request.allowed_token_ids or [], vocabulary) or None,
+        bad_words=[run for word in request.bad_words or [] for run in _bad_word(word, tokenizer)],
+        prompt_logprobs=_prompt_logprobs(request, prompt_tokens),
+        cache_salt=request.cache_salt or "",
         structured=structured,
     )
 
@@ -67,6 +76,8 @@ def output_bound(request: Shared, *, prompt_tokens: int, max_model_len: int) -> 
         param, asked = "max_completion_tokens", request.max_completion_tokens
     if asked is None:
         return room if chat else min(room, COMPLETION_TOKENS_DEFAULT)
+    if asked == 0:  # with `echo`: vLLM decodes one token, too, and leaves it out
+        return 1
     if asked > room:
         detail = f"the prompt has {prompt_tokens} tokens and `{param}` asks for {asked} more"
         raise _too_long(param, detail, max_model_len)
@@ -93,14 +104,32 @@ def _bias(request: Shared, vocabulary: int) -> dict[int, float] | None:
     return bias
 
 
-def _stop_ids(request: Shared, vocabulary: int) -> list[int]:
-    ids = request.stop_token_ids or []
+def _known(name: str, ids: list[int], vocabulary: int) -> list[int]:
     for token in ids:
         if token >= vocabulary:
-            raise bad_value(
-                "stop_token_ids", f"`stop_token_ids` names token {token}; the model has {vocabulary} tokens."
-            )
+            raise bad_value(name, f"`{name}` names token {token}; the model has {vocabulary} tokens.")
     return ids
+
+
+def _bad_word(word: str, tokenizer: ModelTokenizer) -> list[list[int]]:
+    """Token ids of a word at the beginning of a text and, where they differ in the first of as many, behind a blank."""
+    plain = tokenizer.encode(word.lstrip(), special=False)
+    if not plain:
+        raise bad_value("bad_words", "`bad_words` has a word without a token.")
+    inside = tokenizer.encode(" " + word.lstrip(), special=False)
+    return [plain, inside] if inside[0] != plain[0] and len(inside) == len(plain) else [plain]
+
+
+def _prompt_logprobs(request: Shared, prompt_tokens: int) -> int | None:
+    count = request.prompt_logprobs
+    if count is not None and request.stream:
+        raise bad_value("prompt_logprobs", "`prompt_logprobs` are not told in a stream.")
+    if count is None and isinstance(request, CompletionRequest) and request.echo:
+        count = request.logprobs
+    if count is not None and prompt_tokens * (count + 1) > PROMPT_LOGPROBS_MAX:
+        most = PROMPT_LOGPROBS_MAX // (count + 1)
+        raise bad_value("prompt_logprobs", f"With {count} alternatives a prompt may have {most} tokens.")
+    return count
 
 
 def _logprobs(request: Shared) -> int | None:

@@ -6,13 +6,13 @@ choice, a usage event where asked for, ``[DONE]``. Text that a decoder still hol
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from services.ingress.api.cascade_reports import cascade_object, usage_object
 from services.ingress.api.errors import ApiError
-from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs
+from services.ingress.api.logprobs import CompletionLogprobs, chat_logprobs, prompt_entries
 from services.ingress.calls.messages import CallPart, CascadeReport, ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -30,6 +30,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
         created: Unix seconds.
         choices: Number of choices over all prompts.
         prompt_tokens: Of all prompts, for ``continuous_usage_stats``.
+        prompts: Token ids of each prompt, where the answer tells those of prompts and outputs.
     """
 
     id: str
@@ -37,6 +38,19 @@ class ResponseHead(msgspec.Struct, frozen=True):
     model: str
     choices: int
     prompt_tokens: int = 0
+    prompts: list[list[int]] | None = None
+
+    def prompt_of(self, choice: int) -> list[int]:
+        """Token ids of a choice's prompt."""
+        assert self.prompts is not None
+        return self.prompts[choice * len(self.prompts) // self.choices]
+
+
+class EchoedPrompt(NamedTuple):
+    """A prompt that stands before its output: its text, and the name of its first token."""
+
+    text: str
+    first: str
 
 
 class EventStream(Protocol):
@@ -103,9 +117,9 @@ class StreamParts:
         self._report = report
         self._extra = b',"cascade":' + _encode(cascade_object(report))
 
-    def roles(self) -> bytes:
-        """A chat's first events: the role, once per choice."""
-        tail = self.first_tail()
+    def roles(self, prompt: list[int] | None) -> bytes:
+        """A chat's first events: the role, once per choice; with the prompt where ids are told."""
+        tail = (b"" if prompt is None else b',"prompt_token_ids":' + _encode(prompt)) + self.first_tail()
         role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         return b"".join([self.head + role % i + tail for i in range(self._choices)])
 
@@ -120,21 +134,21 @@ class StreamParts:
 class ChatStream:
     """Events of a streamed chat completion: text, reasoning and tool calls as they come."""
 
-    __slots__ = ("_parts", "_response", "_starts")
+    __slots__ = ("_head", "_parts", "_starts")
 
     def __init__(self, head: ResponseHead, *, include_usage: bool, continuous: bool) -> None:
         self._parts = StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous)
         self._starts = [self._parts.head + b'{"index":%d,"delta":{"content":' % i for i in range(head.choices)]
-        self._response = head.id
+        self._head = head
 
     def opening(self) -> bytes:
-        return self._parts.roles()
+        return self._parts.roles(None if self._head.prompts is None else self._head.prompts[0])
 
     def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
         tail = self._parts.tail(usage)
         if len(deltas) == 1 and deltas[0].logprobs is None and not deltas[0].finish_reason:  # nearly all
             delta = deltas[0]
-            if delta.calls or delta.reasoning:
+            if delta.calls or delta.reasoning or self._head.prompts is not None:
                 return self._events(delta, tail)
             if not delta.text:
                 return b""
@@ -153,13 +167,14 @@ class ChatStream:
         return error_event(error)
 
     def _events(self, delta: ChoiceDelta, tail: bytes) -> bytes:
-        out = b""
-        if delta.text or delta.logprobs or delta.reasoning or delta.calls:
+        out, ids = b"", _ids(self._head, delta)
+        if delta.text or delta.logprobs or delta.reasoning or delta.calls or (ids and not delta.finish_reason):
             logprobs = b"null" if delta.logprobs is None else _encode(chat_logprobs(delta.logprobs))
             own = b'{"index":%d,"delta":' % delta.index + _encode(self._content(delta))
-            out = self._parts.head + own + b',"logprobs":' + logprobs + b',"finish_reason":null}]' + tail
+            out = self._parts.head + own + b',"logprobs":' + logprobs + ids + b',"finish_reason":null}]' + tail
+            ids = b""
         if delta.finish_reason:
-            out += self._parts.head + finish_choice(delta, b'"delta":{},"logprobs":null') + tail
+            out += self._parts.head + finish_choice(delta, b'"delta":{},"logprobs":null' + ids) + tail
         return out
 
     def _content(self, delta: ChoiceDelta) -> dict[str, Any]:
@@ -172,20 +187,21 @@ class ChatStream:
 
     def _call(self, choice: int, part: CallPart) -> dict[str, Any]:
         function = {"name": part.name} if part.name else {}
-        head = {"id": call_id(self._response, choice, part), "type": "function"} if part.name else {}
+        head = {"id": call_id(self._head.id, choice, part), "type": "function"} if part.name else {}
         return {"index": part.index, **head, "function": {**function, "arguments": part.arguments}}
 
 
 class CompletionStream:
     """Events of a streamed completion."""
 
-    __slots__ = ("_echo", "_logprobs", "_parts", "_per_prompt", "_starts")
+    __slots__ = ("_echo", "_head", "_logprobs", "_parts", "_per_prompt", "_starts", "_told")
 
-    def __init__(self, head: ResponseHead, *, include_usage: bool, continuous: bool, echo: list[str]) -> None:
-        """``echo``: the text before each prompt's output; empty for none."""
+    def __init__(self, head: ResponseHead, *, include_usage: bool, continuous: bool, echo: list[EchoedPrompt]) -> None:
+        """``echo``: what stands before each prompt's output; empty for none."""
         self._parts = StreamParts(head, "text_completion", include_usage=include_usage, continuous=continuous)
         self._starts = [self._parts.head + b'{"index":%d,"text":' % i for i in range(head.choices)]
-        self._echo = echo
+        self._echo, self._head = echo, head
+        self._told = set[int]()
         self._per_prompt = head.choices // len(echo) if echo else 1
         self._logprobs = [CompletionLogprobs() for _ in range(head.choices)]
 
@@ -194,13 +210,15 @@ class CompletionStream:
             return b""
         rest = b',"logprobs":null,"finish_reason":null}]' + self._parts.first_tail()
         return b"".join(
-            [start + _encode(self._echo[i // self._per_prompt]) + rest for i, start in enumerate(self._starts)]
+            [start + _encode(self._echo[i // self._per_prompt].text) + rest for i, start in enumerate(self._starts)]
         )
 
     def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
         tail = self._parts.tail(usage)
         if len(deltas) == 1 and deltas[0].logprobs is None and not deltas[0].finish_reason:
             delta = deltas[0]
+            if self._head.prompts is not None:
+                return self._event(delta, tail)
             if not delta.text:
                 return b""
             return b"".join(
@@ -218,13 +236,24 @@ class CompletionStream:
         return error_event(error)
 
     def _event(self, delta: ChoiceDelta, tail: bytes) -> bytes:
-        if not (delta.text or delta.logprobs or delta.finish_reason):
+        ids, entries = _ids(self._head, delta), delta.logprobs
+        if not (delta.text or entries or ids or delta.prompt_logprobs or delta.finish_reason):
             return b""
-        logprobs = b"null"
-        if delta.logprobs is not None:
-            logprobs = _encode(self._logprobs[delta.index].take(delta.logprobs))
-        own = b'"text":' + _encode(delta.text) + b',"logprobs":' + logprobs
+        if ids and delta.index not in self._told:
+            self._told.add(delta.index)
+            ids += b',"prompt_token_ids":' + _encode(self._head.prompt_of(delta.index))
+        if delta.prompt_logprobs is not None and self._echo:
+            first = self._echo[delta.index // self._per_prompt].first
+            entries = prompt_entries(first, delta.prompt_logprobs) + (entries or [])
+        logprobs = b"null" if entries is None else _encode(self._logprobs[delta.index].take(entries))
+        own = b'"text":' + _encode(delta.text) + b',"logprobs":' + logprobs + ids
         return self._parts.head + finish_choice(delta, own) + tail
+
+
+def _ids(head: ResponseHead, delta: ChoiceDelta) -> bytes:
+    if head.prompts is None or not delta.token_ids:
+        return b""
+    return b',"token_ids":' + _encode(delta.token_ids)
 
 
 def finish_choice(delta: ChoiceDelta, own: bytes) -> bytes:

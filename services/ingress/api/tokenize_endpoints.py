@@ -37,6 +37,15 @@ def tokenize(body: bytes, models: ModelRegistry) -> bytes:
     return _encode(answer)
 
 
+def tokenizer_info(models: ModelRegistry) -> bytes:
+    """What the folder of the one model says of its tokenizer.
+
+    Raises:
+        ApiError: 400 where there are several models.
+    """
+    return _encode(models.get(None).tokenizer.settings)
+
+
 def detokenize(body: bytes, models: ModelRegistry) -> bytes:
     """Text of token ids.
 

@@ -125,12 +125,14 @@ class ModelTokenizer:
         eos_token_ids: frozenset[int] = frozenset(),
         fingerprint: str = "",
         schema_bounds: SchemaBounds = NO_BOUNDS,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Args:
         max_model_len: Positions the model was made for; 0 where its folder does not say.
         eos_token_ids: Ids that end a sequence.
         fingerprint: Equal for models whose prompts are rendered and tokenised alike; empty where unknown.
         schema_bounds: Bounds on what a request's schema leaves open.
+        settings: Content of ``tokenizer_config.json``, with the chat template.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -142,6 +144,7 @@ class ModelTokenizer:
         self.eos_token_ids = eos_token_ids
         self.fingerprint = fingerprint
         self.schema_bounds = schema_bounds
+        self.settings = {"tokenizer_class": "PreTrainedTokenizerFast", **(settings or {})}
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelTokenizer:
@@ -171,6 +174,7 @@ class ModelTokenizer:
             eos_token_ids=ends | _ids(tokenizer.token_to_id(special.get("eos_token", ""))),
             fingerprint=_fingerprint(file.read_bytes(), source, special, bounds),
             schema_bounds=bounds,
+            settings=settings | ({"chat_template": source} if source else {}),
         )
 
     def encode(self, text: str, *, special: bool) -> list[int]:

@@ -20,18 +20,12 @@ _SHARED: dict[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((None, 1.0), "there is no beam search"),
     "use_beam_search": ((None, False), "there is no beam search"),
     "spaces_between_special_tokens": ((None, True), "leave it out"),
-    "truncate_prompt_tokens": ((None,), "shorten the prompt"),
-    "allowed_token_ids": ((None,), "use `logit_bias` or `structured_outputs`"),
-    "bad_words": ((None, []), "use `logit_bias`"),
-    "prompt_logprobs": ((None,), "leave it out"),
     "priority": ((None, 0), "all requests have one priority"),
     "guided_json": ((None,), _GUIDED),
     "guided_regex": ((None,), _GUIDED),
     "guided_choice": ((None,), _GUIDED),
     "guided_grammar": ((None,), _GUIDED),
     "guided_decoding_backend": ((None,), _GUIDED),
-    "return_token_ids": ((None, False), "use `/tokenize` on the text"),
-    "return_tokens_as_token_ids": ((None, False), "leave it out"),
 }
 _CHAT: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((None,), "only text is served"),

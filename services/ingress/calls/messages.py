@@ -11,6 +11,7 @@ answers, and the last DeliverDeltas and CompleteCall carry a CascadeReport.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect
@@ -95,6 +96,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         parent: Request id of the cascade's call that this is an attempt of; empty for a client's own call.
         priority: As in SubmitSequence; clients' calls have 0.
         tell_tokens: Deltas have their token ids.
+        tokens_as_ids: Log-probabilities name a token as ``token_id:<id>``.
     """
 
     request: str
@@ -121,6 +123,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     parent: str = ""
     priority: int = 0
     tell_tokens: bool = False
+    tokens_as_ids: bool = False
 
 
 class CallSubmitted(Body, frozen=True, kw_only=True, tag="local.CallSubmitted/1"):
@@ -140,11 +143,12 @@ class DeltaLogprob(msgspec.Struct, frozen=True):
     """Log-probability of one token with its alternatives; tokens as text and as bytes.
 
     Attributes:
+        logprob: None of a prompt's first token.
         top: Triples of (token text, logprob, token bytes), falling.
     """
 
     token: str
-    logprob: float
+    logprob: float | None
     token_bytes: bytes
     top: list[tuple[str, float, bytes]]
 
@@ -176,6 +180,8 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
         finish_reason: ``stop``, ``length`` or ``""`` while it goes on.
         stop_reason: The stop string or token id that ended it.
         token_ids: Of the text, where the call wants them told.
+        prompt_logprobs: With a choice's first delta, where asked for: for each token of the prompt but the first, which
+            has None, its id and those of the likeliest ones with ``logprob``, ``rank`` and ``decoded_token``.
     """
 
     index: int
@@ -187,6 +193,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     token_ids: list[int] | None = None
     reasoning: str = ""
     calls: list[CallPart] = []
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Block hashes of prompts, from which predictors tell which instance has them in its prefix cache.
 
 A hash covers a block and all blocks before it (``millrace.kvcache.chain``). Nothing else that ingress knows of a
-request changes its KV; an adapter, a salt or an image would be hashed into the first parent.
+request changes its KV, and its salt is the first parent; so would be an adapter or an image.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection
 
-from millrace.kvcache.chain import extend_chain, pack_hashes
+from millrace.kvcache.chain import extend_chain, pack_hashes, salted_root
 
 #: Blocks hashed per sequence: 131,072 tokens in blocks of 16. Later blocks count as not cached.
 BLOCKS_MAX = 8_192
@@ -29,13 +29,14 @@ class PromptBlocks:
         hashes: Of the prompt; after the end also of the output behind it.
     """
 
-    __slots__ = ("hashes", "packed", "size")
+    __slots__ = ("_root", "hashes", "packed", "size")
 
-    def __init__(self, prompt: list[int], size: int) -> None:
+    def __init__(self, prompt: list[int], size: int, salt: str = "") -> None:
         self.size = size
+        self._root = salted_root(salt)
         self.hashes: list[int] = []
         if size:
-            extend_chain(self.hashes, prompt[: BLOCKS_MAX * size], size)
+            extend_chain(self.hashes, prompt[: BLOCKS_MAX * size], size, self._root)
         self.packed = pack_hashes(self.hashes)
 
     def decoded(self, prompt: list[int], output: list[int]) -> bytes:
@@ -44,7 +45,7 @@ class PromptBlocks:
         if not self.size or len(prompt) + len(output) - 1 < begin + self.size:
             return b""
         whole = prompt + output[:-1]
-        extend_chain(self.hashes, whole[: BLOCKS_MAX * self.size], self.size)
+        extend_chain(self.hashes, whole[: BLOCKS_MAX * self.size], self.size, self._root)
         further, self.hashes[count:] = self.hashes[count:], []
         return pack_hashes(further)
 

@@ -16,7 +16,7 @@ from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
 from services.ingress.api.parsed_requests import Bounds, ParsedRequest, parse_chat_request, parse_completion_request
 from services.ingress.api.responses_api.parsing import parse_responses_request
-from services.ingress.api.tokenize_endpoints import detokenize, tokenize
+from services.ingress.api.tokenize_endpoints import detokenize, tokenize, tokenizer_info
 from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, bearer, client_id
@@ -74,6 +74,9 @@ class App:
             "/v1/models": {"GET": self._list_models},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
+            "/tokenizer_info": {"GET": self._tokenizer_info},
+            "/invocations": {"POST": self._invoke},
+            "/load": {"GET": self._load},
             "/health": {"GET": self._health},
             "/ping": {"GET": self._health},
             "/ready": {"GET": self._ready},
@@ -82,7 +85,7 @@ class App:
             "/openapi.json": {"GET": self._document},
         }
         #: Answered without a key: what probes, scrapers and people who look for the API need.
-        self._open = frozenset({"/health", "/ping", "/ready", "/metrics", "/version", "/openapi.json"})
+        self._open = frozenset({"/health", "/ping", "/ready", "/load", "/metrics", "/version", "/openapi.json"})
 
     def handle(self, exchange: Exchange) -> None:
         """Answers one request, or hands it to the core. Never raises."""
@@ -166,6 +169,20 @@ class App:
 
     def _tokenize(self, exchange: Exchange, holder: KeyHolder) -> None:
         self._answer(exchange, tokenize(exchange.request.body, self._models))
+
+    def _tokenizer_info(self, exchange: Exchange, holder: KeyHolder) -> None:
+        self._answer(exchange, tokenizer_info(self._models))
+
+    def _invoke(self, exchange: Exchange, holder: KeyHolder) -> None:
+        """A chat or a completion, by what the body has, as SageMaker sends it."""
+        try:
+            fields = msgspec.json.decode(exchange.request.body, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            fields = {}  # told where it is read as a completion
+        (self._chat if "messages" in fields else self._completion)(exchange, holder)
+
+    def _load(self, exchange: Exchange, holder: KeyHolder) -> None:
+        self._answer(exchange, _encode({"server_load": len(self._calls)}))
 
     def _detokenize(self, exchange: Exchange, holder: KeyHolder) -> None:
         self._answer(exchange, detokenize(exchange.request.body, self._models))

@@ -29,12 +29,20 @@ from services.ingress.api.cascade_requests import able_variants, build_any_call
 from services.ingress.api.dialects import error_body
 from services.ingress.api.errors import SERVER, ApiError, bad_value, refusal
 from services.ingress.api.models import ModelRegistry
-from services.ingress.api.output_readers import JsonCallReader, OutputReader
+from services.ingress.api.output_readers import JsonCallReader, OutputReader, PromptOnlyReader
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
 from services.ingress.api.parser_requests import parser_request
 from services.ingress.api.requests import ChatRequest
 from services.ingress.api.responses import ChatResponse, CollectedResponse, CompletionResponse
-from services.ingress.api.streams import COMMENT, ChatStream, CompletionStream, EventStream, ResponseHead, error_event
+from services.ingress.api.streams import (
+    COMMENT,
+    ChatStream,
+    CompletionStream,
+    EchoedPrompt,
+    EventStream,
+    ResponseHead,
+    error_event,
+)
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
 from services.ingress.api.tools import ToolMode
 from services.ingress.calls.messages import (
@@ -336,10 +344,14 @@ class OpenCalls:
         choices = len(call.prompts) * call.n
         prefix = parsed.form.prefix if parsed.form is not None else "chatcmpl-" if chat else "cmpl-"
         prompt_tokens = sum(map(len, call.prompts))
-        head = ResponseHead(f"{prefix}{call.request}", int(self._now_s()), call.model, choices, prompt_tokens)
+        prompts = call.prompts if parsed.request.return_token_ids else None
+        identity = f"{prefix}{call.request}"
+        head = ResponseHead(identity, int(self._now_s()), call.model, choices, prompt_tokens, prompts)
         echo = self._echo(parsed, call)
         if view.reader is None and parsed.tools.mode is not ToolMode.NONE:
             view.reader = JsonCallReader(parsed.tools, choices)
+        elif parsed.echo and parsed.request.max_tokens == 0:
+            view.reader = PromptOnlyReader()
         if parsed.form is not None:
             if call.stream:
                 view.stream = parsed.form.stream(head)
@@ -354,11 +366,14 @@ class OpenCalls:
                 head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage, echo=echo
             )
 
-    def _echo(self, parsed: ParsedRequest, call: Call) -> list[str]:
+    def _echo(self, parsed: ParsedRequest, call: Call) -> list[EchoedPrompt]:
         if not parsed.echo:
             return []
-        decode = parsed.model.tokenizer.decode
-        return parsed.texts if parsed.texts is not None else [decode(ids) for ids in call.prompts]
+        tokenizer, texts = parsed.model.tokenizer, parsed.texts
+        if texts is None or parsed.request.truncate_prompt_tokens is not None:
+            texts = [tokenizer.decode(ids) for ids in call.prompts]
+        name = "token_id:{}".format if call.tokens_as_ids else tokenizer.vocabulary.piece_text
+        return [EchoedPrompt(text, name(ids[0])) for text, ids in zip(texts, call.prompts, strict=True)]
 
     def _trace(self, exchange: Exchange) -> tuple[TraceContext, str]:
         """The root span's context, and the client's span id."""

@@ -11,8 +11,10 @@ One ChoiceDelta per chunk, one DeliverDeltas per call and bus message; no object
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
+import msgspec
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs
 
 from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob
@@ -68,6 +70,8 @@ def take_chunk(
         if not token_ids and finish is None:
             metrics.discarded.add("duplicate")
             return ChunkResult.IGNORED, None
+    if chunk.prompt_logprobs is not None and not known:
+        sequence.output.prompt_logprobs = chunk.prompt_logprobs
     fresh = len(token_ids)
     if known + fresh >= sequence.tokens_max and finish is None:
         token_ids = token_ids[: sequence.tokens_max - known]
@@ -124,13 +128,12 @@ def _detokenize(
         result = _UNFINISHED.get(finish, ChunkResult.GOES_ON)
     if sequence.call.call.stream:
         told = token_ids[: text.tokens_used] if sequence.call.call.tell_tokens else None
-        return result, ChoiceDelta(
-            sequence.index, text.text, fresh, output.finish_reason, output.stop_reason, shown, told
-        )
-    return result, _hold(sequence, text.text, shown)
+        delta = ChoiceDelta(sequence.index, text.text, fresh, output.finish_reason, output.stop_reason, shown, told)
+        return result, delta if output.prompt_logprobs is None else _with_prompt(state, sequence, delta)
+    return result, _hold(state, sequence, text.text, shown)
 
 
-def end_text(sequence: OpenSequence, reason: str) -> ChoiceDelta | None:
+def end_text(state: IngressState, sequence: OpenSequence, reason: str) -> ChoiceDelta | None:
     """The last delta of a sequence whose log is complete although its engine's last message was lost."""
     output = sequence.output
     stop_token = reason == "stop"
@@ -143,10 +146,12 @@ def end_text(sequence: OpenSequence, reason: str) -> ChoiceDelta | None:
         output.stop_reason = sequence.log[-1]
     if sequence.call.call.stream:
         return ChoiceDelta(sequence.index, text.text, 0, output.finish_reason, output.stop_reason, None)
-    return _hold(sequence, text.text, None)
+    return _hold(state, sequence, text.text, None)
 
 
-def _hold(sequence: OpenSequence, text: str, logprobs: list[DeltaLogprob] | None) -> ChoiceDelta | None:
+def _hold(
+    state: IngressState, sequence: OpenSequence, text: str, logprobs: list[DeltaLogprob] | None
+) -> ChoiceDelta | None:
     """Hold a delta of a call that does not stream; the whole choice once it has ended."""
     output = sequence.output
     output.held_text.append(text)
@@ -154,7 +159,7 @@ def _hold(sequence: OpenSequence, text: str, logprobs: list[DeltaLogprob] | None
         output.held_logprobs += logprobs
     if not output.finish_reason:
         return None
-    return ChoiceDelta(
+    delta = ChoiceDelta(
         sequence.index,
         "".join(output.held_text),
         len(sequence.log),
@@ -163,6 +168,29 @@ def _hold(sequence: OpenSequence, text: str, logprobs: list[DeltaLogprob] | None
         output.held_logprobs if sequence.told_logprobs is not None else None,
         list(sequence.log) if sequence.call.call.tell_tokens else None,
     )
+    return delta if output.prompt_logprobs is None else _with_prompt(state, sequence, delta)
+
+
+def _with_prompt(state: IngressState, sequence: OpenSequence, delta: ChoiceDelta) -> ChoiceDelta:
+    """The delta with the log-probabilities of the prompt, which are told once."""
+    entries, sequence.output.prompt_logprobs = sequence.output.prompt_logprobs or [], None
+    name = _namer(state, sequence)
+    told = [
+        {
+            str(token): {"logprob": max(logprob, -9999.0), "rank": rank, "decoded_token": name(token)}
+            for token, logprob, rank in zip(
+                entry.token_ids, entry.logprobs, (entry.rank, *range(1, len(entry.token_ids))), strict=True
+            )
+        }
+        for entry in entries
+    ]
+    return msgspec.structs.replace(delta, prompt_logprobs=[None, *told])
+
+
+def _namer(state: IngressState, sequence: OpenSequence) -> Callable[[int], str]:
+    """What a token is called in log-probabilities."""
+    call = sequence.call.call
+    return "token_id:{}".format if call.tokens_as_ids else state.models[call.model].vocabulary.piece_text
 
 
 def _note_time(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -> None:
@@ -200,12 +228,14 @@ def _delta_logprobs(
     count = sequence.told_logprobs
     if count is None:
         return None
-    vocabulary = state.models[sequence.call.call.model].vocabulary
-    return [_delta_logprob(vocabulary, entry, count) for entry in logprobs]
+    vocabulary, name = state.models[sequence.call.call.model].vocabulary, _namer(state, sequence)
+    return [_delta_logprob(vocabulary, name, entry, count) for entry in logprobs]
 
 
-def _delta_logprob(vocabulary: TokenizerVocabulary, entry: TokenLogprobs, count: int) -> DeltaLogprob:
+def _delta_logprob(
+    vocabulary: TokenizerVocabulary, name: Callable[[int], str], entry: TokenLogprobs, count: int
+) -> DeltaLogprob:
     pairs = list(zip(entry.token_ids, entry.logprobs, strict=False)) or _NO_LOGPROB
     chosen, logprob = pairs[0]
-    top = [(vocabulary.piece_text(i), p, vocabulary.piece(i)) for i, p in pairs[1 : 1 + count]]
-    return DeltaLogprob(vocabulary.piece_text(chosen), logprob, vocabulary.piece(chosen), top)
+    top = [(name(i), p, vocabulary.piece(i)) for i, p in pairs[1 : 1 + count]]
+    return DeltaLogprob(name(chosen), logprob, vocabulary.piece(chosen), top)

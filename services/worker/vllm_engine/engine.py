@@ -48,7 +48,13 @@ from services.worker.vllm_engine.device_memory import memory_busy
 from services.worker.vllm_engine.grammar_check import TrialVerdict
 from services.worker.vllm_engine.hangs import LivenessJudge
 from services.worker.vllm_engine.kv_selftest import LoopBack
-from services.worker.vllm_engine.sampling import FINISH, sampling_params, structured_params, token_logprobs
+from services.worker.vllm_engine.sampling import (
+    FINISH,
+    prompt_logprobs,
+    sampling_params,
+    structured_params,
+    token_logprobs,
+)
 from services.worker.vllm_engine.scheduler_config import scheduler_config
 from services.worker.vllm_engine.snapshot_scheduler import decode_snapshot
 from services.worker.vllm_engine.standing import StandingSequences
@@ -225,7 +231,10 @@ class VllmEngine:
         structured = structured_params(constraint) if constraint is not None else None
         request = self._llm.input_processor.process_inputs(
             names.request_id(sequence.sequence, self._serial),
-            tokens_input([*sequence.prompt_token_ids, *sequence.output_token_ids]),
+            tokens_input(
+                [*sequence.prompt_token_ids, *sequence.output_token_ids],
+                cache_salt=sequence.sampling.cache_salt or None,
+            ),
             sampling_params(sequence, time.time_ns(), structured=None if backend else structured),
             supported_tasks=self._supported,
             arrival_time=(sequence.arrival_ns or time.time_ns()) / 1e9,
@@ -363,6 +372,9 @@ class VllmEngine:
             scheduled_ns=scheduled_ns,
             cached_tokens=output.prefill_stats.num_cached_tokens if output.prefill_stats else None,
             preemptions=active.preemptions,
+            prompt_logprobs=prompt_logprobs(output.new_prompt_logprobs_tensors)
+            if output.new_prompt_logprobs_tensors is not None
+            else None,
         )
         return self._standing.take(told)
 

@@ -42,7 +42,7 @@ def sampling_params(
         handover = sequence.handover
         until_ns = read_until_ns(arrived_ns, read_ms=handover.read_ms, until_ns=handover.until_ns)
         arguments[ARRIVAL] = encode(TimedHandover(handover=handover, until_ns=until_ns))
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         temperature=sampling.temperature,
@@ -55,6 +55,8 @@ def sampling_params(
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=sampling.logit_bias,
         logprobs=sampling.logprobs,
+        prompt_logprobs=None if sequence.output_token_ids else sampling.prompt_logprobs,
+        allowed_token_ids=sampling.allowed_token_ids,
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         structured_outputs=structured,
@@ -63,6 +65,9 @@ def sampling_params(
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,
     )
+    if sampling.bad_words:
+        params._bad_words_token_ids = sampling.bad_words
+    return params
 
 
 def structured_params(constraint: StructuredOutput) -> StructuredOutputsParams:
@@ -78,6 +83,12 @@ def structured_params(constraint: StructuredOutput) -> StructuredOutputsParams:
         grammar=constraint.grammar if constraint.choice is None else choice_as_grammar(constraint.choice),
         structural_tag=constraint.structural_tag,
     )
+
+
+def prompt_logprobs(tensors: Any) -> list[TokenLogprobs]:
+    """One entry per token of the prompt from the second on."""
+    columns = (each.tolist() for each in (tensors.logprob_token_ids, tensors.logprobs, tensors.selected_token_ranks))
+    return [TokenLogprobs(*entry) for entry in zip(*columns, strict=True)]
 
 
 def token_logprobs(lists: Any, alternatives: int) -> list[TokenLogprobs]:
