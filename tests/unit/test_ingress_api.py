@@ -29,7 +29,7 @@ from services.ingress.api.streams import ChatStream, CompletionStream, EchoedPro
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize
 from services.ingress.api.tokenizer import ChatTemplate, ModelTokenizer, TemplateRefused
 from services.ingress.api.tools import NO_TOOLS
-from services.ingress.api.unsupported import NOT_SUPPORTED
+from services.ingress.api.unsupported import HINTS
 from services.ingress.calls.messages import Call, CallPart, ChoiceDelta, DeltaLogprob, RefusalKind, Usage
 
 TEMPLATE = (
@@ -169,7 +169,7 @@ def test_a_parameter_that_only_vllm_has_is_refused_with_what_to_do_instead(name:
 
 def test_every_unsupported_parameter_is_refused_by_name():
     for kind, body in ((ChatRequest, {"messages": USER}), (CompletionRequest, {"prompt": "hi"})):
-        for name in NOT_SUPPORTED[kind]:
+        for name in HINTS[kind]:
             error = error_of(body | {name: "something"})
             assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
 
@@ -519,5 +519,5 @@ def test_the_limit_of_a_context_is_read_where_a_family_has_it(config: dict[str, 
 def test_the_api_page_names_every_parameter_that_is_taken():
     page = (Path(__file__).resolve().parents[2] / "docs" / "API.md").read_text()
     for kind in (ChatRequest, CompletionRequest):
-        taken = {field.name for field in msgspec.structs.fields(kind)} - NOT_SUPPORTED[kind]
+        taken = {field.name for field in msgspec.structs.fields(kind)} - HINTS[kind].keys()
         assert {name for name in taken if f"`{name}`" not in page and f"`{name}:" not in page} == set()

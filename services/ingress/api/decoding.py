@@ -37,7 +37,7 @@ _MEDIA = re.compile(rf"^Invalid enum value '(?P<name>{'|'.join(_MEDIA_NAMES)})'$
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 #: Parameters of vLLM 0.32 that no request struct here has, each with what to do instead.
-_OF_VLLM = {
+OF_VLLM = {
     "request_id": "send it as the header `x-request-id`",
     "session_id": "requests are placed by what is cached of their prompts; leave it out",
     "kv_transfer_params": "KV is moved by Millrace; leave it out",
@@ -55,6 +55,7 @@ _OF_VLLM = {
     "vllm_xargs": "leave it out",
     "watermarking": "leave it out",
     "routed_experts_prompt_start": "leave it out",
+    "chat_template": "the model's own template is used",
 }
 
 
@@ -102,8 +103,8 @@ def _invalid(text: str, body: bytes, kind: type[Any]) -> ApiError:
         named = pattern.match(sentence)
         if named:
             param = f"{path}.{named['name']}" if path else named["name"]
-            if word == "Unknown" and param in _OF_VLLM:
-                message = f"`{param}` is not supported: {_OF_VLLM[param]}."
+            if word == "Unknown" and param in OF_VLLM:
+                message = f"`{param}` is not supported: {OF_VLLM[param]}."
                 return ApiError(400, message, param=param, code="unsupported_parameter")
             return ApiError(400, f"{word} parameter: `{param}`.", param=param, code=code)
     if not path:

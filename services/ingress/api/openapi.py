@@ -10,7 +10,7 @@ import msgspec
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
 from services.ingress.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.ingress.api.responses_api.requests import ResponsesRequest
-from services.ingress.api.unsupported import NOT_SUPPORTED
+from services.ingress.api.unsupported import HINTS
 
 _ANTHROPIC = ("MessagesRequest", "CountTokensRequest")
 _REF = "#/components/schemas/{name}"
@@ -70,7 +70,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         DetokenizeRequest,
     )
     _, components = msgspec.json.schema_components(requests, ref_template=_REF)
-    for kind, names in NOT_SUPPORTED.items():
+    for kind, names in HINTS.items():
         for name in names:
             components[kind.__name__]["properties"].pop(name, None)
     for kind in requests:
@@ -82,6 +82,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         "Response": _response("choices"),
         "Models": _response("data"),
     }
+    ping = _get("ping", "The same, as SageMaker asks.", {"type": "object"})
     return {
         "openapi": "3.1.0",
         "info": {
@@ -102,7 +103,10 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
             "/v1/models": _get("models", "The served models.", _ref("Models")),
             "/v1/models/{model}": _get("model", "One served model.", {"type": "object"}, parameter="model"),
             "/health": _get("health", "Whether this process is up.", {"type": "object"}),
-            "/ping": _get("ping", "The same, as SageMaker asks.", {"type": "object"}),
+            "/ping": ping | {"post": ping["get"] | {"operationId": "ping_post"}},
+            "/invocations": _post("invoke", "A chat or a completion.", "CompletionRequest", _ref("Response")),
+            "/tokenizer_info": _get("tokenizer", "What the one model's folder says.", {"type": "object"}),
+            "/load": _get("load", "Open requests of this ingress.", {"type": "object"}),
             "/ready": _get("ready", "Whether every model has an instance.", {"type": "object"}, busy=True),
             "/version": _get("version", "The version.", {"type": "object"}),
             "/metrics": _get("metrics", "Prometheus metrics.", {"type": "string"}, media="text/plain"),
@@ -176,7 +180,10 @@ def _get(
     operation: dict[str, Any] = {
         "operationId": name,
         "summary": summary,
-        "responses": {"200": _json(response, "The answer.", media), **_errors(("401", "No key."))},
+        "responses": {
+            "200": _json(response, "The answer.", media),
+            **_errors(("400", "Several models are served."), ("401", "No key.")),
+        },
     }
     if parameter:
         schema = {"type": "string", "minLength": 1}

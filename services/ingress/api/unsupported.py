@@ -78,7 +78,8 @@ _ABSENT: dict[type[Struct], tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
     kind: (attrgetter(*(name for name, _, _ in items)), (UNSET,) * len(items)) for kind, items in _ITEMS.items()
 }
 
-NOT_SUPPORTED: dict[type[Struct], frozenset[str]] = {k: frozenset(n for n, _, _ in v) for k, v in _ITEMS.items()}
+#: Type -> field -> what to do instead.
+HINTS: dict[type[Struct], dict[str, str]] = {k: {name: hint for name, _, hint in v} for k, v in _ITEMS.items()}
 
 
 def refuse_unsupported(request: Struct) -> None:

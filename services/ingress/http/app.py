@@ -78,7 +78,7 @@ class App:
             "/invocations": {"POST": self._invoke},
             "/load": {"GET": self._load},
             "/health": {"GET": self._health},
-            "/ping": {"GET": self._health},
+            "/ping": {"GET": self._health, "POST": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics_text},
             "/version": {"GET": self._show_version},

@@ -17,6 +17,7 @@ from services.ingress.api.requests import (
     JsonObject,
     Name,
     ReasoningEffort,
+    Salt,
     StopText,
     Temperature,
     ToolName,
@@ -127,6 +128,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     temperature: Temperature | None = None
     top_k: TopK | None = None
     top_p: TopP | None = None
+    cache_salt: Salt | None = None
     # Millrace's own
     cascade: CascadeWishes | None = None
     # Taken and without effect.

@@ -68,6 +68,7 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
         temperature=request.temperature,
         top_k=request.top_k,
         top_p=request.top_p,
+        cache_salt=request.cache_salt,
         cascade=request.cascade,
     )
 

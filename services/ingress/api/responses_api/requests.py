@@ -21,6 +21,7 @@ from services.ingress.api.requests import (
     Penalty,
     ReasoningEffort,
     Repetition,
+    Salt,
     Seed,
     Stop,
     StructuredOutputs,
@@ -181,6 +182,7 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: JsonObject | None = None
     include_reasoning: bool | None = None
+    cache_salt: Salt | None = None
     # Millrace's own
     cascade: CascadeWishes | None = None
     # Taken and without effect; docs/API.md says so.

@@ -42,6 +42,15 @@ _CARRIED = "millrace:"
 _encode = msgspec.json.Encoder().encode
 
 
+#: Fields that chat has under the same name.
+_SAME = (
+    "model", "stream", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
+    "include_stop_str_in_output", "structured_outputs", "chat_template_kwargs", "cache_salt", "cascade",
+    "parallel_tool_calls", "include_reasoning",
+)  # fmt: skip
+
+
 class ToolName(msgspec.Struct, frozen=True):
     """Name by which the client calls a tool that the model knows by another name or kind."""
 
@@ -74,35 +83,15 @@ def chat_request(request: ResponsesRequest, tools: FlatTools) -> ChatRequest:
     form = request.text.format if request.text is not None else None
     functions, choice = _choice(request.tool_choice, tools)
     return ChatRequest(
-        model=request.model,
+        **{name: getattr(request, name) for name in _SAME},
         messages=_messages(request),
         max_completion_tokens=request.max_output_tokens,
-        stream=request.stream,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=request.logit_bias,
-        seed=request.seed,
-        stop=request.stop,
-        stop_token_ids=request.stop_token_ids,
-        ignore_eos=request.ignore_eos,
-        skip_special_tokens=request.skip_special_tokens,
-        include_stop_str_in_output=request.include_stop_str_in_output,
-        structured_outputs=request.structured_outputs,
-        chat_template_kwargs=request.chat_template_kwargs,
-        cascade=request.cascade,
         response_format=None if form is None else _response_format(form),
         logprobs=logprobs or None,
         top_logprobs=request.top_logprobs if logprobs else None,
         tools=functions or None,
         tool_choice=choice if functions else None,
-        parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
-        include_reasoning=request.include_reasoning,
     )
 
 

@@ -1,0 +1,121 @@
+"""Writes the table of vLLM's routes and fields into docs/API.md, from vLLM's OpenAPI document: served, or what to do.
+
+    .venv/bin/python -m setup.api_table [--check]
+
+A route or field that is neither served nor refused with a hint is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.ingress.api.decoding import OF_VLLM
+from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
+from services.ingress.api.openapi import openapi_document
+from services.ingress.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.ingress.api.responses_api.requests import ResponsesRequest
+from services.ingress.api.unsupported import HINTS
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "API.md"
+BEGIN, END = "<!-- made by setup/api_table.py -->\n", "<!-- end -->\n"
+#: Tasks of a vLLM server whose routes count.
+TASKS = ("generate", "render", "transcription")
+#: What its fields are called here, its kind, and the schemas of vLLM's with its fields.
+BODIES: tuple[tuple[str, type[msgspec.Struct], tuple[str, ...]], ...] = (
+    ("chat", ChatRequest, ("ChatCompletionRequest",)),
+    ("completions", CompletionRequest, ("CompletionRequest",)),
+    ("responses", ResponsesRequest, ("ResponsesRequest",)),
+    ("messages", MessagesRequest, ("AnthropicMessagesRequest",)),
+    ("count_tokens", CountTokensRequest, ("AnthropicCountTokensRequest",)),
+    ("tokenize", TokenizeRequest, ("TokenizeCompletionRequest", "TokenizeChatRequest")),
+    ("detokenize", DetokenizeRequest, ("DetokenizeRequest",)),
+)
+#: Path, or its beginning -> what to do instead.
+INSTEAD = {
+    "/v1/responses/": "nothing is stored: send the whole conversation, and hang up to cancel",
+    "/v1/chat/completions/batch": "send the chats one by one, at once",
+    "/v1/chat/completions/": "`/tokenize` renders and counts, `/detokenize` goes back",
+    "/v1/completions/": "`/tokenize` renders and counts, `/detokenize` goes back",
+    "/v1/messages/render": "`/tokenize` renders and counts",
+    "/v1/audio/": "only text is served",
+    "/v1/systemone": "use `structured_outputs.choice`",
+    "/generative_scoring": "use `logprobs` of one token with `allowed_token_ids`",
+    "/inference/v1/": "send token ids as `prompt` with `return_token_ids`; hang up to cancel",
+    "/kv_event_sources": "predictors know what engines have cached from decisions and outcomes",
+    "/scale_elastic_ep": "`millrace scale`",
+    "/is_scaling_elastic_ep": "`millrace status`",
+}
+
+
+def vllm_document() -> dict[str, Any]:
+    """The OpenAPI document of vLLM's server."""
+    from services.worker.vllm_engine import environment
+
+    environment.prepare()
+    warnings.simplefilter("ignore")
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    document: dict[str, Any] = build_app(arguments, TASKS).openapi()
+    return document
+
+
+def table(document: dict[str, Any]) -> str:
+    """The rows.
+
+    Raises:
+        LookupError: something of vLLM's is unknown here.
+    """
+    ours = openapi_document("", [])["paths"]
+    rows = ["| of vLLM | here |", "|---|---|"]
+    for path, methods in document["paths"].items():
+        missing = [method.upper() for method in methods if method not in ours.get(path, ())]
+        if missing:
+            hint = next((hint for start, hint in INSTEAD.items() if path.startswith(start)), None)
+            if hint is None:
+                raise LookupError(f"{missing} {path}: neither served nor in INSTEAD")
+            rows.append(f"| {', '.join(missing)} `{path}` | no: {hint} |")
+        else:
+            rows.append(f"| {', '.join(method.upper() for method in methods)} `{path}` | yes |")
+    return "\n".join(rows + _field_rows(document["components"]["schemas"])) + "\n"
+
+
+def _field_rows(schemas: dict[str, Any]) -> list[str]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for label, kind, names in BODIES:
+        refused = HINTS.get(kind, {})
+        taken = {field.encode_name for field in msgspec.structs.fields(kind)} - refused.keys()
+        for name in {name for schema in names for name in schemas[schema]["properties"]}:
+            hint = "" if name in taken else refused.get(name) or OF_VLLM[name]
+            found.setdefault((name, hint), []).append(label)
+    return [
+        f"| `{name}` of {', '.join(labels)} | {f'no: {hint}' if hint else 'yes'} |"
+        for (name, hint), labels in sorted(found.items())
+    ]
+
+
+def written(page: str, rows: str) -> str:
+    """The page with these rows."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + rows + END + rest.partition(END)[2]
+
+
+def main() -> None:
+    """Write the table, or fail where it is not up to date."""
+    page = PAGE.read_text()
+    rows = written(page, table(vllm_document()))
+    if "--check" not in sys.argv:
+        PAGE.write_text(rows)
+    elif rows != page:
+        sys.exit(f"{PAGE.name} is not what `python -m setup.api_table` writes")
+
+
+if __name__ == "__main__":
+    main()
