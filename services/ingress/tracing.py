@@ -14,6 +14,7 @@ from millrace.actor.effects import RecordSpan
 from millrace.contracts.observers import CandidateForecast
 from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
 
+from services.ingress.calls.messages import CallKind, Usage
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.lifecycle import DispatchChoice
 from services.ingress.pending import PendingForecast, PendingTag
@@ -150,6 +151,23 @@ def end_move(state: IngressState, sequence: OpenSequence, grant: EpochGrant, *, 
     _record(state, call, "move", grant.span, grant.at_ns, attributes, link=earlier)
 
 
+def _gen_ai(call: OpenCall, usage: Usage) -> dict[str, Any]:
+    """The same under OpenTelemetry's names for calls of models, which other tools read."""
+    sampling = call.call.sampling
+    return {
+        "gen_ai.operation.name": "chat" if call.call.kind is CallKind.CHAT else "text_completion",
+        "gen_ai.provider.name": "millrace",
+        "gen_ai.request.model": call.call.model,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.response.finish_reasons": [s.output.finish_reason for s in call.sequences],
+    }
+
+
 def end_call(state: IngressState, call: OpenCall, outcome: str, error: str) -> None:
     """Record the root span; that of an attempt is its cascade's to record, with its score."""
     if error:
@@ -177,6 +195,7 @@ def end_call(state: IngressState, call: OpenCall, outcome: str, error: str) -> N
                 "migrations": call.migrations,
                 "instances": ", ".join(call.instances),
                 "finish_reasons": ", ".join(s.output.finish_reason for s in call.sequences),
+                **_gen_ai(call, usage),
             },
             events=[("first_token", first, {})] if first else [],
             error=error,

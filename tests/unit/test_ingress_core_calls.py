@@ -713,7 +713,8 @@ def test_spans_tell_a_sampled_call_and_nothing_is_made_for_others():
     assert list(spans) == ["tag", "dispatch", "ingress"]
     root = spans["ingress"]
     assert (root.traceparent, root.parent_span_id) == (TRACED, "c" * 16)
-    assert root.attributes["output_tokens"] == 3
+    assert root.attributes["output_tokens"] == root.attributes["gen_ai.usage.output_tokens"] == 3
+    assert root.attributes["gen_ai.response.finish_reasons"] == ["stop"]
     assert spans["tag"].parent_span_id == spans["dispatch"].parent_span_id == "b" * 16
     assert request.traceparent == spans["dispatch"].traceparent
     assert "lowest of 2" in spans["dispatch"].attributes["reason"]

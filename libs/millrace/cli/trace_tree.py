@@ -216,6 +216,7 @@ def telling(node: Node, siblings: list[Node], shown: dict[str, Any]) -> dict[str
         for key, value in attributes.items()
         if value not in (None, "", 0, [], {})
         and key not in HIDDEN
+        and not key.startswith("gen_ai.")  # said by names of our own
         and shown.get(key) != value
         and not (key in ("instance", "service") and value == place_of(node.span))
         and not any(each.get(key) == value for each in same)
