@@ -179,7 +179,8 @@ class App:
             fields = msgspec.json.decode(exchange.request.body, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             fields = {}  # told where it is read as a completion
-        (self._chat if "messages" in fields else self._completion)(exchange, holder)
+        path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
+        self._routes[path]["POST"](exchange, holder)
 
     def _load(self, exchange: Exchange, holder: KeyHolder) -> None:
         self._answer(exchange, _encode({"server_load": len(self._calls)}))
