@@ -101,7 +101,7 @@ def tested(tests: Path, url: str, words: list[str]) -> int:
         "no:cacheprovider",
         "--import-mode=importlib",
     ]
-    options += ["-o", "asyncio_mode=auto", "-W", "ignore", "-q", "-rfE"]
+    options += ["-o", "asyncio_mode=auto", "-W", "ignore", "-q", "-rfE", "--tb", "native"]
     options += ["--continue-on-collection-errors"]
     files = (
         [] if any("test_" in word for word in words) else [tests / "tests" / "entrypoints" / each for each in FOLDERS]
