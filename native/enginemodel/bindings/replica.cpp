@@ -22,8 +22,8 @@ constexpr std::int64_t REQUESTS_MAX = 1 << 24;
 
 std::int64_t to_ns(Fs value) { return static_cast<std::int64_t>(value / FS_PER_NS); }
 
-// `requests`: (arrival ns, prompt tokens, output tokens, prompt tokens whose KV comes along: whole blocks of it) in order
-// of arrival. Returns (first token ns, end ns) of each.
+// `requests`: (arrival ns, prompt tokens, output tokens, prompt tokens whose KV comes along: whole blocks of it) in
+// order of arrival. Returns (first token ns, end ns) of each.
 std::vector<std::tuple<std::int64_t, std::int64_t>> simulate(
     const Limits& limits, const StepCost& cost, std::int64_t blocks,
     const std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>>& requests) {
