@@ -49,12 +49,11 @@ FAST = (
     "tests/sim/test_several_models.py",
     "tests/sim/test_permissions.py",
 )
-#: Files of those that ``--fast`` leaves to the whole run: plans of cascades, and native forecasts beside plain ones, a
+#: Files of those that ``--fast`` leaves to the whole run: plans of cascades, a
 #: quarter of the processor time of tests/unit.
 SLOW = (
     "papers/cascadia/tests/test_baselines.py",
     "tests/unit/test_cascade_planner.py",
-    "tests/unit/test_forecast_native.py",
 )
 
 

@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 #: A command at the beginning of a line of code, or in back quotes.
 MILLRACE = re.compile(r"(?:^ {4,}|`|venv/bin/)millrace ([a-z]+)\b", re.MULTILINE)
-TASK = re.compile(r"\./task ([a-z][a-z:]*)\b")
+TASK = re.compile(r"\./task ([a-z][a-z:-]*[a-z])\b")
 BENCH = re.compile(r"python -m bench ([a-z_0-9]+)\b")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -54,7 +54,7 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def verbs_of_the_taskfile() -> set[str]:
-    return set(re.findall(r"^  ([a-z][a-z:]*):$", text_of(Path("Taskfile.yml")), re.MULTILINE))
+    return set(re.findall(r"^  ([a-z][a-z:-]*):$", text_of(Path("Taskfile.yml")), re.MULTILINE))
 
 
 def benches() -> set[str]:

@@ -50,7 +50,8 @@ IMPURE = frozenset(
 #: `random.Random` is the type of the generator that is passed in; the module's own functions share one hidden state.
 ALLOWED_OF_RANDOM = {"Random"}
 
-#: Everything that knows vLLM's inside lies in services/worker; its parsers run in a process of ingress's.
+#: Everything that knows vLLM's inside lies in services/worker; its parsers run in a process of ingress's, and the table
+#: of its routes in docs/API.md is made from its document.
 ENGINE_PACKAGES = frozenset({"vllm"})
 ENGINE_HOMES = (
     "services/ingress/parsing/",
@@ -62,6 +63,7 @@ ENGINE_HOMES = (
     "bench/",
     "papers/cascadeinfer/bench/",
     "examples/vllm_bench.py",
+    "setup/api_table.py",
 )
 
 #: Tests of a bench's own functions; all others share rigs with benches by way of tests/testbed/.

@@ -430,7 +430,7 @@ def test_a_cascade_is_rendered_with_its_judge(tmp_path: Path, capsys: pytest.Cap
     (cascade,) = load_config(IngressConfig, folder / "ingress.json").cascades
     assert [(tier.model, tier.threshold) for tier in cascade.tiers] == [("small", 40.0), ("big", 0.0)]
     (planned,) = load_config(CoordinatorConfig, folder / "coordinator.json").cascades
-    assert planned.tiers[0].tensor_parallel == 1
+    assert [(tier.model, tier.instances) for tier in planned.tiers] == [("small", 1), ("big", 2)]
     assert "judge" not in _resolved(folder, "gpu")["services"]
     judging = _resolved(folder, "gpu", "cascade")["services"]["judge"]
     assert judging["command"] == ["services.judge", "--config", "/run/secrets/judge.json"]

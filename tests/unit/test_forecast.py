@@ -184,7 +184,7 @@ def test_a_forecast_with_true_lengths_is_what_the_engine_then_does(seed: int) ->
 
 
 def _tokens(engine: ModelledEngine, more: list[EngineSequence], now_ns: int) -> dict[str, list[int]]:
-    """When each sequence gets its tokens if these come while the next step is under way, as messages do."""
+    """Times at which each sequence gets its tokens if these come while the next step is under way, as messages do."""
     duration_ns = engine.begin_step(now_ns)
     assert [engine.add(each) for each in more] == [None] * len(more)
     times: dict[str, list[int]] = {}

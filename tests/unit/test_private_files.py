@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from millrace.actor.private_files import open_private
-from millrace.actor.recording import Header, RecordingWriter
+from millrace.actor.recording import RecordingWriter
 from millrace.telemetry.trace_files import TraceFiles
 
 
@@ -28,7 +28,7 @@ def test_a_private_file_is_its_owners_alone_whatever_it_was_before(tmp_path: Pat
 
 
 def test_recordings_and_traces_are_private(tmp_path: Path) -> None:
-    RecordingWriter(tmp_path / "record", Header(kind="k")).close()
+    RecordingWriter(tmp_path / "record").close()
     traces = TraceFiles(tmp_path / "traces", "worker-0")
     traces.write([b"{}\n"])
     traces.close()

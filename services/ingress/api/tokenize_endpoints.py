@@ -38,7 +38,7 @@ def tokenize(body: bytes, models: ModelRegistry) -> bytes:
 
 
 def tokenizer_info(models: ModelRegistry) -> bytes:
-    """What the folder of the one model says of its tokenizer.
+    """The tokenizer's settings, from the folder of the one model.
 
     Raises:
         ApiError: 400 where there are several models.

@@ -188,7 +188,7 @@ def _with_prompt(state: IngressState, sequence: OpenSequence, delta: ChoiceDelta
 
 
 def _namer(state: IngressState, sequence: OpenSequence) -> Callable[[int], str]:
-    """What a token is called in log-probabilities."""
+    """The name of a token in log-probabilities."""
     call = sequence.call.call
     return "token_id:{}".format if call.tokens_as_ids else state.models[call.model].vocabulary.piece_text
 

@@ -8,7 +8,7 @@ from millrace.native import enginemodel
 
 
 def native_limits(parameters: EngineParameters) -> enginemodel.Limits:
-    """What a forecast knows of an engine: first come first served, no prefix index, blocks counted."""
+    """The engine as a forecast knows it: first come first served, no prefix index, blocks counted."""
     return enginemodel.Limits(
         max_model_len=parameters.max_model_len,
         block_size=parameters.block_size,
