@@ -323,12 +323,10 @@ class PredictorActor:
     # small things
 
     def _serves_all(self) -> bool:
-        return self._config.shards == 1 and not self._config.instances
+        return self._config.shards == 1
 
     def _serves(self, instance: str) -> bool:
         config = self._config
-        if config.instances:
-            return instance in config.instances
         return crc32(instance.encode()) % config.shards == config.shard
 
     def _statistics_of(self, model: str) -> OutcomeStatistics:

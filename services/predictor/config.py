@@ -15,7 +15,6 @@ class PredictorConfig(ProcessConfig, frozen=True, kw_only=True):
 
     Attributes:
         name: Unique name on the bus.
-        instances: Names of the instances it serves; empty for all of the cluster, or of its shard.
         shard: Which of ``shards``, from 0. Several processes with the same shard are replicas of each other.
         shards: Instances are spread over so many by a hash of their name; 1 for no spreading.
         default_output_tokens: Length of an output that nobody predicted, until outcomes tell the mean.
@@ -29,7 +28,6 @@ class PredictorConfig(ProcessConfig, frozen=True, kw_only=True):
     """
 
     name: Annotated[str, WIRED] = "predictor-0"
-    instances: Annotated[list[str], WIRED] = []
     shard: Annotated[Natural, WIRED] = 0
     shards: Annotated[Count, WIRED] = 1
     default_output_tokens: Annotated[Count, CONSTANT] = 128

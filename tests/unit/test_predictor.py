@@ -352,7 +352,7 @@ def test_shards_serve_each_instance_once() -> None:
 
 
 def test_a_shard_stops_listening_to_an_instance_that_left() -> None:
-    predictor = Predictor(instances=["w0"])
+    predictor = Predictor(shard=0, shards=2)
     predictor.register(record())
     effects = predictor.register(None)
     assert [e.subject for e in effects if isinstance(e, Unsubscribe)] == [
