@@ -1,13 +1,56 @@
-"""Random engines and step costs for the tests of forecasts."""
+"""Snapshots, and random engines and step costs, for the tests of forecasts."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import msgspec
+from millrace.actor.engine import EngineSnapshot
+from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
 
+from tests.testbed.messages import plain_snapshot
+
 MICROSECOND_FS = 1000 * FS_PER_NS
+AT_NS = 1_700_000_000_000_000_000
+STEP_NS = 1000
+CONSTANT = StepCost(fixed=STEP_NS * FS_PER_NS)
+PARAMETERS = EngineParameters(max_model_len=128, block_size=4, blocks_total=64, max_sequences=8, token_budget=32)
+
+
+def snapshot(
+    running: list[SequenceStatus] | None = None, waiting: list[SequenceStatus] | None = None, *, blocks: int = 64
+) -> StatusSnapshot:
+    running = running or []
+    return plain_snapshot(
+        "i",
+        at_ns=AT_NS,
+        running=running,
+        waiting=waiting or [],
+        blocks_free=blocks - sum(status.blocks for status in running),
+        blocks_total=blocks,
+        step_duration_ns=STEP_NS,
+    )
+
+
+def decoding(name: str, prompt: int, output: int, **changes: Any) -> SequenceStatus:
+    """A running sequence that has computed all but its last token."""
+    computed = prompt + output - 1
+    status = SequenceStatus(name, SequenceState.RUNNING, prompt, computed, output, 100, -(-computed // 4), AT_NS, 20)
+    return msgspec.structs.replace(status, **changes)
+
+
+def waiting(name: str, prompt: int, **changes: Any) -> SequenceStatus:
+    status = SequenceStatus(name, SequenceState.WAITING, prompt, 0, 0, 100, 0, AT_NS, 20)
+    return msgspec.structs.replace(status, **changes)
+
+
+def published(state: EngineSnapshot) -> StatusSnapshot:
+    both = set(state.__struct_fields__) & set(StatusSnapshot.__struct_fields__)
+    fields = {name: getattr(state, name) for name in both}
+    return StatusSnapshot(instance="i", incarnation=1, model="m", **fields)
 
 
 def random_parameters(rng: random.Random) -> EngineParameters:

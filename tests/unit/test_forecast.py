@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 import pytest
-from millrace.actor.engine import EngineSequence, EngineSnapshot, EngineStepped
-from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
+from millrace.actor.engine import EngineSequence, EngineStepped
+from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.forecast import Candidate, Forecast, Forecaster
@@ -18,40 +17,18 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime
 
-from tests.testbed.messages import plain_snapshot
-from tests.unit.forecast_states import random_cost, random_parameters
-
-AT_NS = 1_700_000_000_000_000_000
-STEP_NS = 1000
-CONSTANT = StepCost(fixed=STEP_NS * FS_PER_NS)
-PARAMETERS = EngineParameters(max_model_len=128, block_size=4, blocks_total=64, max_sequences=8, token_budget=32)
-
-
-def snapshot(
-    running: list[SequenceStatus] | None = None, waiting: list[SequenceStatus] | None = None, *, blocks: int = 64
-) -> StatusSnapshot:
-    running = running or []
-    return plain_snapshot(
-        "i",
-        at_ns=AT_NS,
-        running=running,
-        waiting=waiting or [],
-        blocks_free=blocks - sum(status.blocks for status in running),
-        blocks_total=blocks,
-        step_duration_ns=STEP_NS,
-    )
-
-
-def decoding(name: str, prompt: int, output: int, **changes: Any) -> SequenceStatus:
-    """A running sequence that has computed all but its last token."""
-    computed = prompt + output - 1
-    status = SequenceStatus(name, SequenceState.RUNNING, prompt, computed, output, 100, -(-computed // 4), AT_NS, 20)
-    return msgspec.structs.replace(status, **changes)
-
-
-def waiting(name: str, prompt: int, **changes: Any) -> SequenceStatus:
-    status = SequenceStatus(name, SequenceState.WAITING, prompt, 0, 0, 100, 0, AT_NS, 20)
-    return msgspec.structs.replace(status, **changes)
+from tests.unit.forecast_states import (
+    AT_NS,
+    CONSTANT,
+    PARAMETERS,
+    STEP_NS,
+    decoding,
+    published,
+    random_cost,
+    random_parameters,
+    snapshot,
+    waiting,
+)
 
 
 def ask(
@@ -246,12 +223,6 @@ def sequence(rng: random.Random, name: str, *, output_min: int = 1, total: int =
         sampling=Sampling(max_tokens=output, ignore_eos=True),
         expected_output_tokens=output,
     )
-
-
-def published(state: EngineSnapshot) -> StatusSnapshot:
-    both = set(state.__struct_fields__) & set(StatusSnapshot.__struct_fields__)
-    fields = {name: getattr(state, name) for name in both}
-    return StatusSnapshot(instance="i", incarnation=1, model="m", **fields)
 
 
 def test_a_placement_counts_until_a_snapshot_shows_it_or_it_is_forgotten() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
-import msgspec
 import pytest
 from millrace.actor.engine import EngineSequence, EngineSnapshot
-from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.forecast import Candidate, Forecaster, JoinForecast, LoadForecast
@@ -16,41 +14,9 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime
 
-from tests.testbed.messages import plain_snapshot
+from tests.unit.forecast_states import AT_NS, CONSTANT, PARAMETERS, STEP_NS, decoding, published, snapshot
 
-AT_NS = 1_700_000_000_000_000_000
-STEP_NS = 1000
-CONSTANT = StepCost(fixed=STEP_NS * FS_PER_NS)
 PER_DECODE = StepCost(fixed=STEP_NS * FS_PER_NS, decode=100 * FS_PER_NS)
-PARAMETERS = EngineParameters(max_model_len=128, block_size=4, blocks_total=64, max_sequences=8, token_budget=32)
-
-
-def snapshot(
-    running: list[SequenceStatus] | None = None, waiting: list[SequenceStatus] | None = None, *, blocks: int = 64
-) -> StatusSnapshot:
-    running = running or []
-    return plain_snapshot(
-        "i",
-        at_ns=AT_NS,
-        running=running,
-        waiting=waiting or [],
-        blocks_free=blocks - sum(status.blocks for status in running),
-        blocks_total=blocks,
-        step_duration_ns=STEP_NS,
-    )
-
-
-def decoding(name: str, prompt: int, output: int, expected: int = 20, **changes: Any) -> SequenceStatus:
-    """A running sequence that has computed all but its last token."""
-    computed = prompt + output - 1
-    status = SequenceStatus(
-        name, SequenceState.RUNNING, prompt, computed, output, 100, -(-computed // 4), AT_NS, expected
-    )
-    return msgspec.structs.replace(status, **changes)
-
-
-def waiting(name: str, prompt: int, expected: int = 20) -> SequenceStatus:
-    return SequenceStatus(name, SequenceState.WAITING, prompt, 0, 0, 100, 0, AT_NS, expected)
 
 
 def at(
@@ -67,7 +33,9 @@ def at(
 
 
 def test_a_curve_tells_tokens_blocks_and_ends_at_even_moments() -> None:
-    forecaster = at(snapshot([decoding("a.0", 8, 3, expected=5), decoding("b.0", 4, 1, expected=4)]))
+    forecaster = at(
+        snapshot([decoding("a.0", 8, 3, expected_output_tokens=5), decoding("b.0", 4, 1, expected_output_tokens=4)])
+    )
     assert forecaster.curve(4000, 5) == LoadForecast(
         spacing_ns=1000,
         tokens=(14, 16, 18, 7, 0),
@@ -104,7 +72,7 @@ def test_what_is_no_curve_is_refused(horizon_ns: int, points: int) -> None:
 
 
 def test_who_is_not_there_or_has_ended_cannot_leave() -> None:
-    state = snapshot([decoding("a.0", 8, 3, expected=5)])
+    state = snapshot([decoding("a.0", 8, 3, expected_output_tokens=5)])
     assert at(state).leave("b.0") is None
     assert at(state, now_ns=2000).leave("a.0") is not None
     assert at(state, now_ns=2001).leave("a.0") is None
@@ -128,7 +96,7 @@ def test_one_that_comes_with_its_kv_computes_one_token_in_its_first_step() -> No
 
 
 def test_one_that_comes_slows_the_others_while_it_is_there() -> None:
-    state = snapshot([decoding("a.0", 8, 3, expected=23)])
+    state = snapshot([decoding("a.0", 8, 3, expected_output_tokens=23)])
     comer = Candidate(prompt_tokens=8, output_tokens=4, expected_output_tokens=9)
     answer = at(state, cost=PER_DECODE, now_ns=100).join(comer)
     assert (answer.start_ns, answer.e2e_ns, answer.pace_ns) == (1000, 1000 + 5 * 1200, 1200)
@@ -136,7 +104,7 @@ def test_one_that_comes_slows_the_others_while_it_is_there() -> None:
 
 
 def test_one_that_comes_waits_for_blocks_and_preempts_nobody_to_get_them() -> None:
-    state = snapshot([decoding(f"{i}.0", 60, 2, expected=7) for i in range(2)], blocks=34)
+    state = snapshot([decoding(f"{i}.0", 60, 2, expected_output_tokens=7) for i in range(2)], blocks=34)
     comer = Candidate(prompt_tokens=40, output_tokens=2, expected_output_tokens=7)
     answer = at(state).join(comer)
     assert (answer.start_ns, answer.preemptions, answer.others_delay_ns) == (5 * STEP_NS, 0, 0)
@@ -206,9 +174,3 @@ def ends_of(engine: ModelledEngine, now_ns: int, *, cancelled: str = "") -> dict
             engine.cancel([cancelled])
             cancelled = ""
     return ends
-
-
-def published(state: EngineSnapshot) -> StatusSnapshot:
-    both = set(state.__struct_fields__) & set(StatusSnapshot.__struct_fields__)
-    fields = {name: getattr(state, name) for name in both}
-    return StatusSnapshot(instance="i", incarnation=1, model="m", **fields)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from millrace.kvcopy.copier_port import CopyPlan
-from millrace.kvcopy.pieces import Slices, cut
+from millrace.kvcopy.pieces import Slices
 
 Pairs = list[tuple[int, int]]
 
@@ -37,13 +37,6 @@ def test_slices_are_the_plan_byte_for_byte_within_both_limits(plan: CopyPlan, li
         got += bytes_of(piece)
         turn += 1
     assert got == bytes_of(plan)
-
-
-@given(plans, st.integers(1, 50))
-def test_a_cut_plan_is_the_same_bytes_in_pieces_that_fit(plan: CopyPlan, longest: int) -> None:
-    shorter = cut(plan, longest)
-    assert bytes_of(shorter) == bytes_of(plan)
-    assert all(length <= longest for length in shorter.lengths.tolist())
 
 
 def test_taking_slices_leaves_the_plan_as_it_was() -> None:

@@ -1,25 +1,10 @@
-"""A plan's pieces, divided so that each fits what a copier may take at once. Pure; used by NIXL."""
+"""A plan handed out in slices that fit what a copier may take at once. Pure; used by NIXL."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from millrace.kvcopy.copier_port import CopyPlan
-
-
-def cut(plan: CopyPlan, piece_bytes_max: int) -> CopyPlan:
-    """The same bytes with no piece longer than ``piece_bytes_max``."""
-    counts = -(-plan.lengths // piece_bytes_max)
-    if not len(counts) or counts.max() <= 1:
-        return plan
-    index = np.repeat(np.arange(len(counts)), counts)
-    firsts = np.cumsum(counts) - counts
-    within = (np.arange(len(index)) - firsts[index]) * piece_bytes_max
-    return CopyPlan(
-        source=plan.source[index] + within,
-        target=plan.target[index] + within,
-        lengths=np.minimum(plan.lengths[index] - within, piece_bytes_max),
-    )
 
 
 class Slices:
