@@ -18,7 +18,7 @@ from models.training.conversations import (
 from models.training.functions import draw_function
 from models.training.tokenizer import AGENT, BOS, EOS, TASKS, build_tokenizer, token_id, tokenizer_config
 from services.ingress.api.tokenizer import ChatTemplate
-from services.ingress.api.tool_call_parser import parse_calls
+from services.ingress.api.tool_call_parser import ToolCallParser
 from services.ingress.api.tools import ToolMode, ToolPlan
 
 TEMPLATE = ChatTemplate(AGENT.template, {"bos_token": BOS, "eos_token": EOS})
@@ -41,7 +41,7 @@ def arguments_fit(tools: list[dict[str, Any]], name: str, arguments: dict[str, A
 @pytest.mark.parametrize(("kind", "calls"), [("call", 1), ("calls", 2)])
 def test_ingress_reads_the_calls_of_an_answer(kind: str, calls: int) -> None:
     for conversation in drawn(kind):
-        rest, read = parse_calls(ToolPlan(ToolMode.TAGGED), text(conversation))
+        rest, read = ToolCallParser(ToolPlan(ToolMode.TAGGED)).push(text(conversation), finished=True)
         assert rest == ""
         assert len(read) == calls
         assert all(arguments_fit(conversation.tools, call.name, json.loads(call.arguments)) for call in read)
@@ -49,11 +49,8 @@ def test_ingress_reads_the_calls_of_an_answer(kind: str, calls: int) -> None:
 
 def test_a_forced_call_is_what_ingress_constrains_it_to() -> None:
     for conversation in drawn("required"):
-        ((name, arguments),) = [
-            (call.name, json.loads(call.arguments))
-            for call in parse_calls(ToolPlan(ToolMode.REQUIRED), text(conversation))[1]
-        ]
-        assert arguments_fit(conversation.tools, name, arguments)
+        _, (call,) = ToolCallParser(ToolPlan(ToolMode.REQUIRED)).push(text(conversation), finished=True)
+        assert arguments_fit(conversation.tools, call.name, json.loads(call.arguments))
     for conversation in drawn("named"):
         assert isinstance(json.loads(text(conversation)), dict)
 

@@ -1,14 +1,12 @@
 """Streamed output with tool calls: pieces come early, and add up to what the whole output says."""
 
-import json
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ingress.api.tool_call_parser import ArgumentsPiece, CallBegun, TextPiece, ToolCallParser, parse_calls
+from services.ingress.api.tool_call_parser import ToolCallParser
 from services.ingress.api.tools import ToolMode, ToolPlan
+from services.ingress.calls.messages import CallPart
 
 TAGGED, REQUIRED = ToolPlan(ToolMode.TAGGED), ToolPlan(ToolMode.REQUIRED)
 SINGLE, NAMED = ToolPlan(ToolMode.TAGGED, single=True), ToolPlan(ToolMode.NAMED, "f")
@@ -19,24 +17,17 @@ OSLO = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
 def read(plan: ToolPlan, chunks: list[str]) -> tuple[str, list[tuple[str, str]]]:
     """Text and calls of a stream, put together as a client does it."""
     reader = ToolCallParser(plan)
-    pieces = [piece for chunk in chunks for piece in reader.push(chunk)] + reader.close()
     text, calls = "", list[list[str]]()
-    for piece in pieces:
-        match piece:
-            case TextPiece(part):
-                text += part
-            case CallBegun(index, name):
-                assert index == len(calls)
-                calls.append([name, ""])
-            case ArgumentsPiece(index, part):
-                calls[index][1] += part
+    for i, chunk in enumerate(chunks):
+        said, parts = reader.push(chunk, finished=i == len(chunks) - 1)
+        text += said
+        for part in parts:
+            if part.name:
+                assert part.index == len(calls)
+                calls.append([part.name, ""])
+            calls[part.index][1] += part.arguments
     assert reader.calls == len(calls)
     return text, [(name, arguments) for name, arguments in calls]
-
-
-def whole(plan: ToolPlan, output: str) -> tuple[str, list[tuple[str, Any]]]:
-    text, calls = parse_calls(plan, output)
-    return text, [(call.name, json.loads(call.arguments)) for call in calls]
 
 
 def cuts(text: str) -> st.SearchStrategy[list[str]]:
@@ -44,41 +35,45 @@ def cuts(text: str) -> st.SearchStrategy[list[str]]:
     return places.map(lambda at: [text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)])
 
 
-WHOLE = {
-    "one call": (TAGGED, ROME),
-    "text and two calls": (TAGGED, f"Let me see. {ROME}\n{OSLO}"),
-    "text behind": (TAGGED, f"{OSLO} done"),
-    "only the first": (SINGLE, f"{ROME}\n{OSLO}"),
-    "fields the other way round": (TAGGED, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>'),
-    "no arguments": (TAGGED, '<tool_call>{"name": "f"}</tool_call>'),
-    "no call": (TAGGED, "a <b> <tool <tool_cal"),
-    "tags without a call": (TAGGED, "<tool_call>nothing</tool_call>"),
-    "required": (REQUIRED, '[{"name": "f", "parameters": {"a": "]}"}}, {"name": "g", "parameters": {}}]'),
-    "required, compact": (REQUIRED, '[{"name":"f","parameters":{"a":[1]}}]'),
-}
+IN_ROME, IN_OSLO = ("weather", '{"city": "Rome {\\"}", "days": [1, {}]}'), ("weather", "{}")
+WHOLE: dict[str, tuple[ToolPlan, str, str, list[tuple[str, str]]]] = {
+    "one call": (TAGGED, ROME, "", [IN_ROME]),
+    "text and two calls": (TAGGED, f"Let me see. {ROME}\n{OSLO}", "Let me see. ", [IN_ROME, IN_OSLO]),
+    "text behind": (TAGGED, f"{OSLO} done", " done", [IN_OSLO]),
+    "only the first": (SINGLE, f"{ROME}\n{OSLO}", "", [IN_ROME]),
+    "fields the other way round": (
+        TAGGED, '<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', "", [("f", '{"a":1}')],
+    ),
+    "no arguments": (TAGGED, '<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+    "no call": (TAGGED, "a <b> <tool <tool_cal", "a <b> <tool <tool_cal", []),
+    "tags without a call": (TAGGED, "<tool_call>nothing</tool_call>", "<tool_call>nothing</tool_call>", []),
+    "required": (
+        REQUIRED, '[{"name": "f", "parameters": {"a": "]}"}}, {"name": "g", "parameters": {}}]', "",
+        [("f", '{"a": "]}"}'), ("g", "{}")],
+    ),
+    "required, compact": (REQUIRED, '[{"name":"f","parameters":{"a":[1]}}]', "", [("f", '{"a":[1]}')]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WHOLE)
 @given(data=st.data())
 def test_a_stream_adds_up_to_the_whole_output_however_it_is_cut(case: str, data: st.DataObject) -> None:
-    plan, output = WHOLE[case]
-    text, calls = read(plan, data.draw(cuts(output)))
-    assert (text.strip(), [(name, json.loads(arguments)) for name, arguments in calls]) == whole(plan, output)
+    plan, output, text, calls = WHOLE[case]
+    assert read(plan, data.draw(cuts(output))) == (text, calls)
 
 
 def test_name_and_arguments_come_before_the_call_has_ended() -> None:
     reader = ToolCallParser(TAGGED)
-    assert reader.push('<tool_call>{"name": "f", "arg') == []
-    assert reader.push('uments": {"city": "Ro') == [CallBegun(0, "f"), ArgumentsPiece(0, '{"city": "Ro')]
-    assert reader.push('me"}') == [ArgumentsPiece(0, 'me"}')]
-    assert reader.push("}</tool_call>") == []
-    assert reader.close() == []
+    assert reader.push('<tool_call>{"name": "f", "arg') == ("", [])
+    assert reader.push('uments": {"city": "Ro') == ("", [CallPart(0, "f", '{"city": "Ro')])
+    assert reader.push('me"}') == ("", [CallPart(0, "", 'me"}')])
+    assert reader.push("}</tool_call>", finished=True) == ("", [])
 
 
 def test_text_before_a_tag_comes_at_once() -> None:
     reader = ToolCallParser(TAGGED)
-    assert reader.push("Let me see <tool") == [TextPiece("Let me see ")]
-    assert reader.push("box") == [TextPiece("<toolbox")]
+    assert reader.push("Let me see <tool") == ("Let me see ", [])
+    assert reader.push("box") == ("<toolbox", [])
 
 
 def test_an_output_that_is_cut_off_before_a_name_is_text() -> None:
@@ -106,8 +101,6 @@ def test_a_forced_call_that_is_cut_off_is_what_was_written_of_it_and_never_text(
     plan: ToolPlan, output: str, calls: list[tuple[str, str]]
 ) -> None:
     assert read(plan, [output]) == ("", calls)
-    text, told = parse_calls(plan, output)
-    assert (text, [(call.name, call.arguments) for call in told]) == ("", calls)
 
 
 def test_a_call_that_is_cut_off_keeps_the_arguments_so_far() -> None:

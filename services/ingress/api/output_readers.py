@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
-from services.ingress.api.tool_call_parser import CallBegun, Piece, TextPiece, ToolCallParser
+from services.ingress.api.tool_call_parser import ToolCallParser
 from services.ingress.api.tools import ToolMode, ToolPlan
-from services.ingress.calls.messages import CallPart, ChoiceDelta, DeltaLogprob
+from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob
 
 
 class OutputReader(Protocol):
@@ -61,27 +61,10 @@ class JsonCallReader:
 
     def _read(self, delta: ChoiceDelta) -> ChoiceDelta:
         parser = self._parsers[delta.index]
-        pieces = parser.push(delta.text)
-        if delta.finish_reason:
-            pieces += parser.close()
-        text, parts = _told_apart(pieces)
+        text, parts = parser.push(delta.text, finished=bool(delta.finish_reason))
         return msgspec.structs.replace(
             delta, text=text, calls=parts, finish_reason=_reason(delta.finish_reason, self._plan, parser.calls)
         )
-
-
-def _told_apart(pieces: Sequence[Piece]) -> tuple[str, list[CallPart]]:
-    text, parts = "", list[CallPart]()
-    for piece in pieces:
-        if isinstance(piece, TextPiece):
-            text += piece.text
-        elif isinstance(piece, CallBegun):
-            parts.append(CallPart(piece.index, piece.name))
-        elif parts and parts[-1].index == piece.index:
-            parts[-1] = msgspec.structs.replace(parts[-1], arguments=parts[-1].arguments + piece.text)
-        else:
-            parts.append(CallPart(piece.index, arguments=piece.text))
-    return text, parts
 
 
 def _reason(reason: str, plan: ToolPlan, calls: int) -> str:

@@ -8,41 +8,15 @@ An output that ends early leaves its last call with the arguments so far. A forc
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
 
-from services.ingress.api.tools import CLOSE_TAG, OPEN_TAG, ParsedCall, ToolMode, ToolPlan, tagged_call
+from services.ingress.api.tools import CLOSE_TAG, OPEN_TAG, ToolMode, ToolPlan, tagged_call
+from services.ingress.calls.messages import CallPart
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _LIST_HEAD = re.compile(r"[\s,\[]*" + _HEAD.pattern)
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Text that belongs to no call."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallBegun:
-    """The name of the call with this index is known."""
-
-    index: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentsPiece:
-    """The next part of a call's arguments, JSON text."""
-
-    index: int
-    text: str
-
-
-Piece = TextPiece | CallBegun | ArgumentsPiece
 
 
 class _State(Enum):
@@ -53,13 +27,14 @@ class _State(Enum):
 
 
 class ToolCallParser:
-    """Parser of one choice's output; ``push`` what comes, then ``close``."""
+    """Parser of one choice's output."""
 
-    __slots__ = ("_begun", "_depth", "_escaped", "_held", "_in_string", "_plan", "_state")
+    __slots__ = ("_begun", "_depth", "_escaped", "_held", "_in_string", "_parts", "_plan", "_state", "_text")
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan = plan
-        self._held = ""
+        self._held = self._text = ""
+        self._parts: list[CallPart] = []
         self._begun = 0
         self._state = _State.TEXT if plan.mode is ToolMode.TAGGED else _State.HEAD
         self._depth = 0
@@ -70,49 +45,46 @@ class ToolCallParser:
         """Number of calls told."""
         return min(self._begun, 1) if self._plan.single else self._begun
 
-    def push(self, text: str) -> list[Piece]:
-        """Parse a further part of the output."""
+    def push(self, text: str, *, finished: bool = False) -> tuple[str, list[CallPart]]:
+        """Parse a further part of the output, which may be its last; what is certain now of text and of calls."""
         if self._plan.mode is ToolMode.NAMED:
-            return self._named(text)
-        self._held += text
-        pieces: list[Piece] = []
-        while self._advance(pieces):
-            pass
-        return pieces
+            if text:
+                self._tell("" if self._begun else self._plan.function, text)
+                self._begun = 1
+        else:
+            self._held += text
+            while self._advance():
+                pass
+            if finished:
+                self._end()
+        told, self._text, self._parts = (self._text, self._parts), "", []
+        return told
 
-    def close(self) -> list[Piece]:
-        """The output has ended: what is held and no call is text."""
+    def _end(self) -> None:
+        """What is held and no call is text, but for a list's end, and a forced call without a whole name."""
         held, self._held = self._held, ""
-        if self._state is _State.ARGUMENTS or self._state is _State.TAIL or (self._begun and not held.strip()):
-            return []
-        if self._plan.mode is not ToolMode.TAGGED:
-            return []  # the list's end, or a call without a whole name
-        opening = OPEN_TAG if self._state is _State.HEAD else ""
-        return [TextPiece(opening + held)] if opening + held else []
+        if self._plan.mode is not ToolMode.TAGGED or self._state in (_State.ARGUMENTS, _State.TAIL):
+            return
+        if self._state is _State.HEAD or not self._begun or held.strip():
+            self._text += (OPEN_TAG if self._state is _State.HEAD else "") + held
 
-    def _named(self, text: str) -> list[Piece]:
-        if not text:
-            return []
-        begun, self._begun = self._begun, 1
-        opening: list[Piece] = [] if begun else [CallBegun(0, self._plan.function)]
-        return [*opening, ArgumentsPiece(0, text)]
-
-    def _advance(self, pieces: list[Piece]) -> bool:
+    def _advance(self) -> bool:
         """Take what is certain off what is held; whether there may be more."""
-        step = {
-            _State.TEXT: self._text,
-            _State.HEAD: self._head,
-            _State.ARGUMENTS: self._arguments,
-            _State.TAIL: self._tail,
-        }[self._state]
-        return step(pieces)
+        match self._state:
+            case _State.TEXT:
+                return self._take_text()
+            case _State.HEAD:
+                return self._take_head()
+            case _State.ARGUMENTS:
+                return self._take_arguments()
+            case _State.TAIL:
+                return self._take_tail()
 
-    def _text(self, pieces: list[Piece]) -> bool:
+    def _take_text(self) -> bool:
         at = self._held.find(OPEN_TAG)
         shown = self._held[: at if at >= 0 else len(self._held) - _tag_begun(self._held)]
         if not self._begun or shown.strip():  # blanks between calls are no text
-            if shown:
-                pieces.append(TextPiece(shown))
+            self._text += shown
             self._held = self._held[len(shown) :]
         if at < 0:
             return False
@@ -120,11 +92,11 @@ class ToolCallParser:
         self._state = _State.HEAD
         return True
 
-    def _head(self, pieces: list[Piece]) -> bool:
+    def _take_head(self) -> bool:
         tagged = self._plan.mode is ToolMode.TAGGED
         found = (_HEAD if tagged else _LIST_HEAD).match(self._held)
         if found:
-            self._begin(pieces, msgspec.json.decode(found[1].encode(), type=str))
+            self._begin(msgspec.json.decode(found[1].encode(), type=str))
             self._held = self._held[found.end() :]
             self._state, self._depth, self._in_string, self._escaped = _State.ARGUMENTS, 0, False, False
             return True
@@ -134,16 +106,15 @@ class ToolCallParser:
         inner, _, self._held = self._held.partition(CLOSE_TAG)
         call = tagged_call(inner)
         if call is None:
-            pieces.append(TextPiece(OPEN_TAG + inner + CLOSE_TAG))
+            self._text += OPEN_TAG + inner + CLOSE_TAG
         else:
-            self._whole(pieces, call)
+            self._begin(*call)
         self._state = _State.TEXT
         return True
 
-    def _arguments(self, pieces: list[Piece]) -> bool:
+    def _take_arguments(self) -> bool:
         end = self._end_of_object()
-        if self._held[:end]:
-            self._tell(pieces, ArgumentsPiece(self._begun - 1, self._held[:end]))
+        self._tell("", self._held[:end])
         self._held = self._held[end:]
         if self._depth == 0:
             self._state = _State.TAIL
@@ -164,43 +135,28 @@ class ToolCallParser:
                     return i + 1
         return len(self._held)
 
-    def _tail(self, pieces: list[Piece]) -> bool:
-        end = CLOSE_TAG if self._plan.mode is ToolMode.TAGGED else "}"
-        _, found, rest = self._held.partition(end)
+    def _take_tail(self) -> bool:
+        tagged = self._plan.mode is ToolMode.TAGGED
+        _, found, rest = self._held.partition(CLOSE_TAG if tagged else "}")
         if not found:
             return False
         self._held = rest
-        self._state = _State.TEXT if self._plan.mode is ToolMode.TAGGED else _State.HEAD
+        self._state = _State.TEXT if tagged else _State.HEAD
         return True
 
-    def _begin(self, pieces: list[Piece], name: str) -> None:
+    def _begin(self, name: str, arguments: str = "") -> None:
         self._begun += 1
-        self._tell(pieces, CallBegun(self._begun - 1, name))
+        self._tell(name, arguments)
 
-    def _whole(self, pieces: list[Piece], call: ParsedCall) -> None:
-        self._begin(pieces, call.name)
-        self._tell(pieces, ArgumentsPiece(self._begun - 1, call.arguments))
-
-    def _tell(self, pieces: list[Piece], piece: CallBegun | ArgumentsPiece) -> None:
-        if not (self._plan.single and piece.index > 0):
-            pieces.append(piece)
-
-
-def parse_calls(plan: ToolPlan, output: str) -> tuple[str, list[ParsedCall]]:
-    """Split a whole output into its text and its calls, as its stream would."""
-    parser = ToolCallParser(plan)
-    text, names, arguments = "", list[str](), list[str]()
-    for piece in [*parser.push(output), *parser.close()]:
-        match piece:
-            case TextPiece(part):
-                text += part
-            case CallBegun(_, name):
-                names.append(name)
-                arguments.append("")
-            case ArgumentsPiece(index, part):
-                arguments[index] += part
-    calls = [ParsedCall(name, text) for name, text in zip(names, arguments, strict=True)]
-    return text.strip() if calls else text, calls
+    def _tell(self, name: str, arguments: str) -> None:
+        """A further part of the latest call, which begins with its name."""
+        index = max(0, self._begun - 1)
+        if (self._plan.single and index > 0) or not (name or arguments):
+            return
+        if not name and self._parts and self._parts[-1].index == index:
+            arguments = self._parts[-1].arguments + arguments
+            name = self._parts.pop().name
+        self._parts.append(CallPart(index, name, arguments))
 
 
 def _tag_begun(text: str) -> int:

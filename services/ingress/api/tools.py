@@ -52,13 +52,6 @@ class ToolPlan(msgspec.Struct, frozen=True):
     single: bool = False
 
 
-class ParsedCall(msgspec.Struct, frozen=True):
-    """One call in an output; ``arguments`` is JSON text."""
-
-    name: str
-    arguments: str
-
-
 NO_TOOLS = ToolPlan()
 NO_PARSERS = ModelParsers()
 
@@ -165,10 +158,10 @@ def _constraint(schema: dict[str, Any]) -> StructuredOutput:
     return StructuredOutput(json_schema=text)
 
 
-def tagged_call(text: str) -> ParsedCall | None:
-    """The call that stands between two tags; None where it is none."""
+def tagged_call(text: str) -> tuple[str, str] | None:
+    """Name and arguments, JSON text, of the call that stands between two tags; None where it is none."""
     try:
         value = msgspec.json.decode(text.strip().encode(), type=dict[str, Any])
-        return ParsedCall(str(value["name"]), _encode(value.get("arguments", {})).decode())
+        return str(value["name"]), _encode(value.get("arguments", {})).decode()
     except (msgspec.DecodeError, KeyError):
         return None
