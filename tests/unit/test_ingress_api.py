@@ -263,6 +263,10 @@ def test_a_chat_tells_the_prompts_ids_with_the_role_and_each_tokens_once():
     assert [json.loads(e[6:])["choices"][0].get("token_ids") for e in events if e] == [[5], [9], [2], None]
 
 
+def test_the_only_model_need_not_be_named():
+    assert call_of({"prompt": "hi", "model": None}).model == "m"
+
+
 def test_a_bool_is_no_number_where_only_a_number_is_harmless():
     assert error_of({"prompt": "hi", "best_of": True}).param == "best_of"
     assert call_of({"prompt": "hi", "best_of": 1}).n == 1

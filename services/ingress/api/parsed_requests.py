@@ -271,7 +271,8 @@ def for_each_member(
     Raises:
         ApiError: no model can take it, or it has fields that need a cascade.
     """
-    members = models.members(request.model)
+    name = request.model or ""
+    members = models.members(name)
     if not members:
         model = models.get(request.model)
         if request.cascade is not None:
@@ -295,7 +296,7 @@ def for_each_member(
     if found[0].token_ids is not None and len(parsed) > 1:
         detail = "`prompt` gives token ids, and the models of this cascade have different tokenizers; give text."
         raise bad_value("prompt", detail, "invalid_type")
-    return msgspec.structs.replace(found[0], members=tuple(found), cascade=request.model)
+    return msgspec.structs.replace(found[0], members=tuple(found), cascade=name)
 
 
 def check_options(request: Shared) -> None:

@@ -161,9 +161,9 @@ class CascadeWishes(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that chat and completions share."""
+    """Fields that chat and completions share. ``model`` may be left out where one is served."""
 
-    model: Name
+    model: Name | None = None
     max_tokens: Count | None = None
     n: Choices | None = None
     stream: bool | None = None
