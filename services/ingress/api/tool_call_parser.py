@@ -61,7 +61,7 @@ class ToolCallParser:
         return told
 
     def _end(self) -> None:
-        """What is held and no call is text, but for a list's end, and a forced call without a whole name."""
+        """Tell what is held and no call as text, but for a list's end, and a forced call without a whole name."""
         held, self._held = self._held, ""
         if self._plan.mode is not ToolMode.TAGGED or self._state in (_State.ARGUMENTS, _State.TAIL):
             return
