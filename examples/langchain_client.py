@@ -10,6 +10,7 @@ MILLRACE_URL and MILLRACE_KEY name another address and a key.
 import argparse
 import os
 
+import openai
 from langchain_openai import ChatOpenAI, OpenAI
 
 argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
@@ -21,7 +22,10 @@ where = {
 
 
 chat = ChatOpenAI(**where, temperature=0, max_tokens=40)
-answer = chat.invoke("Say the word cup 9 times.")
+try:
+    answer = chat.invoke("Say the word cup 9 times.")
+except openai.APIConnectionError:
+    raise SystemExit(f"no server at {where['base_url']}; `./task up` starts one") from None
 print("whole:   ", answer.content, answer.usage_metadata)
 
 print("streamed:", "|".join(str(chunk.content) for chunk in chat.stream("Say the word cup 9 times.")))
@@ -30,6 +34,9 @@ print("batch:   ", [each.content for each in chat.batch(["Say the word cup 3 tim
 
 schema = {"name": "answer", "schema": {"enum": ["yes", "no", "perhaps"]}}
 strict = chat.bind(response_format={"type": "json_schema", "json_schema": schema})
-print("schema:  ", strict.invoke("Say the word cup 9 times.").content)
+try:
+    print("schema:  ", strict.invoke("Say the word cup 9 times.").content)
+except openai.BadRequestError as error:  # modelled engines have no grammars
+    print("schema:  ", error)
 
 print("text:    ", repr(OpenAI(**where, temperature=0, max_tokens=8).invoke("1 2 3 4 5")))

@@ -278,6 +278,9 @@ def test_a_refusal_names_the_file(tmp_path: Path) -> None:
     file.write_text("models = 3")
     with pytest.raises(ConfigError, match=r"cluster.toml: models: Expected `array`"):
         read_cluster(file)
+    file.write_bytes(b"\x1f\x8b")
+    with pytest.raises(ConfigError, match=f"{file.name}: this is no TOML"):
+        read_cluster(file)
 
 
 @pytest.mark.parametrize(("count", "context", "cuts"), [(1, 64, []), (2, 4096, [720]), (4, 4096, [304, 720, 1728])])

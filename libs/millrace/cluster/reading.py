@@ -26,6 +26,8 @@ def parse_cluster(payload: str | bytes, folder: Path | None = None) -> ClusterSp
         spec = msgspec.toml.decode(payload, type=ClusterSpec)
     except msgspec.DecodeError as error:
         raise ConfigError(plain(str(error)) + nearest_field(str(error), ClusterSpec)) from None
+    except UnicodeDecodeError:
+        raise ConfigError("this is no TOML: a cluster's file is text in UTF-8") from None
     spec = spec if folder is None else anchored(spec, folder)
     check_spec(spec)
     return spec
