@@ -1,4 +1,4 @@
-"""Runs the simulator's verbs: ``python -m simulator sim|capacity ...``. ``millrace VERB`` hands over to it."""
+"""Runs the simulator's verbs: ``python -m simulator sim|what-if ...``. ``millrace VERB`` hands over to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 from millrace.cli.running import run_verb
 
-VERBS = ("sim", "capacity")
+VERBS = ("sim", "what-if")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,9 +26,9 @@ def _module(verb: str) -> ModuleType:
         from simulator.commands import sim
 
         return sim
-    from simulator.commands import capacity
+    from simulator.commands import what_if
 
-    return capacity
+    return what_if
 
 
 if __name__ == "__main__":

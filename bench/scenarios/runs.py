@@ -16,9 +16,9 @@ from millrace.enginemodel.coefficients import load_step_time
 
 from bench.scenarios.rows import Row, Store, row_of
 from bench.scenarios.scenarios import data_folder
-from simulator.scenarios.capacity import at_rate
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
+from simulator.scenarios.sweeping import at_rate
 
 #: Exit status where --stop-after ended a figure before all its runs were made.
 OUT_OF_TIME = 75

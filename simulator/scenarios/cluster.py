@@ -43,7 +43,7 @@ from simulator.policy_faults import PolicyFaultSink
 from simulator.scenarios import lengths_known, observer, scenario_operator
 from simulator.scenarios.counting_clients import CountingClients
 from simulator.scenarios.head_estimates import HeadEstimates
-from simulator.scenarios.lengths_known import KnowingTagger
+from simulator.scenarios.lengths_known import Expected, KnowingTagger
 from simulator.scenarios.observer import EngineSample, Observer
 from simulator.scenarios.scenario_operator import ScenarioOperator
 from simulator.scenarios.spec import Group, ScenarioSpec
@@ -76,12 +76,14 @@ class ScenarioCluster(SimulatedCluster):
         *,
         step_times: StepTimes,
         truth: Callable[[str, str], int],
+        expected: Expected | None = None,
         clients: CountingClients | None = None,
     ) -> None:
         """Builds and starts everything.
 
         Args:
             truth: Output length of a request, by its id and the model, tokens.
+            expected: What a recorded tagger said.
         """
         network = spec.network
         link = LinkModel(delay_ns=int(network.delay_us * 1000), jitter_ns=int(network.jitter_us * 1000))
@@ -109,6 +111,7 @@ class ScenarioCluster(SimulatedCluster):
         )
         self.samples: list[EngineSample] = []
         self._truth = truth
+        self._expected = expected or truth
         self._asks = DISPATCH_POLICIES.load(spec.dispatch.policy).ask is not None
         prediction = spec.prediction
         self._head = HeadEstimates(prediction.head, spec.seed) if prediction.remaining == "head" else None
@@ -304,7 +307,8 @@ class ScenarioCluster(SimulatedCluster):
     def _knowing_tagger(self, config: TaggerConfig, deps: ActorDeps) -> Actor:
         prediction = self.spec.prediction
         sigma = prediction.sigma if prediction.kind == "noisy" else 0.0
-        return KnowingTagger(name=config.name, cluster=CLUSTER, truth=self._truth, sigma=sigma, rng=deps.rng)
+        truth = self._expected if prediction.kind == "recorded" else self._truth
+        return KnowingTagger(name=config.name, cluster=CLUSTER, truth=truth, sigma=sigma, rng=deps.rng)
 
     # What is seen from outside
 

@@ -1,8 +1,10 @@
-"""A scenario's cluster from the file that ``millrace up --cluster`` starts: models, groups, services and dispatch."""
+"""A scenario's cluster from the file that ``millrace up --cluster`` starts: models, groups, services and policies."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +13,29 @@ from millrace.actor.errors import ConfigError
 from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec, read_cluster
 from millrace.cluster.engine_limits import engine_parameters, step_time_of
 from millrace.cluster.model_folders import with_model_folders
-from millrace.contracts.plan import InstanceRole
+from millrace.cluster.workers import workers_of
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.supervision.service_fields import STEP_TIMES
+from millrace.supervision.service_fields import STEP_TIMES, coordinator_fields, merged
 
-#: Fields of a cluster's file that scenarios have a table of their own for.
-SECTIONS = {
-    "policies.stages": "stages",
-    "policies.trading": "trading",
-    "policies.provisioning": "provisioning",
-}
+from services.coordinator.config import CoordinatorConfig
+from services.ingress.config import DispatchConfig
+from simulator.scenarios.spec import PredictorSpec
+from simulator.scenarios.trading_spec import TradingSpec
+
+#: Engine and step-time set of a group, in place of what the file says.
+EngineOf = Callable[[ModelSpec, GroupSpec], tuple[EngineParameters, str]]
 
 
 def with_cluster_file(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The scenario's table with ``cluster.file`` replaced by what the file says; as it is where it names none.
 
-    Counts of services and a dispatch policy in the scenario itself win over the file's.
+    What the scenario says itself wins over the file.
 
     Args:
         folder: What a relative path is looked for in, after the working directory.
 
     Raises:
-        ConfigError: the file is wrong, or says something that the scenario must say itself.
+        ConfigError: the file is wrong, or has a cascade.
     """
     cluster = table.get("cluster")
     if not isinstance(cluster, dict) or "file" not in cluster:
@@ -41,61 +44,102 @@ def with_cluster_file(table: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise ConfigError("cluster.groups: not together with cluster.file, which has them")
     name = str(cluster["file"])
     path = next((place for place in (Path(name), folder / name) if place.is_file()), Path(name))
-    spec = with_model_folders(read_cluster(path))
-    _check(spec)
-    counts = {kind: getattr(spec.services, kind) for kind in ("ingresses", "coordinators")}
-    counts["predictors"] = max(1, spec.services.predictors)
+    tables = cluster_tables(with_model_folders(read_cluster(path)))
+    if "policy" in table.get("dispatch", {}):
+        del tables["dispatch"]  # parameters belong to their policy
     own = {key: value for key, value in cluster.items() if key != "file"}
-    chosen = spec.policies.dispatch
-    dispatch = {"policy": chosen.name, "parameters": chosen.parameters} if chosen.name else {}
-    named = table.get("dispatch", {})
+    return merged(tables, {**table, "cluster": own})
+
+
+def cluster_tables(spec: ClusterSpec, engine_of: EngineOf | None = None) -> dict[str, Any]:
+    """The tables of a scenario on this cluster, whose models are folders.
+
+    Args:
+        engine_of: Of each group; None for what the file and the models say.
+
+    Raises:
+        ConfigError: a field is wrong, or it has a cascade.
+    """
+    if spec.cascade is not None:
+        raise ConfigError("the cluster has a cascade, and simulated ones have none")
+    told = merged(coordinator_fields(spec), spec.settings.coordinator)
+    try:
+        coordinator = msgspec.convert({k: v for k, v in told.items() if k != "recording"}, CoordinatorConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"settings.coordinator: {error}") from None
+    names = [name for slot in workers_of(spec) for name in slot.instances]
+    patterns = coordinator.roles.items()
+    roles = {name: role for name in names for pattern, role in patterns if fnmatchcase(name, pattern)}
+    trading, broker = spec.policies.trading, spec.settings.broker
+    counts = {kind: getattr(spec.services, kind) for kind in ("ingresses", "coordinators")}
+    predictor = {k: v for k, v in spec.settings.predictor.items() if k in PredictorSpec.__struct_fields__}
+    moves = bool(roles or coordinator.stages.ranges or spec.kv_replicas.enabled)
+    moves = moves or coordinator.stages.policy != "one_stage" or trading.name not in ("", "none")
+    dispatch = spec.policies.dispatch
     return {
-        **table,
-        "cluster": {**counts, **own, "groups": _groups(spec)},
-        "dispatch": named if "policy" in named else {**dispatch, **named},
+        "cluster": {
+            **counts,
+            "predictors": max(1, spec.services.predictors),
+            "predictor": predictor,
+            "groups": _groups(spec, engine_of or (lambda model, group: _engine(spec, model, group))),
+        },
+        "dispatch": {
+            "policy": dispatch.name or DispatchConfig().policy,
+            **({"parameters": dispatch.parameters} if dispatch.parameters else {}),
+        },
+        "stages": msgspec.to_builtins(coordinator.stages),
+        "step_bounds": msgspec.to_builtins(coordinator.step_bounds),
+        "roles": msgspec.to_builtins(coordinator.flips),
+        "provisioning": {
+            "strategy": coordinator.provisioning.strategy,
+            "parameters": coordinator.provisioning.parameters,
+        },
+        "migration": {
+            "on": moves and spec.services.migrators,
+            "roles": {name: str(role) for name, role in roles.items()},
+            "limits": spec.settings.migrator.get("limits", {}),
+            "replicas": {"enabled": spec.kv_replicas.enabled, "tokens_min": spec.kv_replicas.tokens_min},
+            "replica_share": spec.kv_replicas.memory_share,
+        },
+        "trading": {
+            **{key: value for key, value in broker.items() if key in TradingSpec.__struct_fields__},
+            "policy": trading.name or "none",
+            "parameters": trading.parameters,
+            **{key: value for key, value in broker.get("trading", {}).items() if key == "reasons"},
+        },
     }
 
 
-def _check(spec: ClusterSpec) -> None:
-    """Refuses what would otherwise be left out in silence."""
-    for field, section in SECTIONS.items():
-        if getattr(spec.policies, field.rpartition(".")[2]).name:
-            raise ConfigError(f"cluster.file: {field} is not read from it; say it in the scenario's [{section}]")
-    if any(model.stages for model in spec.models):
-        raise ConfigError("cluster.file: models[].stages are not read from it; say them in the scenario's [stages]")
-    if spec.kv_replicas.enabled:
-        raise ConfigError("cluster.file: kv_replicas is not read from it; say it in [migration], replicas")
-    if spec.cascade is not None:
-        raise ConfigError("cluster.file: it has a cascade, and scenarios have none")
-    if any(group.role is not InstanceRole.BOTH for model in spec.models for group in model.groups):
-        raise ConfigError("cluster.file: models[].groups[].role is not read from it; say it in [migration], roles")
-
-
-def _groups(spec: ClusterSpec) -> list[dict[str, Any]]:
+def _groups(spec: ClusterSpec, engine_of: EngineOf) -> list[dict[str, Any]]:
     """Groups of the scenario. One whose name was given before has its number in the file after it."""
-    groups = [(model, group) for model in spec.models for group in model.groups]
     seen: Counter[str] = Counter()
+    slots = workers_of(spec)
     found = []
-    for index, (model, group) in enumerate(groups):
+    for index, (model, group) in enumerate((each, group) for each in spec.models for group in each.groups):
         seen[group.name] += 1
-        name = group.name if seen[group.name] == 1 else f"{group.name}{index}"
-        found.append(_group(spec, model, group) | {"name": name})
+        members = [name for slot in slots if slot.group is group and not slot.spare for name in slot.instances]
+        engine, step_time = engine_of(model, group)
+        tensor = f"-tp{group.tensor_parallel}" if group.tensor_parallel > 1 else ""
+        found.append(
+            {
+                "name": group.name if seen[group.name] == 1 else f"{group.name}{index}",
+                "model": model.name,
+                "instances": len(members),
+                "members": members,
+                "spares": group.spares,
+                "step_time": step_time,
+                "shape": f"{group.device}{tensor}",
+                "engine": _as_table(engine),
+            }
+        )
     return found
 
 
-def _group(spec: ClusterSpec, model: ModelSpec, group: GroupSpec) -> dict[str, Any]:
+def _engine(spec: ClusterSpec, model: ModelSpec, group: GroupSpec) -> tuple[EngineParameters, str]:
     step_time = step_time_of(spec, group) or STEP_TIMES.get(Path(model.path).name, "")
     if not step_time:
         raise ConfigError(f"cluster.file: group {group.name} of model {model.name} names no step_time")
-    tensor = f"-tp{group.tensor_parallel}" if group.tensor_parallel > 1 else ""
-    return {
-        "model": model.name,
-        "instances": group.size,
-        "spares": group.spares,
-        "step_time": step_time,
-        "shape": f"{group.device}{tensor}",
-        "engine": _as_table(engine_parameters(spec, model, group)),
-    }
+    return engine_parameters(spec, model, group), step_time
 
 
 def _as_table(parameters: EngineParameters) -> dict[str, Any]:

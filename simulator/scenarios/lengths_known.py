@@ -13,6 +13,9 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 
 ACCEPTS = (TagRequest,)
 
+#: Output length of a request by its id and model, tokens; None if unknown.
+Expected = Callable[[str, str], float | None]
+
 #: Bounds of the noise.
 NOISE_MIN, NOISE_MAX = 0.1, 5.0
 
@@ -24,8 +27,8 @@ class KnowingTagger:
         name: Of the actor.
     """
 
-    def __init__(self, *, name: str, cluster: str, truth: Callable[[str, str], int], sigma: float, rng: Random) -> None:
-        """Args: truth: of a request by its id and model, tokens. sigma: of the normal number; 0 for the truth."""
+    def __init__(self, *, name: str, cluster: str, truth: Expected, sigma: float, rng: Random) -> None:
+        """Args: truth: None where it says that it does not know. sigma: of the normal number; 0 for the truth."""
         self.name = name
         self._subjects = Subjects(cluster)
         self._truth = truth
@@ -41,8 +44,8 @@ class KnowingTagger:
         body = message.body
         if not isinstance(body, TagRequest) or not message.reply_to:
             return []
-        mean = float(self._truth(body.request, body.model))
-        if self._sigma:
+        mean = self._truth(body.request, body.model)
+        if self._sigma and mean is not None:
             mean *= min(NOISE_MAX, max(NOISE_MIN, self._rng.gauss(1.0, self._sigma)))
         return [Reply(to=message.reply_to, body=LengthTag(request=body.request, mean=mean, source="known"))]
 

@@ -100,7 +100,9 @@ def _timed(spec: WorkloadSpec, speed: float, rng: Random, folders: Sequence[Path
         raise WorkloadError(f"workload.count: the trace has {len(rows)} rows, {spec.count} are asked for")
     pace = 1.0 if source.format == "servegen" else speed
     first_ns = rows[0].at_ns
-    return [Arrival(int((row.at_ns - first_ns) / pace), cut(row.shape, source)) for row in rows[: spec.count]]
+    return [
+        Arrival(int((row.at_ns - first_ns) / pace), cut(row.shape, source), row.asked) for row in rows[: spec.count]
+    ]
 
 
 def _rows(source: TraceRows, rng: Random, folders: Sequence[Path], count: int, speed: float) -> list[Arrival]:
@@ -150,11 +152,13 @@ def prompt_token_ids(number: int, shape: RequestShape) -> list[int]:
     return tokens[: shape.prompt_tokens]
 
 
-def models_of(spec: ScenarioSpec) -> list[str]:
-    """The model of each request, drawn by the models' shares."""
+def models_of(spec: ScenarioSpec, load: Sequence[Arrival]) -> list[str]:
+    """The model of each request: the recorded one, or drawn by the models' shares."""
     loads = spec.models()
     if len(loads) == 1:
         return list(loads) * spec.workload.count
+    if all(arrival.asked is not None and arrival.asked.model in loads for arrival in load):
+        return [arrival.asked.model for arrival in load if arrival.asked is not None]
     rng = Random(f"{spec.seed}/models")
     return rng.choices(list(loads), [load.share for load in loads.values()], k=spec.workload.count)
 
@@ -175,8 +179,10 @@ def call_of(
     number: int, arrival: Arrival, *, model: str, max_model_len: int, output_limit: int, stated: bool = False
 ) -> Call:
     """The call that a client makes of a request."""
-    shape = arrival.shape
+    shape, asked = arrival.shape, arrival.asked
     room = max_model_len - shape.prompt_tokens
+    if asked is not None:
+        stated, output_limit = asked.stated, asked.max_tokens or output_limit
     limit = shape.output_tokens if stated else output_limit or room
     return Call(
         request=request_name(number),
@@ -184,4 +190,5 @@ def call_of(
         model=model,
         prompts=[prompt_token_ids(number, shape)],
         sampling=Sampling(max_tokens=max(1, min(limit, room)), temperature=0.0, ignore_eos=stated),
+        n=1 if asked is None else len(asked.outputs),
     )

@@ -106,18 +106,22 @@ class _Run:
     ) -> None:
         self._spec = spec
         self._load = load
-        self._cluster = ScenarioCluster(spec, step_times=step_times, truth=self._output_tokens)
+        self._cluster = ScenarioCluster(spec, step_times=step_times, truth=self._output_tokens, expected=self._expected)
         self._sim = self._cluster.simulation
         if shown is not None:
             shown.join(self._sim, self._cluster.subjects.cluster)
         self._loads = spec.models()
-        self._models = models_of(spec)
+        self._models = models_of(spec, load)
         self._max_model_len = {model: _max_model_len(spec, model) for model in self._loads}
         self._ingresses = cycle(range(spec.cluster.ingresses))
         self._numbers = count()
 
     def _output_tokens(self, request: str, model: str) -> int:
         return at_model(self._load[int(request[1:])].shape, self._loads[model]).output_tokens
+
+    def _expected(self, request: str, _model: str) -> float | None:
+        asked = self._load[int(request[1:])].asked
+        return None if asked is None else asked.expected
 
     def check_with(self, checkers: Sequence[Checker]) -> None:
         for checker in checkers:
@@ -151,7 +155,7 @@ class _Run:
         workload, model, arrival = self._spec.workload, self._models[number], self._load[number]
         call = call_of(
             number,
-            Arrival(arrival.at_ns, at_model(arrival.shape, self._loads[model])),
+            Arrival(arrival.at_ns, at_model(arrival.shape, self._loads[model]), arrival.asked),
             model=model,
             max_model_len=self._max_model_len[model],
             output_limit=workload.output_limit,

@@ -27,6 +27,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         name: Their names begin with it: ``<name>-000``.
         model: What they serve. Groups may serve the same model or different ones.
         instances: How many.
+        members: Their names, where they have others.
         spares: Instances beyond those, like these, that provisioning or an operator may start.
         shape: What they run on, as an operator names it; empty for the group's name.
         step_time: A set of step-time coefficients that ships, or the path of one.
@@ -43,6 +44,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str = "gpu"
     model: str = MODEL
     instances: int = 4
+    members: tuple[str, ...] = ()
     spares: Annotated[int, msgspec.Meta(ge=0)] = 0
     shape: str = ""
     step_time: str = "a100-llama-3-8b"
@@ -62,6 +64,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def names(self) -> tuple[str, ...]:
         """Of its instances."""
+        if len(self.members) == self.instances:
+            return self.members
         return tuple(f"{self.name}-{index:0{len(str(self.instances - 1))}}" for index in range(self.instances))
 
 
@@ -211,7 +215,7 @@ class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         kind: ``oracle``: the truth; ``noisy``: the truth times a normal number around 1 with ``sigma``, cut to
-            [0.1, 5]; ``tagger``: the tagger's model; ``none``: nothing.
+            [0.1, 5]; ``tagger``: the tagger's model; ``recorded``: what the recording says; ``none``: nothing.
         asked: ``needed``: where the dispatch policy looks at lengths; ``always``: for each request, as brokers want it.
         remaining: What instances tell of the rest of a running sequence. ``submitted``: what was known beforehand until
             the sequence outruns it, from there on, and where nothing was known, the median of those that ended there
@@ -219,7 +223,7 @@ class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         head: Of those estimates.
     """
 
-    kind: Literal["oracle", "noisy", "tagger", "none"] = "oracle"
+    kind: Literal["oracle", "noisy", "tagger", "recorded", "none"] = "oracle"
     sigma: float = 0.0
     asked: Literal["needed", "always"] = "needed"
     remaining: Literal["submitted", "head"] = "submitted"

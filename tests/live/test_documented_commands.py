@@ -41,7 +41,7 @@ ELSEWHERE = {
     r"\./task up": "real engines: tests/engine",
     r"millrace (profile models/|selftest).*": "real engines: tests/engine/test_profile_vllm.py",
     r"millrace scale .* --shape .*": "needs a GPU; tests/unit/test_scaling_by_order.py",
-    r"millrace capacity .*|.*--sweep .*|.*--seeds .*": "minutes: tests/unit/test_cli_sim.py, tests/sim",
+    r".*--sweep .*|.*--seeds .*": "minutes: tests/unit/test_cli_sim.py, tests/sim",
     r".*\b(FILE|NAME|DIR|nano\.toml|cluster\.toml|cascade\.toml)\b.*": "needs a file of the reader's",
     r"millrace drain .* --force": "ends the model's last instance: tests/unit/test_cli_draining.py",
 }
@@ -146,18 +146,29 @@ def filled_in(command: str, busy: Busy) -> str:
 @pytest.mark.parametrize("command", REST)
 def test_a_command_against_a_running_cluster_does_what_it_says(busy: Busy, command: str) -> None:
     command = filled_in(command, busy)
+    if command.startswith(".venv/bin/python examples/load.py"):
+        words = ["examples/load.py", "--url", busy.rig.url, "--model", busy.rig.model, "--seconds", "5", "--rate", "4"]
+        done = subprocess.run(
+            [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=90, check=True
+        )
+        assert re.search(r"(\d+) requests, \1 answered", done.stdout)
+        return
     if command.startswith("curl"):
         done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0
         assert "choices" in done.stdout, done.stdout + done.stderr
         return
     words, began_s = words_of(command), time.monotonic()
-    words = [str(busy.rig.folder / word) if word.endswith(".jsonl.gz") else word for word in words]
+    words = [
+        str(busy.rig.folder / word) if word.endswith((".jsonl.gz", ".png", "changed.toml")) else word for word in words
+    ]
     if "--back" in words:
         verb(busy.rig, "drain", words[1])
-    if words[0] == "recording":
+    if words[0] in ("recording", "what-if"):
         busy.wait_until_recorded()
-    more = {"tap": ["--count", "1"], "scale": ["--detach"]}.get(words[0], [])
+    more = {"tap": ["--count", "1"], "scale": ["--detach"], "what-if": ["--last", "10", "--jobs", "1"]}.get(
+        words[0], []
+    )
     with moving(busy) if words[0] == "tap" and "migra" in words[1] else nullcontext():
         status, output = verb(busy.rig, *words, *more)
         while words[0] == "migrate" and status and time.monotonic() < began_s + 60:  # it ended, or is there already
@@ -171,7 +182,7 @@ def test_a_command_against_a_running_cluster_does_what_it_says(busy: Busy, comma
 
 def verb(rig: UpRig, *words: str) -> tuple[int, str]:
     environment = os.environ | {"MILLRACE_DIR": str(rig.folder), "COLUMNS": "160"}
-    return output_of(command_line(), words, environment=environment)
+    return output_of(command_line(), words, environment=environment, limit_s=110)
 
 
 @contextmanager

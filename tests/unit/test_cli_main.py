@@ -56,7 +56,7 @@ def test_a_verb_of_the_simulator_is_run_by_its_program(verb) -> None:
 
 def test_the_simulator_refuses_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulator.main(["juggle"]) == 2
-    assert "usage: python -m simulator {sim,capacity}" in capsys.readouterr().err
+    assert "usage: python -m simulator {sim,what-if}" in capsys.readouterr().err
 
 
 def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +124,8 @@ def exit_code(words: list[str]) -> int:
 
 def test_task_runs_every_verb() -> None:
     text = (Path(__file__).resolve().parents[2] / "task").read_text()
-    patterns = re.findall(r"^ {4}([a-z |\\\n]+)\)", text.partition('case "$verb" in')[2], re.MULTILINE)
-    assert set(re.findall(r"[a-z]+", " ".join(patterns))) == {verb.name for verb in VERBS}
+    patterns = re.findall(r"^ {4}([a-z |\\\n-]+)\)", text.partition('case "$verb" in')[2], re.MULTILINE)
+    assert set(re.findall(r"[a-z-]+", " ".join(patterns))) == {verb.name for verb in VERBS}
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -1,4 +1,4 @@
-"""Scenario files: what is refused and how it is named; targets, bisection and intervals of capacity searches."""
+"""Scenario files: what is refused and how it is named."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.workloads.arrivals import FromTrace
 from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
 
-from simulator.scenarios.capacity import FoundCapacity, Search, SloTarget, at_rate, bisect, intervals, parse_target
 from simulator.scenarios.lengths_known import KnowingTagger
 from simulator.scenarios.load import arrivals, call_of, cut, find, prompt_token_ids
 from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_of
 from simulator.scenarios.spec import Fitted, ScenarioSpec, SloSpec, TraceRows, WorkloadSpec
 from simulator.scenarios.statistics import within
+from simulator.scenarios.sweeping import at_rate
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
 
@@ -182,7 +182,7 @@ def test_a_knowing_tagger_answers_the_truth_or_something_near_it() -> None:
     assert tag(0.3) not in (100.0, None)
 
 
-# Statistics and capacity
+# Statistics
 
 
 def finished(ttft_ms: float, e2e_ms: float, output_tokens: int = 11) -> FinishedRequest:
@@ -204,29 +204,6 @@ def finished(ttft_ms: float, e2e_ms: float, output_tokens: int = 11) -> Finished
 )
 def test_goodput_counts_what_kept_every_bound(slo: SloSpec, good: bool) -> None:
     assert within(finished(100, 200), slo) is good
-
-
-@pytest.mark.parametrize("capacity", [0.7, 3.3, 11.0, 900.0])
-def test_a_bisection_finds_the_capacity_from_any_bracket(capacity: float) -> None:
-    rate, tried = bisect(lambda rate: rate <= capacity, Search(low=2.0, high=8.0, tolerance=0.1))
-    assert capacity - 0.1 <= rate <= capacity
-    assert len({rate for rate, _held in tried}) == len(tried)
-
-
-def test_intervals_are_student_t_over_seeds() -> None:
-    found = [FoundCapacity(label="a", seed=i, rate_per_s=rate, tried=[]) for i, rate in enumerate((9.0, 10.0, 11.0))]
-    (interval,) = intervals(found)
-    assert interval.mean == 10.0
-    assert interval.half_width == pytest.approx(4.303 / 3**0.5, rel=1e-3)
-    (single,) = intervals(found[:1])
-    assert single.half_width != single.half_width
-
-
-def test_a_target_is_read_and_a_wrong_one_refused() -> None:
-    assert parse_target("tpot.mean < 0.05") == SloTarget(latency="tpot", figure="mean", bound_s=0.05)
-    for wrong in ("ttft<3", "ttft.p99", "ttft.p98<3", "ttft.p99<-1", "ttft.p99<soon"):
-        with pytest.raises(ScenarioError, match="--slo"):
-            parse_target(wrong)
 
 
 def test_a_trace_has_no_rate_to_search() -> None:

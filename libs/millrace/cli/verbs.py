@@ -40,7 +40,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("scale", "start or stop instances of a model, by shape and role", "millrace.cli.scale"),
     Verb("sim", "run a scenario, or random load and faults, in virtual time", program="simulator"),
     Verb("recording", "show, export and import recordings of the load", "millrace.cli.recording"),
-    Verb("capacity", "search for the highest rate at which a scenario meets an SLO", program="simulator"),
+    Verb("what-if", "replay the last hour with other settings", program="simulator"),
     Verb("plan", "plan a cascade, or the roles of instances, and show why", "millrace.cli.plan"),
     Verb("profile", "measure an engine's steps and write a step-time model", "millrace.cli.profile"),
     Verb("train", "train a model from recordings of a cluster", "millrace.cli.train"),

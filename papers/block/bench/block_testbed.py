@@ -26,9 +26,9 @@ from papers.block.bench.bound import fluid_bound, resident_tokens
 from papers.block.bench.noise import BLOCK_SIGMA, BLOCK_TABLE_1, quality
 from papers.block.bench.pictures import draw
 from papers.block.bench.variants import POLICIES, policy_settings
-from simulator.scenarios.capacity import at_rate
 from simulator.scenarios.load import arrivals
 from simulator.scenarios.spec import ScenarioSpec
+from simulator.scenarios.sweeping import at_rate
 
 RATES = (24.0, 28.0, 30.0, 32.0)
 TTFT_S = 3.0

@@ -20,9 +20,9 @@ from bench.scenarios.tables import confidence, figure, gains, gains_table, laten
 from papers.block.bench.bound import fluid_bound, resident_tokens
 from papers.block.bench.noise import BLOCK_SIGMA, quality
 from papers.block.bench.variants import POLICIES, policy_settings
-from simulator.scenarios.capacity import at_rate
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.spec import ClusterTable, Group, ScenarioSpec
+from simulator.scenarios.sweeping import at_rate
 
 SHAPES = [RequestShape(200, 300), RequestShape(600, 100), RequestShape(50, 700)]
 

@@ -1,0 +1,1 @@
+"""Replays a recorded load on the recorded cluster, and on changed ones."""

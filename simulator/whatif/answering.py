@@ -1,0 +1,232 @@
+"""Answers a question to a recording: how well the unchanged cluster is reproduced, and each change with its reason."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from millrace.cluster import ClusterSpec
+from millrace.workloads.recording import RecordedLoad, write_recording
+
+from simulator.scenarios.reading import ScenarioError
+from simulator.scenarios.spec import ScenarioSpec
+from simulator.whatif.changes import AskedChange, fragment, with_instances
+from simulator.whatif.figures import LATENCIES, ComparedFigure, Latencies, compared, of_recording, of_replay, reason
+from simulator.whatif.replaying import FittedCluster, LoadFile, Replayed, fitted_cluster, replay
+
+#: Searches give up beyond so many times the recorded instances, or rate.
+SEARCH_MAX = 16
+
+#: A search for a rate ends with a bracket of this share.
+RATE_SHARE = 0.05
+
+_GOAL = re.compile(r"(ttft|tpot|e2e)_p(\d{1,2}(?:\.\d+)?)\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)")
+
+
+class SearchGoal(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantile of a latency under a bound, ms, and no request unserved."""
+
+    latency: str
+    quantile: float
+    bound_ms: float
+
+    def holds(self, latencies: Latencies, replayed: Replayed) -> bool:
+        """Whether a replay keeps it."""
+        values = getattr(latencies, self.latency)
+        values = values[~np.isnan(values)]
+        return not replayed.lost and bool(np.quantile(values, self.quantile) < self.bound_ms)
+
+
+def parse_goal(text: str) -> SearchGoal:
+    """A goal from ``ttft_p99<1s``.
+
+    Raises:
+        ScenarioError: it is none.
+    """
+    match = _GOAL.fullmatch(text.strip())
+    if match is None:
+        raise ScenarioError(f"--goal {text}: must be like ttft_p99<1s: {', '.join(LATENCIES)}, a percentile, ms or s")
+    bound_ms = float(match[3]) * (1000.0 if match[4] == "s" else 1.0)
+    return SearchGoal(latency=match[1], quantile=float(match[2]) / 100, bound_ms=bound_ms)
+
+
+class ChangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One change.
+
+    Attributes:
+        figures: Unchanged and changed, by name.
+        reason: One sentence.
+        fragment: What it changes in the cluster's file, a key a line.
+        lost: Requests that are not served.
+    """
+
+    label: str
+    figures: dict[str, ComparedFigure]
+    reason: str
+    fragment: str
+    lost: int
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A load on a fitted cluster, ready for questions.
+
+    Attributes:
+        prompts: Tokens of each request's prompt.
+        recorded: Latencies as they were; all nan for an imported trace.
+        fidelity: Recorded and simulated, of the second half, to which nothing was fitted; empty where nothing tells.
+    """
+
+    fitted: FittedCluster
+    file: LoadFile
+    prompts: list[int]
+    recorded: Latencies
+    base: Replayed
+    fidelity: dict[str, ComparedFigure]
+
+    def scenario(self, spec: ClusterSpec, speed: float = 1.0) -> ScenarioSpec:
+        """The load on a cluster."""
+        return self.file.scenario(self.fitted.table(spec), speed=speed)
+
+    def latencies(self, replayed: Replayed) -> Latencies:
+        """As simulated."""
+        return of_replay(replayed, self.file.count)
+
+
+def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path) -> Asked:
+    """Fits the cluster to the recording and replays it unchanged.
+
+    Args:
+        cluster: As it was; models are folders.
+        folder: For the load's file, as long as questions are asked.
+
+    Raises:
+        ScenarioError, ConfigError: the recording says too little, or the cluster's file something wrong.
+    """
+    path = folder / "load.jsonl"
+    write_recording(path, load.rows())
+    served = [row for _, row in load.requests]
+    file = LoadFile(
+        path=str(path),
+        count=len(served),
+        span_s=(served[-1].at_ns - served[0].at_ns) / 1e9,
+        expected=any(row.expected is not None for row in served),
+        shares=any(row.shared for row in served),
+    )
+    fitted = fitted_cluster(cluster, load, file)
+    base = replay(file.scenario(fitted.table(cluster)), fitted)
+    recorded, again = of_recording(served), of_replay(base, len(served))
+    held_out = np.arange(len(served)) >= len(served) // 2
+    known = not np.isnan(recorded.ttft[held_out]).all()
+    return Asked(
+        fitted=fitted,
+        file=file,
+        prompts=[row.prompt for row in served],
+        recorded=recorded,
+        base=base,
+        fidelity=compared(recorded.part(held_out), again.part(held_out)) if known else {},
+    )
+
+
+def answers(question: Asked, changes: Sequence[AskedChange], *, speed: float, jobs: int) -> Iterator[ChangeAnswer]:
+    """Each change, in order. With another speed the first answer is the unchanged cluster's."""
+    unchanged = AskedChange(label=f"unchanged, {speed:g} x the rate", spec=question.fitted.spec)
+    wanted = [*([unchanged] if speed != 1.0 else []), *changes]
+    specs = [question.scenario(each.spec, speed) for each in wanted]
+    for change, replayed in zip(wanted, _replays(specs, question.fitted, jobs), strict=True):
+        yield answered(question, change, replayed)
+
+
+def _replays(specs: Sequence[ScenarioSpec], fitted: FittedCluster, jobs: int) -> Iterator[Replayed]:
+    work = partial(_replayed, fitted)
+    if jobs <= 1 or len(specs) <= 1:
+        yield from map(work, specs)
+        return
+    with multiprocessing.get_context("spawn").Pool(min(jobs, len(specs))) as pool:
+        yield from pool.imap(work, specs)
+
+
+def _replayed(fitted: FittedCluster, spec: ScenarioSpec) -> Replayed:
+    return replay(spec, fitted)
+
+
+def answered(question: Asked, change: AskedChange, replayed: Replayed) -> ChangeAnswer:
+    """What a change does."""
+    before, after = question.latencies(question.base), question.latencies(replayed)
+    prompts = np.array(question.prompts, dtype=np.float64)
+    return ChangeAnswer(
+        label=change.label,
+        figures=compared(before, after),
+        reason=reason(prompts, before, after, (question.base, replayed)),
+        fragment=fragment(question.fitted.spec, change.spec),
+        lost=replayed.lost,
+    )
+
+
+#: Told after each try: what was tried, and whether the goal held.
+Tell = Callable[[str, bool], None]
+
+
+def fewest_instances(question: Asked, goal: SearchGoal, speed: float, tell: Tell) -> ChangeAnswer | None:
+    """The smallest number of instances that keeps the goal; None where none does."""
+    spec = question.fitted.spec
+    running = sum(group.size for model in spec.models for group in model.groups)
+    tried: dict[int, tuple[AskedChange, Replayed]] = {}
+
+    def holds(count: int) -> bool:
+        change = with_instances(spec, count)
+        tried[count] = change, replay(question.scenario(change.spec, speed), question.fitted)
+        held = goal.holds(question.latencies(tried[count][1]), tried[count][1])
+        tell(change.label, held)
+        return held
+
+    found = least_count(holds, len(spec.models), running)
+    return None if found is None else answered(question, *tried[found])
+
+
+def least_count(holds: Callable[[int], bool], least: int, begin: int) -> int | None:
+    """The smallest count that holds, where larger ones do too; None where SEARCH_MAX times ``begin`` does not."""
+    low, high = least - 1, begin
+    while not holds(high):
+        low, high = high, high * 2
+        if high > begin * SEARCH_MAX:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def highest_rate(question: Asked, goal: SearchGoal, tell: Tell) -> float:
+    """The largest multiple of the recorded rate that keeps the goal; 0 where none does."""
+
+    def holds(speed: float) -> bool:
+        again = replay(question.scenario(question.fitted.spec, speed), question.fitted)
+        held = goal.holds(question.latencies(again), again)
+        tell(f"x{speed:.3g}", held)
+        return held
+
+    return greatest_rate(holds)
+
+
+def greatest_rate(holds: Callable[[float], bool]) -> float:
+    """The largest rate that holds, to RATE_SHARE of it, where smaller ones do too; 0 where 1 / SEARCH_MAX does not."""
+    low, high = 0.0, 1.0
+    while high <= SEARCH_MAX and holds(high):
+        low, high = high, high * 2
+    while high - low > RATE_SHARE * high:
+        middle = (low + high) / 2
+        if middle < 1 / SEARCH_MAX:
+            return 0.0
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    """Where the load's file is while questions are asked."""
+    return tempfile.TemporaryDirectory(prefix="millrace-what-if-")

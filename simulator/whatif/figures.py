@@ -1,0 +1,191 @@
+"""Figures of replays: latencies with intervals, against the recording and against each other, and why they differ.
+
+Intervals are a bootstrap over slices of the load's time: neighbouring requests share queues and are drawn together.
+Both sides of a comparison are drawn alike, request for request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from millrace.workloads.recording import RequestServed
+
+from simulator.scenarios.observer import FinishedRequest
+from simulator.whatif.replaying import Replayed
+
+#: Latencies and their figures.
+LATENCIES = ("ttft", "tpot", "e2e")
+QUANTILES = {"p50": 0.5, "p99": 0.99}
+
+#: Slices of the load's time, and draws of them.
+SLICES = 40
+DRAWS = 300
+
+#: A change below this share is none.
+SMALL = 0.02
+
+Floats = npt.NDArray[np.float64]
+
+
+class Latencies(msgspec.Struct, frozen=True, kw_only=True):
+    """Latencies of requests, ms; nan where there is none. Rows are requests, in order of arrival.
+
+    Attributes:
+        ttft, tpot, e2e: As reported.
+        cached: Prompt tokens found in a prefix cache.
+    """
+
+    ttft: Floats
+    tpot: Floats
+    e2e: Floats
+    cached: Floats
+
+    def part(self, mask: npt.NDArray[np.bool_]) -> Latencies:
+        """Those of some requests."""
+        return Latencies(ttft=self.ttft[mask], tpot=self.tpot[mask], e2e=self.e2e[mask], cached=self.cached[mask])
+
+
+class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure on two sides.
+
+    Attributes:
+        before, after: ms.
+        ratio: After over before, with its 95 % interval.
+    """
+
+    before: float
+    after: float
+    ratio: float
+    low: float
+    high: float
+
+
+def of_recording(served: Sequence[RequestServed]) -> Latencies:
+    """As recorded."""
+    done = [row if row.outcome == "completed" and row.ttft_ns >= 0 else None for row in served]
+    return Latencies(
+        ttft=_column(None if row is None else row.ttft_ns / 1e6 for row in done),
+        tpot=_column(None if row is None else row.tpot_ns / 1e6 for row in done),
+        e2e=_column(None if row is None else row.e2e_ns / 1e6 for row in done),
+        cached=_column(None if row is None else float(row.cached) for row in done),
+    )
+
+
+def of_replay(replayed: Replayed, count: int) -> Latencies:
+    """As simulated. ``count``: requests of the load."""
+    done = [replayed.finished.get(number) for number in range(count)]
+    return Latencies(
+        ttft=_column(None if each is None else each.ttft_ns / 1e6 for each in done),
+        tpot=_column(None if each is None else _tpot_ms(each) for each in done),
+        e2e=_column(None if each is None else each.e2e_ns / 1e6 for each in done),
+        cached=_column(None if each is None else float(each.cached_tokens) for each in done),
+    )
+
+
+def _tpot_ms(each: FinishedRequest) -> float:
+    return (each.e2e_ns - each.ttft_ns) / (each.output_tokens - 1) / 1e6 if each.output_tokens > 1 else math.nan
+
+
+def _column(values: object) -> Floats:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)  # type: ignore[attr-defined]
+
+
+def compared(before: Latencies, after: Latencies) -> dict[str, ComparedFigure]:
+    """Each figure of both, by its name: ``ttft_p50`` and so on. Requests that one side has not are left out."""
+    both = ~(np.isnan(before.e2e) | np.isnan(after.e2e))
+    before, after = before.part(both), after.part(both)
+    slices = np.array_split(np.arange(len(before.e2e)), min(SLICES, max(1, len(before.e2e) // 5)))
+    rng = np.random.default_rng(0)
+    draws = [np.concatenate([slices[i] for i in rng.integers(0, len(slices), len(slices))]) for _ in range(DRAWS)]
+    found = {}
+    for name in LATENCIES:
+        old, new = getattr(before, name), getattr(after, name)
+        shares = list(QUANTILES.values())
+        was, now = _quantiles(old, shares), _quantiles(new, shares)
+        ratios = np.array([_quantiles(new[draw], shares) / _quantiles(old[draw], shares) for draw in draws])
+        for place, quantile in enumerate(QUANTILES):
+            low, high = np.nanpercentile(ratios[:, place], (2.5, 97.5)) if len(old) else (math.nan, math.nan)
+            found[f"{name}_{quantile}"] = ComparedFigure(
+                before=float(was[place]),
+                after=float(now[place]),
+                ratio=float(now[place] / was[place]),
+                low=float(low),
+                high=float(high),
+            )
+    return found
+
+
+def _quantiles(values: Floats, shares: Sequence[float]) -> Floats:
+    values = values[~np.isnan(values)]
+    return np.asarray(np.quantile(values, shares)) if len(values) else np.full(len(shares), math.nan)
+
+
+def reason(prompts: Floats, before: Latencies, after: Latencies, replays: tuple[Replayed, Replayed]) -> str:
+    """One sentence: which requests got faster or slower, and whether by queues, batches or caches.
+
+    Args:
+        prompts: Tokens of each request's prompt.
+        replays: Before and after.
+    """
+    was, now = replays
+    both = ~(np.isnan(before.e2e) | np.isnan(after.e2e))
+    if not both.any():
+        return "No request completed."
+    split = float(np.median(prompts[both]))
+    classes = {"all requests": both}
+    if (prompts[both] > split).any():
+        classes = {
+            f"prompts over {split:.0f} tokens": both & (prompts > split),
+            "shorter ones": both & (prompts <= split),
+        }
+    changes = {who: _mean_ratio(before.ttft[mask], after.ttft[mask]) for who, mask in classes.items()}
+    parts = [_first_tokens(changes), _pace(before.tpot[both], after.tpot[both])]
+    why = _causes(was, now, before.cached[both], after.cached[both])
+    text = " and ".join(part for part in parts if part) or "nothing changes by more than 2 %"
+    lost = f"; {now.lost - was.lost} more requests are not served" if now.lost > was.lost else ""
+    return f"{text}{lost}: {why}." if why and any(parts) else f"{text}{lost}."
+
+
+def _mean_ratio(old: Floats, new: Floats) -> float:
+    return float(np.nanmean(new) / np.nanmean(old) - 1)
+
+
+def _first_tokens(changes: Mapping[str, float]) -> str:
+    """Changes of the mean time to the first token, by class of prompts."""
+    told = {who: _more(change, "later", "earlier") for who, change in changes.items() if abs(change) >= SMALL}
+    if not told:
+        return ""
+    spread = max(changes.values()) - min(changes.values())
+    if len(told) == len(changes) and (len(changes) == 1 or spread < 0.25 * max(map(abs, changes.values()))):
+        overall = sum(changes.values()) / len(changes)
+        return f"first tokens come {_more(overall, 'later', 'earlier')} on average, whatever the prompt"
+    return "first tokens of " + ", of ".join(f"{who} come {told.get(who, 'as before')}" for who in changes)
+
+
+def _pace(old: Floats, new: Floats) -> str:
+    change = _mean_ratio(old, new)
+    return f"further tokens come {_more(change, 'more slowly', 'faster')}" if abs(change) >= SMALL else ""
+
+
+def _more(change: float, more: str, less: str) -> str:
+    return f"{abs(change):.0%} {more if change > 0 else less}"
+
+
+def _causes(was: Replayed, now: Replayed, cached: Floats, cached_now: Floats) -> str:
+    """Differences of the cluster's state, the largest first."""
+    causes: list[tuple[float, str]] = []
+    if abs(now.waiting - was.waiting) >= 0.1:
+        size = abs(now.waiting - was.waiting) / max(0.1, was.waiting)
+        causes.append((size, f"queues hold {now.waiting:.1f} requests on average ({was.waiting:.1f} before)"))
+    if was.batch and abs(now.batch / was.batch - 1) >= SMALL:
+        causes.append((abs(now.batch / was.batch - 1), f"batches of {now.batch:.1f} requests ({was.batch:.1f} before)"))
+    hits, hits_now = float(np.nanmean(cached)), float(np.nanmean(cached_now))
+    if abs(hits_now - hits) >= 1 and abs(hits_now - hits) >= SMALL * max(hits, 1):
+        causes.append((abs(hits_now / max(hits, 1) - 1), f"{hits_now:.0f} prompt tokens cached ({hits:.0f} before)"))
+    if now.preemptions != was.preemptions:
+        causes.append((1.0, f"{now.preemptions} preemptions ({was.preemptions} before)"))
+    return ", ".join(text for _, text in sorted(causes, reverse=True)[:2])

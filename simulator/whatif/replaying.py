@@ -1,0 +1,248 @@
+"""From a recorded load to scenarios: the cluster as it was, with step times and message times fitted to the recording,
+and as it would be with a change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec
+from millrace.cluster.engine_limits import engine_parameters, step_time_of
+from millrace.cluster.workers import workers_of
+from millrace.contracts.status import InstanceRecord
+from millrace.enginemodel.coefficients import coefficient_names, load_step_time
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.registered import scheduler_parameters
+from millrace.enginemodel.scaling import ScaledStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
+from millrace.supervision.service_fields import STEP_TIMES, merged
+from millrace.workloads.recording import RecordedLoad, RequestServed
+
+from simulator.scenarios.cluster_file import cluster_tables
+from simulator.scenarios.observer import EngineSample, FinishedRequest
+from simulator.scenarios.reading import ScenarioError, scenario_of
+from simulator.scenarios.running import run_scenario
+from simulator.scenarios.spec import ScenarioSpec
+from simulator.whatif.step_fit import ComputedSteps, computed, fit, slowdown
+
+#: Step times fitted to a recorded model's engines are called so, with its name behind.
+FITTED = "fitted:"
+
+#: Requests that the level of step times and message times is fitted to, and times that this is repeated.
+FITTED_REQUESTS = 2_000
+ROUNDS = 2
+
+#: Bounds of the factor by which one round changes step times.
+FACTOR_MIN, FACTOR_MAX = 0.5, 2.0
+
+#: Snapshots and summaries of all instances in a replay, and bounds of the pause between two of one instance, ms. Live
+#: ones come each 20 and 25 ms; in a long replay they would take most of its time.
+REPORTS_MAX = 30_000
+REPORT_MS_MIN, REPORT_MS_MAX = 25, 250
+
+#: Messages that a worker sends or gets from a request's placement until its first token.
+WORKER_HOPS = 2
+
+
+class FittedCluster(msgspec.Struct, frozen=True, kw_only=True):
+    """The recorded cluster, fitted.
+
+    Attributes:
+        spec: Its file; models are folders.
+        records: Of its instances.
+        models: Step times of the engines of each model.
+        slowdowns: By each neighbour that computes, by model.
+        worker_us: Of a message to or from a worker, beyond the network's.
+        intervals: That step times were fitted to.
+    """
+
+    spec: ClusterSpec
+    records: dict[str, InstanceRecord] = {}
+    models: dict[str, StepTimeModel] = {}
+    slowdowns: dict[str, float] = {}
+    worker_us: float = 0.0
+    intervals: int = 0
+
+    def table(self, spec: ClusterSpec) -> dict[str, Any]:
+        """Tables of a scenario on this cluster, or on one with changes."""
+        tables = cluster_tables(spec, partial(self._engine, spec))
+        for group in tables["cluster"]["groups"]:
+            group["neighbour_slowdown"] = self.slowdowns.get(group["model"], 0.0)
+            group["host"] = "recorded" if group["neighbour_slowdown"] else ""
+        return merged(tables, {"network": {"worker_delay_us": self.worker_us}})
+
+    def _engine(self, spec: ClusterSpec, model: ModelSpec, group: GroupSpec) -> tuple[EngineParameters, str]:
+        """As the instances registered themselves, with what the changed file says otherwise."""
+        wanted = engine_parameters(spec, model, group)
+        known = self._known(model, group)
+        record = next((self.records[name] for name in known if name in self.records), None)
+        before = next((m, g) for m in self.spec.models for g in m.groups if m.name == model.name) if known else None
+        named = step_time_of(spec, group) or STEP_TIMES.get(Path(model.path).name, "")
+        if record is None or before is None:
+            if not named:
+                raise ScenarioError(f"group {group.name} of model {model.name}: nothing recorded, and no step_time")
+            return wanted, named
+        was = engine_parameters(self.spec, *before)
+        changed = {
+            field: getattr(wanted, field)
+            for field in wanted.__struct_fields__
+            if getattr(wanted, field) != getattr(was, field)
+        }
+        own = scheduler_parameters(record, prefix_caching=True)
+        other = named != (step_time_of(self.spec, before[1]) or STEP_TIMES.get(Path(before[0].path).name, ""))
+        step_time = named if other and named else f"{FITTED}{model.name}"
+        return msgspec.structs.replace(own, **changed), step_time
+
+    def _known(self, model: ModelSpec, group: GroupSpec) -> list[str]:
+        """Recorded instances that tell of a group's: its own first, then others of its model."""
+        own = [name for slot in workers_of(self.spec) if slot.group == group for name in slot.instances]
+        return [*own, *(name for name, record in self.records.items() if record.model == model.name)]
+
+    def step_time(self, name: str) -> StepTimeModel:
+        """Loads step times by the name that ``table`` gives."""
+        return self.models[name.removeprefix(FITTED)] if name.startswith(FITTED) else load_step_time(name)
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """One replay.
+
+    Attributes:
+        finished: By number of the request in the load.
+        batch: Sequences in the running batch of a busy instance, on average.
+        waiting: Sequences in the queue of an instance, on average over all samples.
+        lost: Requests that did not complete.
+    """
+
+    finished: dict[int, FinishedRequest]
+    batch: float
+    waiting: float
+    preemptions: int
+    lost: int
+
+
+class LoadFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The load as scenarios read it.
+
+    Attributes:
+        path: Of a recording.
+        count: Requests in it.
+        span_s: From the first arrival to the last.
+        expected: Whether it says which lengths were expected.
+        shares: Whether any two prompts begin alike; else prefix caches, which hold nothing of use, are left out.
+    """
+
+    path: str
+    count: int
+    span_s: float
+    expected: bool
+    shares: bool
+
+    def scenario(self, table: Mapping[str, Any], *, speed: float = 1.0, count: int = 0) -> ScenarioSpec:
+        """The load on a cluster. ``count``: the first so many requests; 0 for all. ``speed``: of its arrivals."""
+        workload = {
+            "count": min(count, self.count) if count else self.count,
+            "arrivals": {"kind": "trace", "speed": speed},
+            "lengths": {"kind": "trace", "path": self.path, "format": "recording"},
+        }
+        prediction = {"kind": "recorded" if self.expected else "oracle", "asked": "always"}
+        groups = table["cluster"]["groups"]
+        if not self.shares:
+            groups = [{**group, "engine": {**group["engine"], "prefix_caching": False}} for group in groups]
+        cluster = {**table["cluster"], "groups": groups}
+        instances = sum(group["instances"] for group in groups)
+        report_ms = int(1000 * self.span_s / speed * instances / REPORTS_MAX)
+        report_ms = max(REPORT_MS_MIN, min(REPORT_MS_MAX, report_ms))
+        intervals = {"status_ms": report_ms, "summary_ms": report_ms}
+        own = {"workload": workload, "prediction": prediction, "intervals": intervals, "output": {"plots": False}}
+        return scenario_of({**table, "cluster": cluster, **own})
+
+
+def replay(spec: ScenarioSpec, fitted: FittedCluster) -> Replayed:
+    """Runs a scenario on the simulated cluster."""
+    outcome = run_scenario(spec, step_times=fitted.step_time, folders=(Path(),))
+    done = {each.number: each for each in outcome.finished if each.outcome == "completed"}
+    busy = [sample.running for sample in outcome.samples if sample.running]
+    return Replayed(
+        finished=done,
+        batch=float(np.mean(busy)) if busy else 0.0,
+        waiting=float(np.mean([sample.waiting for sample in outcome.samples])) if outcome.samples else 0.0,
+        preemptions=sum(last.preemptions for last in _last(outcome.samples).values()),
+        lost=spec.workload.count - len(done),
+    )
+
+
+def _last(samples: Iterable[EngineSample]) -> dict[str, EngineSample]:
+    return {sample.instance: sample for sample in samples}
+
+
+def fitted_cluster(spec: ClusterSpec, load: RecordedLoad, file: LoadFile) -> FittedCluster:
+    """Fits step times and message times to the first half of the recording.
+
+    Args:
+        spec: The cluster's file; models are folders.
+        file: The same load.
+    """
+    served = [row for _, row in load.requests]
+    half_ns = served[len(served) // 2].at_ns
+    records = load.instances
+    models: dict[str, StepTimeModel] = {}
+    slowdowns: dict[str, float] = {}
+    intervals = 0
+    for model in sorted({record.model for record in records.values()}):
+        own = {name: record for name, record in records.items() if record.model == model}
+        first = next(iter(own.values()))
+        hosts = {name: record.host if record.shape.startswith("cpu") else "" for name, record in own.items()}
+        steps = [row for row in load.steps if row.instance in own and row.at_ns < half_ns]
+        found = computed(steps, served, hosts, first.token_budget)
+        rows = [row for each in found.values() for row in each]
+        intervals += len(rows)
+        slowdowns[model] = _slowdown(found)
+        base = load_step_time(first.step_time) if first.step_time in coefficient_names() else None
+        made = fit(rows, base, scheduler_parameters(first, prefix_caching=True), slowdowns[model])
+        if made is None:
+            raise ScenarioError(
+                f"model {model}: too little was recorded to fit step times, and its instances name no set that ships"
+            )
+        models[model] = made
+    made_up = FittedCluster(spec=spec, records=records, models=models, slowdowns=slowdowns, intervals=intervals)
+    return _levelled(made_up, [row for row in served if row.at_ns < half_ns], file) if models else made_up
+
+
+def _slowdown(found: Mapping[str, Sequence[ComputedSteps]]) -> float:
+    each = [slowdown(rows) for rows in found.values()]
+    return float(np.mean(each)) if each else 0.0
+
+
+def _levelled(fitted: FittedCluster, served: Sequence[RequestServed], file: LoadFile) -> FittedCluster:
+    """Step times and message times such that median TPOT and TTFT come out as recorded."""
+    count = min(len(served), FITTED_REQUESTS)
+    for _ in range(ROUNDS):
+        again = replay(file.scenario(fitted.table(fitted.spec), count=count), fitted)
+        pairs = [(row, again.finished[number]) for number, row in enumerate(served[:count]) if number in again.finished]
+        done = [(row, sim) for row, sim in pairs if row.outcome == "completed" and row.ttft_ns > 0]
+        paces = [(row.tpot_ns, (sim.e2e_ns - sim.ttft_ns) / (sim.output_tokens - 1)) for row, sim in done if _long(row)]
+        factor = _median([real for real, _ in paces]) / _median([sim for _, sim in paces]) if paces else 1.0
+        factor = min(FACTOR_MAX, max(FACTOR_MIN, factor)) if math.isfinite(factor) else 1.0
+        late_us = _median([(row.ttft_ns - sim.ttft_ns) / 1e3 for row, sim in done])
+        models = {name: _times(model, factor) for name, model in fitted.models.items()}
+        worker_us = max(0.0, fitted.worker_us + (late_us / WORKER_HOPS if math.isfinite(late_us) else 0.0))
+        fitted = msgspec.structs.replace(fitted, models=models, worker_us=worker_us)
+    return fitted
+
+
+def _long(row: RequestServed) -> bool:
+    return len(row.outputs) == 1 and row.outputs[0] > 1
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values)) if values else math.nan
+
+
+def _times(model: StepTimeModel, factor: float) -> StepTimeModel:
+    return model.times(factor) if isinstance(model, LinearStepTime) else ScaledStepTime(model=model, factor=factor)

@@ -1,0 +1,134 @@
+"""What-if on a load whose cluster is known: the replay is right, and so are the changes that it tells of."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from millrace.cluster import parse_cluster, read_cluster
+from millrace.cluster.model_folders import with_model_folders
+from millrace.contracts.scheduler import scheduler_fields
+from millrace.contracts.status import InstanceRecord
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
+from millrace.workloads.recording import InstanceSeen, RecordingBegan, RecordingRow, RequestServed, write_recording
+
+from simulator.__main__ import main
+from simulator.scenarios.cluster_file import cluster_tables
+from simulator.scenarios.reading import scenario_of
+from simulator.scenarios.running import run_scenario
+
+CLUSTER = """
+[[models]]
+name = "mini"
+path = "millrace-mini"
+[[models.groups]]
+count = 3
+engine = "modelled"
+"""
+COUNT = 120
+ENGINE = EngineParameters(max_sequences=16, blocks_total=2000, max_model_len=2048)
+
+
+def slower(name: str) -> StepTimeModel:
+    """The engines of this cluster take twice what their set says: the recording has to tell."""
+    model = load_step_time(name)
+    assert isinstance(model, LinearStepTime)
+    return model.times(2.0)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Requests as a simulated cluster served them."""
+    spec = with_model_folders(parse_cluster(CLUSTER))
+    tables = cluster_tables(spec, lambda model, group: (ENGINE, "cpu-8m"))
+    lengths = {"kind": "log_normal", "prompt_mean": 150, "output_mean": 60, "prompt_sigma": 0.7, "output_sigma": 0.5}
+    arrivals = {"kind": "poisson", "rate_per_s": 12.0}
+    workload = {"count": COUNT, "arrivals": arrivals, "lengths": lengths, "output_limit": 400}
+    intervals = {"status_ms": 25, "summary_ms": 25}
+    outcome = run_scenario(scenario_of({**tables, "workload": workload, "intervals": intervals}), step_times=slower)
+    rows: list[RecordingRow] = [RecordingBegan(run=1, cluster=CLUSTER)]
+    for name in ("worker-0", "worker-1", "worker-2"):
+        record = InstanceRecord(
+            instance=name,
+            incarnation=1,
+            model="mini",
+            engine="modelled",
+            engine_version="1",
+            step_time="cpu-8m",
+            **scheduler_fields(ENGINE),
+        )
+        rows.append(InstanceSeen(record=record))
+    rows += [
+        RequestServed(
+            number=each.number,
+            at_ns=10**18 + each.arrival_ns,
+            prompt=each.prompt_tokens,
+            outputs=(each.output_tokens,),
+            model="mini",
+            max_tokens=400,
+            ttft_ns=each.ttft_ns,
+            e2e_ns=each.e2e_ns,
+            expected=float(each.output_tokens),
+            instance=each.instance,
+            policy="forecast",
+        )
+        for each in outcome.finished
+    ]
+    path = tmp_path_factory.mktemp("recorded") / "load.jsonl.gz"
+    write_recording(path, rows)
+    return path
+
+
+@pytest.mark.timeout(400)
+def test_the_unchanged_cluster_comes_out_as_it_was_and_fewer_instances_are_slower(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, picture = tmp_path / "answer.json", tmp_path / "answer.png"
+    words = ["--instances", "1", "--set", "worker.max_num_seqs=1", "--jobs", "1"]
+    assert main(["what-if", "--file", str(recording), *words, "--output", str(output), "--plot", str(picture)]) == 0
+    answer = msgspec.json.decode(output.read_bytes())
+    for name in ("ttft_p50", "tpot_p50", "e2e_p50"):
+        assert answer["fidelity"][name]["ratio"] == pytest.approx(1.0, abs=0.1), name
+    alone, one_by_one = (each["figures"] for each in answer["changes"][::-1])
+    assert alone["tpot_p50"]["low"] > 1.3
+    assert one_by_one["ttft_p99"]["low"] > 2
+    text = capsys.readouterr().out
+    assert "1 instances: first tokens" in text
+    assert "models.0.groups.0.count = 1" in text
+    assert "queues hold" in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_load_without_a_cluster_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "imported.jsonl"
+    write_recording(path, [RequestServed(number=n, at_ns=n * 10**8, prompt=9, outputs=(5,)) for n in range(20)])
+    assert main(["what-if", "--file", str(path)]) == 1
+    assert "name one with --cluster FILE" in capsys.readouterr().err
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    words = ["what-if", "--file", str(path), "--cluster", str(tmp_path / "cluster.toml"), "--rate", "x2", "--jobs", "1"]
+    assert main([*words, "--goal", "e2e_p99<100s"]) == 0
+    text = capsys.readouterr().out
+    assert "unchanged, 2 x the rate" in text
+    assert "1 instances keep it, fewer do not" in text
+    changed = tmp_path / "changed.toml"
+    assert main([*words[:-4], "--instances", "2", "--write", str(changed)]) == 0
+    assert read_cluster(changed).models[0].groups[0].count == 2
+    assert main([*words[:-4], "--rate", "max", "--goal", "e2e_p99<100s"]) == 0
+    assert "times the recorded rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--rate", "max"], "--rate max needs a --goal"),
+        (["--rate", "slow"], "must be like x1.5"),
+        (["--goal", "fast"], "must be like ttft_p99<1s"),
+        (["--set", "policies.dispatch.nam=x"], "did you mean"),
+    ],
+)
+def test_a_wrong_question_is_one_sentence(
+    recording: Path, words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["what-if", "--file", str(recording), *words]) in (1, 2)
+    assert complaint in capsys.readouterr().err

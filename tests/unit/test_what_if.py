@@ -1,0 +1,245 @@
+"""Questions to a recording: step times fitted to it, changes of a cluster, comparisons, searches and reasons."""
+
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from millrace.actor.errors import ConfigError
+from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec
+from millrace.cluster.settings import with_cluster_settings
+from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.step_time_models import LinearStepTime
+from millrace.workloads.recording import RequestServed, StepsComputed
+
+from simulator.scenarios.cluster_file import cluster_tables
+from simulator.scenarios.reading import ScenarioError, scenario_of
+from simulator.whatif.answering import SearchGoal, greatest_rate, least_count, parse_goal
+from simulator.whatif.changes import fragment, with_instances
+from simulator.whatif.figures import Latencies, compared, reason
+from simulator.whatif.replaying import Replayed
+from simulator.whatif.step_fit import ComputedSteps, computed, fit, slowdown
+
+S = 1_000_000_000
+TRUE = LinearStepTime(fixed=5e6, per_decode=2e5, per_prefill_token=9e4, per_context_token=400.0, per_prompted_step=3e5)
+
+
+def rows(rng: Random, *, slowed: float = 0.0, factor: float = 1.0) -> list[ComputedSteps]:
+    """Intervals of an engine with these step times."""
+    found = []
+    for _ in range(120):
+        steps, prompted = rng.randrange(60, 140), rng.randrange(0, 20)
+        work = (
+            steps,
+            rng.randrange(100, 900),
+            rng.randrange(20, 200) * prompted,
+            rng.randrange(10_000, 90_000),
+            0.0,
+            prompted,
+        )
+        costs = (TRUE.fixed, TRUE.per_decode, TRUE.per_prefill_token, TRUE.per_context_token, 0.0, 3e5)
+        neighbours = rng.choice([0.0, 1.0])
+        wall = factor * sum(a * b for a, b in zip(work, costs, strict=True)) * (1 + slowed * neighbours)
+        found.append(
+            ComputedSteps(
+                wall_ns=wall,
+                steps=steps,
+                decodes=work[1],
+                prefill_tokens=work[2],
+                context_tokens=work[3],
+                prompted=prompted,
+                prefill_work=0.0,
+                neighbours=neighbours,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("base", [None, TRUE])
+def test_step_times_are_found_in_what_was_recorded(base: LinearStepTime | None) -> None:
+    found = fit(rows(Random(1), factor=1.5), base, EngineParameters(), 0.0)
+    assert isinstance(found, LinearStepTime)
+    for name in ("fixed", "per_decode", "per_prefill_token", "per_context_token"):
+        assert getattr(found, name) == pytest.approx(1.5 * getattr(TRUE, name), rel=0.03)
+
+
+def test_a_neighbour_that_slows_the_engine_is_told_apart() -> None:
+    found = rows(Random(2), slowed=0.3)
+    assert slowdown(found) == pytest.approx(0.3)
+    alone = fit(found, TRUE, EngineParameters(), 0.3)
+    assert isinstance(alone, LinearStepTime)
+    assert alone.fixed == pytest.approx(TRUE.fixed, rel=0.03)
+
+
+def test_too_few_intervals_leave_the_set_as_it_is() -> None:
+    assert fit(rows(Random(1))[:5], TRUE, EngineParameters(), 0.0) is TRUE
+    assert fit([], None, EngineParameters(), 0.0) is None
+
+
+def test_prompts_count_in_the_interval_of_their_first_token() -> None:
+    steps = [
+        StepsComputed(instance=name, at_ns=at * S, wall_ns=S // 2, steps=5, prefill_tokens=300)
+        for at in (1, 2)
+        for name in ("a", "b")
+    ]
+    request = RequestServed(number=0, at_ns=S, prompt=500, outputs=(1,), ttft_ns=S // 2, cached=200, instance="a")
+    found = computed(steps, [request], {"a": "host", "b": "host"}, budget=256)
+    assert [row.prefill_work for row in found["a"]] == [0.0, 300 * (200 + 150)]
+    assert [row.prompted for row in found["a"]] == [2, 2]  # 300 tokens take two steps
+    assert [row.neighbours for row in found["b"]] == [0.5, 0.5]
+
+
+# Changes
+
+SPEC = ClusterSpec(
+    models=[
+        ModelSpec(name="m", path="m", groups=[GroupSpec(count=2), GroupSpec(name="large", count=1)]),
+        ModelSpec(name="n", path="n", groups=[GroupSpec(count=1, engine="modelled", step_time="a100-llama-3-8b")]),  # type: ignore[arg-type]
+    ]
+)
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(2, [1, 0, 1]), (3, [2, 0, 1]), (4, [2, 1, 1]), (6, [2, 1, 3])])
+def test_instances_are_added_and_taken_from_the_end(count: int, sizes: list[int]) -> None:
+    changed = with_instances(SPEC, count).spec
+    assert [group.count for model in changed.models for group in model.groups] == sizes
+
+
+def test_each_model_keeps_an_instance() -> None:
+    with pytest.raises(ConfigError, match="at least one for each model, 2"):
+        with_instances(SPEC, 1)
+
+
+def test_the_fragment_of_a_change_is_what_makes_it() -> None:
+    settings = ["policies.dispatch.name=round_robin", "worker.max_num_seqs=4", "models.0.groups.0.count=5"]
+    lines = fragment(SPEC, with_cluster_settings(SPEC, settings)).splitlines()
+    assert sorted(lines) == [
+        "models.0.groups.0.count = 5",
+        'policies.dispatch.name = "round_robin"',
+        "settings.worker.max_num_seqs = 4",
+    ]
+    again = with_cluster_settings(SPEC, [line.replace(" = ", "=") for line in lines])
+    assert again == with_cluster_settings(SPEC, settings)
+    assert fragment(SPEC, SPEC) == ""
+
+
+def test_a_cluster_is_simulated_with_all_its_policies() -> None:
+    settings = [
+        "policies.stages.name=exact",
+        "policies.trading.name=delay",
+        "coordinator.step_bounds.tpot_s=0.02",
+        "models.0.groups.1.role=decode",
+        "broker.trading.reasons=['balance']",
+    ]
+    tables = cluster_tables(
+        with_cluster_settings(SPEC, settings), lambda model, group: (EngineParameters(), "a100-llama-3-8b")
+    )
+    spec = scenario_of(tables)
+    assert (spec.stages.policy, spec.trading.policy, spec.step_bounds.tpot_s) == ("exact", "delay", 0.02)
+    assert spec.migration.on
+    assert spec.trading.reasons == ("balance",)
+    assert spec.migration.instance_roles(spec.instances()) == {"large-0": "decode"}
+    assert [group.names() for group in spec.cluster.groups] == [("worker-0", "worker-1"), ("large-0",), ("worker-2",)]
+    assert spec.dispatch.policy == "forecast"
+
+
+# Comparisons
+
+
+def latencies(ttft: list[float], e2e: list[float], cached: float = 0.0) -> Latencies:
+    values = np.array(ttft), np.array(e2e)
+    return Latencies(
+        ttft=values[0], tpot=(values[1] - values[0]) / 10, e2e=values[1], cached=np.full(len(ttft), cached)
+    )
+
+
+def replayed(*, batch: float = 2.0, waiting: float = 0.0, lost: int = 0, preemptions: int = 0) -> Replayed:
+    return Replayed(finished={}, batch=batch, waiting=waiting, preemptions=preemptions, lost=lost)
+
+
+def test_twice_as_long_is_a_ratio_of_two_with_no_width() -> None:
+    rng = Random(3)
+    ttft = [rng.uniform(1, 9) for _ in range(400)]
+    before = latencies(ttft, [10 * each for each in ttft])
+    after = latencies([2 * each for each in ttft], [20 * each for each in ttft])
+    for figure in compared(before, after).values():
+        assert (figure.ratio, figure.low, figure.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def test_an_interval_of_noise_has_one_within() -> None:
+    rng = Random(4)
+    one, other = (latencies([rng.uniform(1, 9) for _ in range(900)], [20.0] * 900) for _ in range(2))
+    figure = compared(one, other)["ttft_p50"]
+    assert figure.low < 1 < figure.high
+    assert figure.high - figure.low < 0.4
+
+
+def test_requests_that_one_side_lacks_are_left_out() -> None:
+    before = latencies([1.0] * 10 + [99.0], [5.0] * 10 + [float("nan")])
+    assert compared(before, latencies([1.0] * 11, [5.0] * 11))["ttft_p99"].ratio == 1.0
+
+
+@pytest.mark.parametrize(
+    ("after", "now", "told"),
+    [
+        (([10.0] * 4, [60.0] * 4), replayed(), "nothing changes by more than 2 %."),
+        (
+            ([10.0, 10.0, 20.0, 20.0], [60.0, 60.0, 70.0, 70.0]),
+            replayed(waiting=3.0),
+            "first tokens of prompts over 50 tokens come 100% later, of shorter ones come as before: "
+            "queues hold 3.0 requests on average (0.0 before).",
+        ),
+        (
+            ([5.0] * 4, [30.0] * 4),
+            replayed(batch=1.0),
+            "first tokens come 50% earlier on average, whatever the prompt and further tokens come 50% faster: "
+            "batches of 1.0 requests (2.0 before).",
+        ),
+        (
+            ([10.0] * 4, [60.0] * 4),
+            replayed(lost=3),
+            "nothing changes by more than 2 %; 3 more requests are not served.",
+        ),
+    ],
+)
+def test_the_reason_says_who_waits_and_why(after: tuple[list[float], list[float]], now: Replayed, told: str) -> None:
+    prompts = np.array([10.0, 10.0, 90.0, 100.0])
+    text = reason(prompts, latencies([10.0] * 4, [60.0] * 4), latencies(*after), (replayed(), now))
+    assert text == told
+
+
+# Searches
+
+
+def test_goals_are_read_and_wrong_ones_refused() -> None:
+    assert parse_goal("ttft_p99<1s") == SearchGoal(latency="ttft", quantile=0.99, bound_ms=1000.0)
+    assert parse_goal("tpot_p50 < 20ms").bound_ms == 20.0
+    for wrong in ("ttft<1s", "ttft_p99>1s", "ttft_p99<1", "ttft_p100<1s", "load_p50<1s"):
+        with pytest.raises(ScenarioError, match="--goal"):
+            parse_goal(wrong)
+
+
+def test_a_goal_needs_every_request_served() -> None:
+    goal = parse_goal("e2e_p50<1s")
+    fast = latencies([1.0], [9.0])
+    assert goal.holds(fast, replayed())
+    assert not goal.holds(fast, replayed(lost=1))
+    assert not goal.holds(msgspec.structs.replace(fast, e2e=np.array([1001.0])), replayed())
+
+
+@pytest.mark.parametrize("needed", [1, 2, 7, 8, 9, 100])
+def test_the_smallest_count_is_found_from_any_beginning(needed: int) -> None:
+    assert least_count(lambda count: count >= needed, 1, 8) == needed
+
+
+def test_a_count_that_never_holds_is_none() -> None:
+    assert least_count(lambda count: False, 1, 2) is None
+
+
+@pytest.mark.parametrize("limit", [0.1, 0.7, 1.0, 3.3, 11.0])
+def test_the_largest_rate_is_found(limit: float) -> None:
+    assert greatest_rate(lambda rate: rate <= limit) == pytest.approx(limit, rel=0.06)
+
+
+def test_a_rate_that_never_holds_is_zero() -> None:
+    assert greatest_rate(lambda rate: False) == 0.0
