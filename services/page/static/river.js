@@ -264,11 +264,21 @@ export class River {
     if (!card) return { x: (this.from?.x ?? 0) - 14 - ((hash(particle.id) % 1000) / 1000) * 40, y: (this.from?.y ?? 0) + 34 + (hash(particle.id) % 60), size: 5 };
     if (particle.bundled) return { x: card.centre.x, y: card.centre.y, size: 5 };
     const places = Math.max(12, card.slots.length);
-    const size = Math.max(3, Math.min(this.root.dataset.size === "large" ? 34 : 24, Math.sqrt((card.rect.w * card.rect.h) / places) * 0.96));
+    const size = this.#cell(card, places);
     const columns = Math.max(1, Math.floor(card.rect.w / size));
     const column = particle.slot % columns;
     const line = Math.floor(particle.slot / columns);
     return { x: card.rect.x + (column + 0.5) * size, y: card.rect.y + card.rect.h - (line + 0.5) * size, size };
+  }
+
+  /** The largest cell of which a card's pool holds so many. */
+  #cell(card, places) {
+    const { w, h } = card.rect;
+    if (card.fit?.places === places && card.fit.h === h && card.fit.w === w) return card.fit.size;
+    let size = this.root.dataset.size === "large" ? 34 : 24;
+    while (size > 3 && Math.floor(w / size) * Math.floor(h / size) < places) size -= 0.5;
+    card.fit = { places, w, h, size };
+    return size;
   }
 
   /** Draws one picture; `now` is performance time, `t` the cluster's, unix ms.

@@ -1,0 +1,177 @@
+"""The page in Chromium, beside a cluster of modelled engines: the river, the tables, the plans, and its speed.
+
+`./task test:page` runs it; it is skipped where playwright or Chromium are not there. With MILLRACE_PAGE_PICTURES=FOLDER
+it writes the pictures of docs/PAGE.md there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, free_port, prompt_text, stream
+
+playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed; ./task test:page does")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"),
+    pytest.mark.timeout(300),
+]
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-extensions",
+]
+PICTURES = os.environ.get("MILLRACE_PAGE_PICTURES", "")
+INSTANCES, STAGES = 6, 3
+LIMIT_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("browser")
+    sizes = ["--instances", str(INSTANCES), "--processes", str(INSTANCES), "--stages", str(STAGES)]
+    words = ["--engine", "modelled", *sizes, "--set", f"page.port={free_port()}"]
+    cluster = UpRig.of_words(folder / "c", words, model="millrace-mini")
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@asynccontextmanager
+async def opened(rig: UpRig, path: str = "/", scheme: str = "light") -> AsyncIterator[Any]:
+    """A tab that shows the page, connected; an error in it fails the test."""
+    port = json.loads((rig.folder / "run" / "page.json").read_text())["port"]
+    errors: list[str] = []
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        tab = await browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+        tab.set_default_timeout(LIMIT_S * 1000)
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        await tab.goto(f"http://127.0.0.1:{port}{path}")
+        await until(tab, "document.body.dataset.time === 'live'")
+        yield tab
+        await browser.close()
+    assert not [error for error in errors if "404" not in error], errors
+
+
+@asynccontextmanager
+async def load(rig: UpRig, rate: float = 5.0) -> AsyncIterator[None]:
+    """Requests of many lengths, until the block ends."""
+
+    async def offer() -> None:
+        async with client(120) as http, asyncio.TaskGroup() as group:
+            for number in range(10_000):
+                length = (300, 1300, 600, 1900, 800, 1600)[number % 6]
+                group.create_task(stream(http, rig, prompt_text(number), max_tokens=length, ignore_eos=True))
+                await asyncio.sleep(1 / rate)
+
+    task = asyncio.create_task(offer())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(tab: Any, expression: str) -> Any:
+    """Its value once it is true. Asked from here: the page's policy lets nobody evaluate text in it."""
+    async with asyncio.timeout(LIMIT_S):
+        while not (value := await tab.evaluate(expression)):  # noqa: ASYNC110 there is nothing to wait for
+            await asyncio.sleep(0.1)
+    return value
+
+
+async def picture(tab: Any, name: str) -> None:
+    if PICTURES:
+        await tab.screenshot(path=Path(PICTURES) / f"page-{name}.png")
+
+
+async def test_requests_are_seen_on_their_instances_and_in_the_table(rig: UpRig) -> None:
+    async with load(rig), opened(rig) as tab:
+        await until(tab, f"document.querySelectorAll('.card').length === {INSTANCES}")
+        assert await tab.locator(".stage").count() == STAGES
+        await until(tab, "millrace.river.particles.size >= 12")
+        homes = """() => [...millrace.river.particles.values()].filter((p) => p.settled && p.card).map((p) => {
+            const { x, y, w, h } = p.card.rect; return p.x >= x && p.x <= x + w && p.y >= y - 1 && p.y <= y + h; })"""
+        sits = await tab.evaluate(homes)
+        assert sits.count(True) > 0.9 * len(sits) > 0
+        await until(tab, "Object.values(millrace.cluster.e).some((e) => e.k === 'move')")
+        await tab.wait_for_timeout(3000 if PICTURES else 0)
+        await picture(tab, "river")
+        await tab.keyboard.press("t")
+        await tab.wait_for_selector("#view table")
+        assert await tab.locator("#view tbody").first.locator("tr").count() == INSTANCES
+        await tab.keyboard.press("p")
+        await tab.wait_for_selector(".ranges .range")
+        assert await tab.locator(".range").count() == STAGES
+        await picture(tab, "plans")
+
+
+#: Frames of a cluster that is made up: instances, requests; every frame some requests come, move and end.
+_MADE_UP = """async ([instances, requests, seconds]) => {
+  const { feed, cluster, river } = millrace;
+  feed.waiting = [];  // the live stream is put aside
+  const begin = Date.now(), name = (n) => `w${n % instances}`;
+  const stages = [0, 1, 2].map((s) => ({ name: `s${s}`, length_min: s * 1000,
+    length_max: s < 2 ? s * 1000 + 1000 : null,
+    instances: [...Array(instances).keys()].filter((n) => n % 3 === s).map(name), roles: {} }));
+  const row = (n) => ({ inst: name(n), model: "m", st: n % 9 ? "r" : "w", prompt: 50 + (n * 37) % 2000,
+    max: 4000, at: 0, moves: 0, cont: 0, o: [n % 500, 0, 20], e2e: 60000 });
+  const table = (count, key, of) => Object.fromEntries([...Array(count).keys()].map((n) => [key(n), of(n)]));
+  const instance = (n) => ({ model: "m", state: "ready", role: "both", stage: `s${n % 3}`, running: 30, waiting: 2,
+    used: 500, total: 1000, step: 20, tps: 600 });
+  const tables = { c: { page: { t0: begin, cluster: "made up", connected: true } },
+    q: table(requests, (n) => `q${n}.0`, row), i: table(instances, name, instance),
+    p: { m: { epoch: 1, model: "m", boundary_epoch: 0, stages } } };
+  feed.take({ t: begin, k: tables });
+  let [next, at] = [requests, begin];
+  const timer = setInterval(() => {
+    at += 200;
+    const q = {};
+    for (let n = 0; n < requests / 100; n++) {
+      q[`q${next - requests}.0`] = null;
+      q[`q${next}.0`] = row(next++);
+    }
+    for (let n = 0; n < 20; n++) {
+      const moved = `q${next - 1 - n * 7}.0`;
+      q[moved] = { ...(q[moved] ?? {}), inst: name(next + n * 5) };
+    }
+    feed.at = at; feed.heard = performance.now();
+    feed.take({ t: at, d: { q, i: table(instances, name, (n) => ({ used: 400 + (at / 200 + n * 31) % 500 })) } });
+  }, 200);
+  const heap = () => performance.memory?.usedJSHeapSize ?? 0;
+  await new Promise((done) => setTimeout(done, 1500));
+  const [frames, ms, first, start] = [river.drawn.frames, river.drawn.ms, heap(), performance.now()];
+  await new Promise((done) => setTimeout(done, seconds * 1000));
+  clearInterval(timer);
+  const took = (performance.now() - start) / 1000;
+  return { particles: river.particles.size, cards: document.querySelectorAll(".card").length,
+    fps: (river.drawn.frames - frames) / took, draw_ms: (river.drawn.ms - ms) / (river.drawn.frames - frames),
+    heap_mb: [first / 1e6, heap() / 1e6] };
+}"""
+
+
+@pytest.mark.parametrize(("instances", "requests", "cards"), [(64, 2000, 64), (1000, 20_000, 64)])
+async def test_many_instances_and_requests_are_drawn(rig: UpRig, instances: int, requests: int, cards: int) -> None:
+    """Prints frames a second and the heap; asserts what is drawn. Beyond 160 instances cards stand for groups."""
+    seconds = float(os.environ.get("MILLRACE_PAGE_SECONDS", "5"))
+    async with opened(rig) as tab:
+        measured = await tab.evaluate(_MADE_UP, [instances, requests, seconds])
+        print(json.dumps({"instances": instances, "requests": requests} | measured))
+        assert measured["cards"] == pytest.approx(cards, abs=2)
+        assert measured["particles"] >= min(requests, 6000) * 0.8
+        await picture(tab, f"many-{instances}")
