@@ -1,4 +1,4 @@
-"""The page in Chromium, beside a cluster of modelled engines: the river, the tables, the plans, and its speed.
+"""The page in Chromium, beside a cluster of modelled engines: each view, an order, a killed worker, the past, speed.
 
 `./task test:page` runs it; it is skipped where playwright or Chromium are not there. With MILLRACE_PAGE_PICTURES=FOLDER
 it writes the pictures of docs/PAGE.md there.
@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -43,7 +44,8 @@ LIMIT_S = 90.0
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("browser")
     sizes = ["--instances", str(INSTANCES), "--processes", str(INSTANCES), "--stages", str(STAGES)]
-    words = ["--engine", "modelled", *sizes, "--set", f"page.port={free_port()}"]
+    ports = [f"page.port={free_port()}", f"telemetry.metrics_port={free_port()}"]
+    words = ["--engine", "modelled", *sizes, *(word for port in ports for word in ("--set", port))]
     cluster = UpRig.of_words(folder / "c", words, model="millrace-mini")
     cluster.start()
     yield cluster
@@ -119,6 +121,59 @@ async def test_requests_are_seen_on_their_instances_and_in_the_table(rig: UpRig)
         await tab.wait_for_selector(".ranges .range")
         assert await tab.locator(".range").count() == STAGES
         await picture(tab, "plans")
+
+
+async def test_a_deep_link_tells_the_life_of_a_request(rig: UpRig) -> None:
+    async with load(rig, 3.0), opened(rig) as tab:
+        ended = "Object.entries(millrace.cluster.f).find(([, row]) => row.moves && row.what === 'completed')?.[0]"
+        request = await until(tab, ended)
+        async with opened(rig, f"/r/{request}") as other:
+            await other.wait_for_selector(".waterfall .span.move")
+            assert await other.locator(".words").inner_text() == rig.cli("explain", request).strip()
+            assert await other.locator("caption", has_text="Forecasts").count() >= 1
+            await picture(other, "request")
+
+
+async def test_an_instance_tells_what_a_drain_would_do_and_is_drained_by_its_operator(rig: UpRig) -> None:
+    async with load(rig), opened(rig, scheme="dark") as tab:
+        await until(tab, "millrace.river.particles.size >= 10")
+        await tab.locator(".card[data-name=worker-2]").focus()
+        await tab.keyboard.press("Enter")
+        await tab.wait_for_selector("#panel h2:has-text('What a drain would do')")
+        await picture(tab, "drain")
+        await tab.locator("#panel button[data-verb=drain]").click()
+        await tab.locator("dialog input[name=key]").fill(rig.cluster_file()["operator_password"])
+        await tab.locator("dialog button[type=submit]").click()
+        await tab.wait_for_selector("dialog .said[data-code='0']")
+        await tab.locator("dialog button", has_text="Close").click()
+        await tab.wait_for_selector(".card[data-name=worker-2][data-state=drained]")
+        await tab.locator("#panel button[data-verb=back]").click()
+        await tab.locator("dialog button[type=submit]").click()  # the key is remembered in this tab
+        await tab.wait_for_selector(".card[data-name=worker-2][data-state=ready]")
+
+
+async def test_a_killed_worker_is_seen_and_the_past_shows_it_alive(rig: UpRig) -> None:
+    async with load(rig), opened(rig) as tab:
+        await until(tab, "millrace.river.particles.size >= 10")
+        busy = "Object.entries(millrace.cluster.i).find(([, row]) => row.running > 1)?.[0]"
+        victim = await until(tab, busy)
+        before = await tab.evaluate("millrace.feed.at")
+        (pid,) = rig.pids(f"{victim}.json")
+        watch = f"""() => new Promise((seen) => {{ const begin = performance.now(); const look = () =>
+            document.querySelector(".card[data-name={victim}][data-state=dead]") ? seen(performance.now() - begin)
+            : setTimeout(look, 10); look(); }})"""
+        watching = asyncio.create_task(tab.evaluate(watch))
+        await asyncio.sleep(0.2)
+        os.kill(pid, signal.SIGKILL)
+        print(f"seen {await watching - 200:.0f} ms after the kill")
+        await tab.wait_for_selector("section:has(h2:text('Last failover')) strong")
+        await picture(tab, "failover")
+        await tab.evaluate(f"millrace.feed.go({before})")
+        await tab.wait_for_selector(f".card[data-name={victim}][data-state=ready]")
+        assert await tab.evaluate("document.body.dataset.time") == "past"
+        await tab.locator("#live").click()
+        await until(tab, "document.body.dataset.time === 'live'")
+        await until(tab, f"millrace.cluster.i['{victim}'].state === 'ready'")
 
 
 #: Frames of a cluster that is made up: instances, requests; every frame some requests come, move and end.

@@ -94,15 +94,20 @@ async function ask() {
   if (id === request.id) request.known = answer.ok ? known : { error: known.error ?? true };
 }
 
-/** Replaces a node's children, unless a person is about to use one of them, or nothing has changed. */
+/** Replaces those of a node's children that have changed, so that what a person is about to use stays. */
 function fresh(node, children) {
-  const holder = el("div", {}, children);
-  if (pressed || written.get(node) === holder.innerHTML) return;
+  const now = children.flat(Infinity).filter(Boolean);
+  if (pressed) return;
+  const was = written.get(node) ?? [];
+  const html = now.map((child) => child.outerHTML);
   const focus = node.contains(document.activeElement) ? document.activeElement : null;
-  const same = focus && [focus.dataset.open ?? focus.dataset.verb ?? focus.getAttribute("href"), focus.textContent];
-  written.set(node, holder.innerHTML);
-  node.replaceChildren(...holder.childNodes);
-  if (same) [...node.querySelectorAll("button, a")].find((each) => (each.dataset.open ?? each.dataset.verb ?? each.getAttribute("href")) === same[0] && each.textContent === same[1])?.focus();
+  const name = (each) => `${each.dataset.open ?? each.dataset.verb ?? each.getAttribute("href")} ${each.textContent}`;
+  now.forEach((child, n) => {
+    if (was[n] !== html[n]) node.children[n] ? node.children[n].replaceWith(child) : node.append(child);
+  });
+  while (node.children.length > now.length) node.lastElementChild.remove();
+  written.set(node, html);
+  if (focus && !node.contains(focus)) [...node.querySelectorAll("button, a")].find((each) => name(each) === name(focus))?.focus();
 }
 
 function renderText() {

@@ -24,7 +24,7 @@ export class Orders {
       "form",
       { method: "dialog", submit: (event) => { event.preventDefault(); this.#give(asked, key.value, { output, go }); } },
       el("h2", {}, `${asked.label}: ${asked.what}`),
-      asked.effect.map((line) => el("p", {}, line)),
+      asked.effect().map((line) => el("p", {}, line)),
       el("p", { class: "quiet" }, "Forecast from what the page knows now. It is the same order as ", el("code", {}, command(asked)), "."),
       el("label", {}, "Operator's key ", key),
       el("p", { class: "quiet" }, "The operator's password on the bus: ", el("code", {}, "operator_password"), " in run/cluster.json of the cluster's folder."),

@@ -104,12 +104,13 @@ export function instance(cluster, name, t, order) {
     el("section", {}, el("h2", {}, name, close), el("p", { class: "quiet" }, row.model), meter(fill(row)), el("p", { class: "quiet" }, `${count(row.used)} of ${count(row.total)} KV blocks`),
       el("dl", {}, facts.map(([term, value]) => [el("dt", {}, term), el("dd", {}, value)]))),
     el("section", {}, el("h2", {}, "Its broker"), el("p", {}, row.why || "says nothing of moves."), row.risk > 0.01 ? el("p", { class: "quiet" }, `It may run short of KV memory: ${percent(row.risk)}.`) : null),
+    row.state === "drained" ? null : el("section", {}, el("h2", {}, "What a drain would do"), effect.lines.map((line) => el("p", {}, line))),
     row.state === "drained"
-      ? el("section", {}, el("h2", {}, "Drained"), offer(order, { verb: "back", what: name, label: "Start it again", effect: [`${name} starts anew; it takes requests as soon as its engine is ready.`] }))
-      : el("section", {}, el("h2", {}, "What a drain would do"), effect.lines.map((line) => el("p", {}, line)),
-          effect.last ? null : offer(order, { verb: "drain", what: name, label: "Drain", effect: effect.lines }),
+      ? el("section", {}, el("h2", {}, "Drained"), offer(order, { verb: "back", what: name, label: "Start it again", effect: () => [`${name} starts anew; it takes requests as soon as its engine is ready.`] }))
+      : el("section", {}, el("h2", {}, "Orders"),
+          effect.last ? null : offer(order, { verb: "drain", what: name, label: "Drain", effect: () => drainEffect(cluster, name, cluster.t).lines }),
           ["both", "prefill", "decode"].filter((role) => role !== row.role).map((role) =>
-            offer(order, { verb: "role", what: name, to: role, label: `Make it ${role === "both" ? "do both" : role}`, effect: roleEffect(cluster, name, role) }))),
+            offer(order, { verb: "role", what: name, to: role, label: `Make it ${role === "both" ? "do both" : role}`, effect: () => roleEffect(cluster, name, role) }))),
     el("section", {}, el("h2", {}, `${plural(own.length, "request")} there`),
       el("ol", { class: "own" }, own.slice(0, 14).map(([id, each]) => el("li", {}, link(`/r/${requestOf(id)}`, short(requestOf(id)), { class: "id" }),
         ` ${STATES[each.st]}, ${count(context(cluster, each, t))} tokens, ${span(age(cluster, each, t))}`)))),

@@ -42,7 +42,7 @@ function now(cluster, sequence, row, t, order) {
   const targets = Object.entries(cluster.i).filter(([name, each]) => name !== row.inst && each.model === row.model && takes(each));
   const target = targets.sort(([, a], [, b]) => b.total - b.used - (a.total - a.used))[0]?.[0] ?? "";
   const to = target ? `to the instance with the most idle KV, now ${target}` : "nowhere: no other instance of its model is ready";
-  const effect = [`${count(context(cluster, row, t))} tokens of KV move ${to}; its stream goes on after a short pause.`];
+  const effect = () => [`${count(context(cluster, row, t))} tokens of KV move ${to}; its stream goes on after a short pause.`];
   return el("p", {}, `${sequence} ${STATES[row.st]} at ${row.inst || "no instance"}, ${count(context(cluster, row, t))} tokens long. `, target && row.st === "r" ? offer(order, { verb: "migrate", what: sequence, label: "Migrate", effect }) : null);
 }
 

@@ -136,7 +136,7 @@ export function drainEffect(cluster, name, t) {
   const lines = [
     own.length
       ? `${plural(running, "running request")} with ${count(length)} tokens of KV move to ${plural(takers.length, "instance")}` +
-        `${stage.length ? ` of stage ${row.stage}` : ""}; ${plural(own.length - running, "waiting one")} ${own.length - running === 1 ? "is" : "are"} placed anew.`
+        `${stage.length ? ` of stage ${row.stage}` : ""}${own.length > running ? `; ${own.length - running} that wait there are placed anew` : ""}.`
       : "Nothing runs there: it stops at once.",
     `Their KV blocks go from ${percent(used / Math.max(1, total))} to ${percent(after)} in use, ` +
       `their mean batch from ${Math.round(sum("running") / takers.length)} to ${Math.round((sum("running") + running) / takers.length)}.`,
