@@ -12,8 +12,11 @@ import pytest
 
 from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
-from tests.testbed.programs import command_line, start_program
+from tests.testbed.programs import command_line, output_of, start_program
 from tests.testbed.up_cluster import UpRig, offer_during
+
+#: A loaded machine starts processes slowly.
+pytestmark = pytest.mark.timeout(300)
 
 #: Some 6 s a stream.
 LENGTH = {"max_tokens": 120, "ignore_eos": True}
@@ -56,7 +59,9 @@ class Cluster:
         self.file.write_text(text)
 
     async def apply(self, *words: str) -> str:
-        return await asyncio.to_thread(self.rig.cli, "apply", str(self.file), *words)
+        words = ("apply", str(self.file), *words)
+        environment = os.environ | {"MILLRACE_DIR": str(self.rig.folder)}
+        return (await asyncio.to_thread(output_of, command_line(), words, environment=environment, limit_s=200))[1]
 
     async def applied(self, **change: object) -> None:
         self.write(**change)  # type: ignore[arg-type]
