@@ -119,7 +119,7 @@ def test_what_has_nowhere_to_go_is_unsafe():
 
 
 def test_addresses_that_the_file_does_not_name_stay():
-    now = parse_cluster(CLUSTER + "[api]\nport = 9000\nkeys = 'k'\n[nats]\nport = 4333\n")
+    now = parse_cluster(CLUSTER + "[api]\nport = 9000\nkeys = 'k'\n[nats]\nport = 4333\n[page]\nport = 0\n")
     assert on_this_machine(parse_cluster(CLUSTER), now) == now
     assert on_this_machine(parse_cluster(CLUSTER + "[api]\nport = 9001\n"), now).api.port == 9001
 

@@ -34,7 +34,7 @@ from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.operating import asked
-from millrace.cluster import ApiSpec, ClusterSpec, NatsSpec, TelemetrySpec, cluster_toml, read_cluster
+from millrace.cluster import ClusterSpec, cluster_toml, read_cluster
 from millrace.cluster.model_folders import with_model_folders
 from millrace.contracts.channels import Role
 from millrace.contracts.message import Body
@@ -143,21 +143,15 @@ async def _carried_out(work: _Work, now: ClusterSpec, wanted: ClusterSpec) -> in
 def on_this_machine(wanted: ClusterSpec, now: ClusterSpec) -> ClusterSpec:
     """With the addresses, ports and key file of the running cluster where the file names none."""
 
-    def kept(mine: ApiSpec | NatsSpec | TelemetrySpec, running: msgspec.Struct) -> dict[str, object]:
+    def placed(table: str) -> msgspec.Struct:
+        mine, running = getattr(wanted, table), getattr(now, table)
         default = type(mine)()
-        places = ("host", "port", "keys", "otlp", "metrics_port")
-        return {
-            name: getattr(running, name)
-            for name in places
-            if name in mine.__struct_fields__ and getattr(mine, name) == getattr(default, name)
-        }
+        names = [name for name in ("host", "port", "keys", "otlp", "metrics_port") if hasattr(mine, name)]
+        unnamed = [name for name in names if getattr(mine, name) == getattr(default, name)]
+        kept: msgspec.Struct = msgspec.structs.replace(mine, **{name: getattr(running, name) for name in unnamed})
+        return kept
 
-    return msgspec.structs.replace(
-        wanted,
-        api=msgspec.structs.replace(wanted.api, **kept(wanted.api, now.api)),
-        nats=msgspec.structs.replace(wanted.nats, **kept(wanted.nats, now.nats)),
-        telemetry=msgspec.structs.replace(wanted.telemetry, **kept(wanted.telemetry, now.telemetry)),
-    )
+    return msgspec.structs.replace(wanted, **{table: placed(table) for table in ("api", "nats", "page", "telemetry")})
 
 
 def difference(before: str, after: str, rows: Sequence[ComparedProcess]) -> str:
