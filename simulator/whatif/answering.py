@@ -156,7 +156,7 @@ def _replayed(fitted: FittedCluster, spec: ScenarioSpec) -> Replayed:
 
 
 def answered(question: Asked, change: AskedChange, replayed: Replayed) -> ChangeAnswer:
-    """What a change does."""
+    """The answer to a change."""
     before, after = question.latencies(question.base), question.latencies(replayed)
     prompts = np.array(question.prompts, dtype=np.float64)
     return ChangeAnswer(
@@ -228,5 +228,5 @@ def greatest_rate(holds: Callable[[float], bool]) -> float:
 
 
 def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """Where the load's file is while questions are asked."""
+    """The folder of the load's file while questions are asked."""
     return tempfile.TemporaryDirectory(prefix="millrace-what-if-")

@@ -1,4 +1,4 @@
-"""What-if on a load whose cluster is known: the replay is right, and so are the changes that it tells of."""
+"""Questions to a load whose cluster is known: the replay is right, and so are the changes that it tells of."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md"]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 #: A command at the beginning of a line of code, or in back quotes.
-MILLRACE = re.compile(r"(?:^ {4,}|`|venv/bin/)millrace ([a-z]+)\b", re.MULTILINE)
+MILLRACE = re.compile(r"(?:^ {4,}|`|venv/bin/)millrace ([a-z]+(?:-[a-z]+)*)\b", re.MULTILINE)
 TASK = re.compile(r"\./task ([a-z][a-z:-]*[a-z])\b")
 BENCH = re.compile(r"python -m bench ([a-z_0-9]+)\b")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
