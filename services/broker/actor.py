@@ -63,7 +63,7 @@ from services.broker.loads import renew_load
 from services.broker.metrics import BrokerMetrics
 from services.broker.observation import Observation
 from services.broker.orders import ORDERS_MAX, Orders
-from services.broker.returning import Returning
+from services.broker.returning import return_queued
 from services.broker.state import DRAIN_OUT_MAX, MS, BalanceNotes, BrokerContext, OwnInstance
 
 #: Heartbeat.
@@ -115,7 +115,6 @@ class BrokerActor:
         }
         self._asks = Asks(self._ctx)
         self._orders = Orders(self._ctx, self._asks)
-        self._returning = Returning(self._ctx)
         self._bids = Bids(self._ctx)
         self._boundaries = Boundaries(self._ctx)
         self._observation = Observation(
@@ -254,7 +253,7 @@ class BrokerActor:
         effects += self._publish_loads(owns, now_ns)
         for own in owns:
             effects += self._asks.look(own, now_ns)
-            effects += self._returning.look(own, now_ns)
+            effects += return_queued(self._ctx, own, now_ns)
             effects += self._boundaries.look(own, now_ns)
         return effects
 

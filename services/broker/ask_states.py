@@ -13,9 +13,6 @@ from millrace.contracts.broker import AskForMove, BidRefusal, MoveBid, MoveReaso
 from millrace.contracts.migration import MigrationFinished, MigrationMode
 from millrace.policies.trading import MovableSequence
 
-#: Numbers beyond this are no lengths; nor are times beyond that.
-LENGTH_MAX, TIME_MAX = 1 << 31, 1 << 62
-
 
 class AskState(StrEnum):
     """State of an ask."""

@@ -16,7 +16,7 @@ from millrace.enginemodel.forecast import LeaveForecast
 from millrace.policies.trading import BidView, LoadView, MovableSequence, PickDecision, PickView, TriggerView
 from millrace.policies.trading.loads import lightest
 
-from services.broker.ask_states import ASKS, TIME_MAX, AskEvent, AskReaction, AskState, OutgoingAsk
+from services.broker.ask_states import ASKS, AskEvent, AskReaction, AskState, OutgoingAsk
 from services.broker.estimates import estimated_bids
 from services.broker.fences import NEVER_MOVED, longest_rest_of, rest_of
 from services.broker.intents import (
@@ -43,9 +43,6 @@ GROWTH_BLOCKS = 4
 
 #: Intents that are looked at in one tick: most of the rest would meet the same full targets.
 LOOKED_AT_MAX = 16
-
-#: Sequences whose leaving is simulated when memory runs short.
-MEMORY_OFFERS_MAX = 8
 
 #: A move may take so long.
 TRANSFER_NS = 30_000 * MS
@@ -201,24 +198,15 @@ class Asks:
     # memory and balance
 
     def _memory(self, own: OwnInstance, record: InstanceRecord, view: IntentView, now_ns: int) -> list[Effect]:
-        """Memory may run short before a move could help, or is forecast to, twice in a row: asks for the sequence that
-        holds most for longest, in the second case for one whose leaving avoids a preemption.
-        """
-        since_ns, at_risk = own.load.short_since_ns, own.load.memory_risk > self._ctx.config.memory.risk_max
-        lasting = since_ns is not None and now_ns - since_ns >= self._ctx.limits.load_ms * MS
-        if not (at_risk or lasting) or any(ask.reason is MoveReason.MEMORY for ask in own.asks.values()):
+        """Memory may run short before a move could help: asks for the sequence that holds most for longest."""
+        at_risk = own.load.memory_risk > self._ctx.config.memory.risk_max
+        if not at_risk or any(ask.reason is MoveReason.MEMORY for ask in own.asks.values()):
             return []
         able = self._able(own, view, MoveReason.MEMORY, now_ns)
-        able.sort(key=lambda each: (-each.blocks * (each.rest_p50 or 1), each.sequence))
         own.load.why = f"memory: short with a probability of {own.load.memory_risk:.0%}, {len(able)} may leave"
-        if able and at_risk:
-            status = own.status(able[0].sequence)
-            return self.ask(own, record, Intent(status, MoveReason.MEMORY), now_ns) if status else []
-        for leave, sequence in self._by_gain(own, [each.sequence for each in able[:MEMORY_OFFERS_MAX]], now_ns):
-            status = own.status(sequence)
-            if status is not None and leave is not None and leave.preemptions_avoided > 0:
-                return self.ask(own, record, Intent(status, MoveReason.MEMORY), now_ns, leave=leave)
-        return []
+        first = min(able, key=lambda each: (-each.blocks * (each.rest_p50 or 1), each.sequence), default=None)
+        status = own.status(first.sequence) if first is not None else None
+        return self.ask(own, record, Intent(status, MoveReason.MEMORY), now_ns) if status is not None else []
 
     def _balance(self, own: OwnInstance, record: InstanceRecord, view: IntentView, now_ns: int) -> list[Effect]:
         """Asks for a move that the policy offers and that would gain something by the loads heard; one at a time, and
@@ -384,10 +372,6 @@ class Asks:
     def _wrong_with(self, ask: OutgoingAsk, body: MoveBid) -> BidRefusal | None:
         if body.refusal is not None:
             return body.refusal
-        counts = (body.load_tokens, body.blocks_idle, body.rest_ns, body.valid_ms)
-        if not 0 <= min(counts) <= max(counts) < TIME_MAX or abs(body.burden_ns) >= TIME_MAX:
-            self._ctx.metrics.refused.add("absurd")
-            return BidRefusal.INVALID
         if body.plan_epoch != self._ctx.view.plan_epoch(ask.body.model):
             self._ctx.metrics.refused.add("stale_plan")
             return BidRefusal.STALE_PLAN
@@ -435,7 +419,6 @@ class Asks:
             blocks_idle=bid.blocks_idle,
             rest_ns=bid.rest_ns,
             preemptions=bid.preemptions,
-            same_machine=self._ctx.view.same_machine(own.instance, bid.bidder),
         )
 
     # awards

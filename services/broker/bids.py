@@ -14,7 +14,7 @@ from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import InstanceRecord
 from millrace.policies.trading import BurdenView
 
-from services.broker.ask_states import LENGTH_MAX, TIME_MAX, asked_sequence
+from services.broker.ask_states import asked_sequence
 from services.broker.asks import GROWTH_BLOCKS
 from services.broker.fences import MoveHistory
 from services.broker.loads import present_load
@@ -60,7 +60,7 @@ class Bids:
 
     def _refusal(self, own: OwnInstance, record: InstanceRecord, body: AskForMove, now_ns: int) -> BidRefusal | None:
         source = self._ctx.view.record(body.source)
-        if not _plausible(body) or body.source == own.instance or body.model != record.model:
+        if body.source == own.instance or body.model != record.model:
             return BidRefusal.INVALID
         if own.draining:
             return BidRefusal.DRAINING
@@ -144,10 +144,10 @@ class Bids:
             return
         moves = bid.ask.moves if bid is not None and bid.ask.sequence == body.sequence else 0
         history = MoveHistory(
-            balance_moves=max(0, moves) + (body.reason is MoveReason.BALANCE),
+            balance_moves=moves + (body.reason is MoveReason.BALANCE),
             moved_ns=now_ns,
             tokens=max(0, body.cost.tokens),
-            duration_ns=max(0, min(body.cost.duration_ns, TIME_MAX)),
+            duration_ns=max(0, body.cost.duration_ns),
         )
         own.sequences.remember(body.sequence, history)
 
@@ -165,7 +165,7 @@ class Bids:
         """The end of its move was not heard: what is here has come by it, as far as is known."""
         ask = bid.ask
         if own.status(ask.sequence) is not None and ask.sequence not in own.sequences.histories:
-            moves = max(0, ask.moves) + (ask.reason is MoveReason.BALANCE)
+            moves = ask.moves + (ask.reason is MoveReason.BALANCE)
             history = MoveHistory(balance_moves=moves, moved_ns=bid.until_ns, tokens=ask.prompt_tokens)
             own.sequences.remember(ask.sequence, history)
 
@@ -173,11 +173,3 @@ class Bids:
         """A new plan, or the bus was away: bids hold no longer, but their awards may be on their way."""
         own.used |= own.bids
         own.bids.clear()
-
-
-def _plausible(body: AskForMove) -> bool:
-    if min(body.output_tokens, body.blocks, body.moves) < 0 or body.prompt_tokens < 1 or body.max_tokens < 1:
-        return False
-    lengths = (body.prompt_tokens, body.output_tokens, body.blocks, body.max_tokens, body.moves)
-    rest = body.rest_p50
-    return max(lengths) < LENGTH_MAX and (rest is None or 0 < rest < LENGTH_MAX)

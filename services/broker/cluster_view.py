@@ -15,8 +15,7 @@ from millrace.policies.stages.routing import stage_order
 from millrace.policies.trading import LoadView
 from millrace.policies.trading.loads import load_view
 
-from services.broker.ask_states import LENGTH_MAX
-from services.broker.heard_loads import HeardLoad, TradeCandidate, load_counts, sampled
+from services.broker.heard_loads import HeardLoad, TradeCandidate, sampled
 
 _MS = 1_000_000
 
@@ -97,7 +96,7 @@ class BrokerView:
 
     def on_load(self, body: LoadReported, now_ns: int) -> bool:
         """A load. Returns whether it counts: of a registered instance, and not older than what is known."""
-        if not body.instance or min(load_counts(body)) < 0 or body.blocks_free > body.blocks_total:
+        if not body.instance or body.blocks_free > body.blocks_total:
             return False
         member = self.members.find(body.instance)
         if member is None or member.record is None or member.record.model != body.model:
@@ -115,7 +114,7 @@ class BrokerView:
         """A refined boundary. Returns whether it counts: of this plan's cuts, of a keeper of the lower stage, and not
         older than the known one. One that crosses its neighbour is known, and applies when it does so no more.
         """
-        if not self._valid(body) or not 1 <= body.length < LENGTH_MAX or not self._serves(body.keeper, body.stage):
+        if not self._valid(body) or not self._serves(body.keeper, body.stage):
             return False
         key = (subject_token(body.model), body.stage)
         known = self._boundaries.get(key)
@@ -294,12 +293,6 @@ class BrokerView:
         until_ns = known.at_ns + self._load_age_ns
         found = self._candidates[name] = TradeCandidate(record, known.view, until_ns)
         return found
-
-    def same_machine(self, one: str, other: str) -> bool:
-        """Whether KV needs no network between the two."""
-        records = self.record(one), self.record(other)
-        machines = [record.kv.machine for record in records if record is not None and record.kv is not None]
-        return len(machines) == 2 and bool(machines[0]) and machines[0] == machines[1]
 
     def plain(self, now_ns: int) -> dict[str, object]:
         """For people and checkers."""

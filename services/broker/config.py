@@ -25,19 +25,11 @@ class TradingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         policy: A policy of the slot ``trading``; ``none`` balances nothing.
         parameters: The policy's parameters.
         reasons: For which of these sequences move; none for no moves but those that are ordered.
-        returns: For which of drain and balance queued sequences are handed back to their ingresses.
     """
 
     policy: Annotated[str, WIRED] = "none"
     parameters: Annotated[dict[str, Any], WIRED] = {}
     reasons: tuple[MoveReason, ...] = tuple(MoveReason)
-    returns: tuple[MoveReason, ...] = (MoveReason.DRAIN,)
-
-    def __post_init__(self) -> None:
-        """Refuses what cannot be. Raises ValueError naming the field."""
-        others = set(self.returns) - {MoveReason.DRAIN, MoveReason.BALANCE}
-        if others:
-            raise ValueError(f"returns may name drain and balance, names {', '.join(sorted(others))}")
 
 
 class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -32,7 +32,6 @@ def estimated_bids(
                 load_tokens=load.demand,
                 blocks_idle=max(0, load.blocks_free - body.blocks),
                 rest_ns=forecast.rest_ns if forecast is not None else 0,
-                same_machine=ctx.view.same_machine(own.instance, load.name),
             )
         )
     return bids

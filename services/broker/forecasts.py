@@ -148,8 +148,3 @@ def told_curve(forecast: LoadForecast | None) -> LoadCurve | None:
         blocks=list(forecast.blocks),
         running=list(forecast.running),
     )
-
-
-def runs_short(forecast: LoadForecast | None) -> bool:
-    """Whether sequences will be preempted within the horizon."""
-    return forecast is not None and bool(forecast.preemptions) and forecast.preemptions[-1] > 0

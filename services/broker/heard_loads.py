@@ -46,25 +46,3 @@ def sampled(names: list[str], instance: str, now_ns: int) -> Iterator[list[str]]
     turned = names[first:] + names[:first]
     for at in range(0, len(turned), LOOKED_AT):
         yield turned[at : at + LOOKED_AT]
-
-
-def load_counts(body: LoadReported) -> tuple[float, ...]:
-    """Figures of a load that must not be negative. NaN becomes -1: ``min`` returns NaN only where it comes first."""
-    rate = body.tokens_per_s if 0 <= body.tokens_per_s < float("inf") else -1.0
-    risk = body.memory_risk if 0 <= body.memory_risk <= 1 else -1.0
-    curve = body.curve
-    forecast = [*curve.tokens, *curve.blocks, *curve.running, curve.step_ns] if curve is not None else []
-    return (
-        rate,
-        risk,
-        body.tokens,
-        body.waiting_tokens,
-        body.running,
-        body.waiting,
-        body.blocks_free,
-        body.queued_tokens,
-        body.at_ns,
-        *body.length_counts,
-        *body.length_tokens,
-        *forecast,
-    )

@@ -10,7 +10,7 @@ from millrace.policies.stages.digest import LengthDigest, digest
 from millrace.policies.trading import LoadView
 
 from services.broker.fences import length_of
-from services.broker.forecasts import runs_short, told_curve
+from services.broker.forecasts import told_curve
 from services.broker.state import MS, BrokerContext, OwnInstance
 
 #: Points of a load curve.
@@ -66,16 +66,12 @@ def present_load(own: OwnInstance) -> LoadView:
 
 
 def renew_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, now_ns: int) -> LoadReported:
-    """The load now, with a curve forecast anew where the policy looks at it; notes whether memory will run short."""
+    """The load now, with a curve forecast anew where the policy looks at it."""
     snapshot, forecast = own.snapshot, None
     assert snapshot is not None, "there is no load without a snapshot"
     if own.forecasts is not None and ctx.policy.needs_forecast:
         horizon_ns, boundary = ctx.limits.horizon_ms * MS, ctx.view.boundary(own.instance)
         forecast = own.forecasts.curve(snapshot, boundary, now_ns, horizon_ns=horizon_ns, points=CURVE_POINTS)
-    if not runs_short(forecast):
-        own.load.short_since_ns = None
-    elif own.load.short_since_ns is None:
-        own.load.short_since_ns = now_ns
     stage = ctx.view.stage(own.instance)
     lengths = digest(length_of(status) for status in (*snapshot.running, *snapshot.waiting))
     own.load.at_ns = now_ns
@@ -93,8 +89,6 @@ def renew_load(ctx: BrokerContext, own: OwnInstance, record: InstanceRecord, now
         blocks_free=min(snapshot.blocks_free, snapshot.blocks_total),
         blocks_total=snapshot.blocks_total,
         tokens_per_s=own.load.tokens_per_s,
-        outgoing=own.moving_out,
-        incoming=len(own.bids),
         queued_tokens=own.promised_tokens,
         length_counts=list(lengths.counts),
         length_tokens=list(lengths.tokens),

@@ -105,7 +105,6 @@ class LoadNotes:
     Attributes:
         reported: The last load, and ``at_ns`` when.
         output_total, output_at_ns, tokens_per_s: For its rate of decoding.
-        short_since_ns: Since when memory is forecast to run short; None while it is not.
         memory_risk: Probability that it runs short within a few moves' time.
         why: What is done about its sequences, or why nothing moves.
     """
@@ -115,7 +114,6 @@ class LoadNotes:
     output_total: int = 0
     output_at_ns: int = 0
     tokens_per_s: float = 0.0
-    short_since_ns: int | None = None
     memory_risk: float = 0.0
     why: str = ""
 
@@ -217,11 +215,6 @@ class OwnInstance:
     def draining(self) -> bool:
         """Whether everything shall leave it, and nothing comes."""
         return self.evacuation is not None or (self.summary is not None and self.summary.draining)
-
-    @property
-    def moving_out(self) -> int:
-        """Sequences that are awarded elsewhere."""
-        return sum(ask.moving for ask in self.asks.values())
 
     @property
     def taken(self) -> set[str]:

@@ -61,7 +61,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         lost: Refused, failed, or still open at the end.
         requests_per_s, tokens_per_s: From the first arrival to the last end.
         goodput: Share of all requests that completed within the SLO.
-        goodput_per_s: The same per second.
         prefix_share: Prompt tokens found in prefix caches.
         prefix_error: Cached tokens predicted wrongly, per prompt token of requests with a forecast; None without.
         imbalance: Coefficient of variation of tokens over instances.
@@ -85,7 +84,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
     tokens_per_s: float
     goodput: float
-    goodput_per_s: float
     preemptions: int
     prefix_share: float
     prefix_error: float | None
@@ -129,7 +127,6 @@ def summarise(outcome: ScenarioOutcome) -> Summary:
         requests_per_s=len(done) / span_s,
         tokens_per_s=sum(record.output_tokens for record in done) / span_s,
         goodput=good / asked,
-        goodput_per_s=good / span_s,
         preemptions=sum(last.preemptions for last in last_samples(outcome.samples).values()),
         prefix_share=sum(record.cached_tokens for record in done) / prompt_tokens if prompt_tokens else 0.0,
         prefix_error=_prefix_error(done),

@@ -38,7 +38,6 @@ class ClientExchange(msgspec.Struct):
     call: Call
     process: object
     expected: list[ExpectedChoice]
-    submitted_ns: int
     texts: list[str]
     tokens: list[int]
     finished: list[str]
@@ -72,7 +71,6 @@ class Clients:
             call=call,
             process=process,
             expected=expected,
-            submitted_ns=process.now_ns,
             texts=["" for _ in expected],
             tokens=[0 for _ in expected],
             finished=["" for _ in expected],

@@ -21,7 +21,6 @@ from millrace.actor.effects import (
     Subscribe,
     Unsubscribe,
 )
-from millrace.contracts.broker import MoveReason
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.local import (
     BusDisconnected,
@@ -254,7 +253,6 @@ class BrokerWorld:
             policy=config.pop("policy"),
             parameters=config.pop("parameters", {}),
             **({"reasons": tuple(config.pop("reasons"))} if "reasons" in config else {}),
-            **({"returns": tuple(map(MoveReason, config.pop("returns")))} if "returns" in config else {}),
         )
         fences = FenceConfig(**config.pop("fences", {}))
         memory = MemoryConfig(**config.pop("memory", {}))

@@ -11,7 +11,6 @@ from millrace.contracts.status import SequenceState
 from millrace.contracts.worker import ReturnSequences
 
 from services.broker.bids import BIDS_MAX
-from services.broker.config import TradingConfig
 from tests.unit.broker_rig import EAGER, MS, SECOND, START_NS, BrokerWorld, FakeInstance, FakeSequence, filled, plan
 
 STANDING = [MoveReason.DRAIN, MoveReason.HANDOFF, MoveReason.BOUNDARY]
@@ -328,30 +327,10 @@ def test_nothing_is_handed_back_where_nobody_else_could_take_it():
     assert returned(world) == []
 
 
-def test_a_queue_is_left_alone_unless_balance_may_hand_it_back():
-    world = BrokerWorld(queueing(), FakeInstance("b"), policy="none")
+def test_a_queue_is_left_alone_where_nothing_drains():
+    world = BrokerWorld(queueing(3), FakeInstance("b"))
     world.run(3_000)
     assert returned(world) == []
-
-
-def test_the_last_of_a_queue_goes_to_a_peer_that_could_begin_at_once():
-    world = BrokerWorld(queueing(3), FakeInstance("b"), policy="none", returns=["balance"])
-    world.run(1_500)
-    assert returned(world)[0] == "q2.0"
-    assert len(returned(world)) <= 3, "one at a time, and not before loads show the last one"
-
-
-@pytest.mark.parametrize("peer", [FakeInstance("b", blocks=20), queueing(1)], ids=["no room", "a queue"])
-def test_a_peer_that_could_not_begin_at_once_is_no_reason(peer: FakeInstance):
-    peer = FakeInstance("b", sequences=dict(peer.sequences), blocks=peer.blocks)
-    world = BrokerWorld(queueing(1), peer, policy="none", returns=["balance"])
-    world.run(3_000)
-    assert returned(world) == []
-
-
-def test_only_drain_and_balance_can_hand_back():
-    with pytest.raises(ValueError, match="returns may name drain and balance, names memory"):
-        TradingConfig(returns=(MoveReason.MEMORY,))
 
 
 # What people are told
@@ -565,44 +544,19 @@ def heard(world: BrokerWorld, subject: str, body, sender: str) -> list:
     return answers
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"prompt_tokens": 0},
-        {"prompt_tokens": -5},
-        {"output_tokens": -1},
-        {"blocks": -1},
-        {"blocks": 1 << 40},
-        {"rest_p50": 0},
-        {"rest_p50": -3},
-        {"moves": -1},
-        {"max_tokens": 0},
-        {"model": "other"},
-        {"source": "b"},
-    ],
-)
-def test_an_absurd_ask_gets_no_bid(changes):
+@pytest.mark.parametrize("changes", [{"model": "other"}, {"source": "b"}])
+def test_an_ask_of_another_model_or_of_its_own_instance_gets_no_bid(changes):
     world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
     sender = "broker-b" if changes.get("source") == "b" else "broker-a"
     heard(world, "ask.m.b", ask_of(**changes), sender)
     assert [body.refusal for body in world.bodies(MoveBid)] == [BidRefusal.INVALID]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tokens_per_s": float("nan")},
-        {"tokens_per_s": float("inf")},
-        {"tokens": -1},
-        {"blocks_free": 99},
-        {"at_ns": -1},
-    ],
-)
-def test_an_absurd_load_is_counted_and_not_believed(changes):
+def test_a_load_with_more_free_blocks_than_there_are_is_counted_and_not_believed():
     world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
-    load = msgspec.structs.replace(world.bodies(LoadReported)[-1], instance="b", blocks_free=1, blocks_total=10)
+    load = msgspec.structs.replace(world.bodies(LoadReported)[-1], instance="b", blocks_free=99, blocks_total=10)
     before = world.refused("a").get("load", 0)
-    heard(world, "load.m.unplanned", msgspec.structs.replace(load, **changes), "broker-b")
+    heard(world, "load.m.unplanned", load, "broker-b")
     assert world.refused("a")["load"] == before + 1
 
 

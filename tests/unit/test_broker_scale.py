@@ -93,7 +93,7 @@ def test_each_load_of_a_message_is_believed_for_itself() -> None:
     strange = process.load_of("stranger")
     process.say(LoadsReported(loads=[strange, process.load_of("a")]), "q", "mr.test.load.m.s0")
     assert process.heard() == ["a", "b", "c", "stranger"]
-    absurd = msgspec.structs.replace(strange, at_ns=process.now_ns + 1, tokens=-1)
+    absurd = msgspec.structs.replace(strange, at_ns=process.now_ns + 1, blocks_free=strange.blocks_total + 1)
     process.say(LoadsReported(loads=[absurd]), "q", "mr.test.load.m.s0")
     assert process.actor.metrics.refused.total() == 1
     process.say(LoadsReported(loads=[]), "q", "mr.test.load.m.s0")

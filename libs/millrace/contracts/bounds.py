@@ -1,4 +1,4 @@
-"""Types of configuration keys with bounds: checked where a file is read, shown in docs/CONFIGURATION.md."""
+"""Types with bounds, of configuration keys and of messages: checked where a file is read, or a message decoded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ Natural = Annotated[int, Meta(ge=0)]
 
 #: Processes of one service.
 Processes = Annotated[int, Meta(ge=1, le=64)]
+
+#: A length of a sequence, or a sum of some, tokens or blocks.
+Tokens = Annotated[int, Meta(ge=0, lt=1 << 31)]
+
+#: A time, ns.
+TimeNs = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+#: A difference of times, ns.
+DelayNs = Annotated[int, Meta(gt=-(1 << 62), lt=1 << 62)]
 
 #: A time span that cannot be nothing.
 Span = Annotated[float, Meta(gt=0)]

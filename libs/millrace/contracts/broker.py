@@ -17,10 +17,15 @@ carries the delay that the move causes, and in that a receiver keeps no queue: i
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
+from millrace.contracts.bounds import DelayNs, Share, TimeNs, Tokens
 from millrace.contracts.message import Body
+
+#: A length that is not nothing.
+Length = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 
 
 class MoveReason(StrEnum):
@@ -43,10 +48,10 @@ class LoadCurve(msgspec.Struct, frozen=True, array_like=True):
         running: Sequences in the batch.
     """
 
-    step_ns: int
-    tokens: list[int]
-    blocks: list[int]
-    running: list[int]
+    step_ns: TimeNs
+    tokens: list[Tokens]
+    blocks: list[Tokens]
+    running: list[Tokens]
 
 
 class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
@@ -58,7 +63,6 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
         tokens: KV tokens of running sequences.
         waiting_tokens: Tokens that queued sequences will need at least.
         tokens_per_s: Tokens that it decodes, over the last seconds.
-        outgoing, incoming: Sequences that are awarded elsewhere, and open bids.
         queued_tokens: Lengths of the sequences for which its bids hold.
         length_counts, length_tokens: Histogram of the lengths of all its sequences: how many there are per bin of
             ``policies.stages.digest.STARTS``, and the sum of their lengths; bins behind the last one given are empty.
@@ -73,21 +77,19 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
     model: str
     stage: str
     plan_epoch: int
-    at_ns: int
-    tokens: int
-    waiting_tokens: int
-    running: int
-    waiting: int
-    blocks_free: int
-    blocks_total: int
-    tokens_per_s: float = 0.0
-    outgoing: int = 0
-    incoming: int = 0
-    queued_tokens: int = 0
-    length_counts: list[int] = []
-    length_tokens: list[int] = []
+    at_ns: TimeNs
+    tokens: Tokens
+    waiting_tokens: Tokens
+    running: Tokens
+    waiting: Tokens
+    blocks_free: Tokens
+    blocks_total: Tokens
+    tokens_per_s: Annotated[float, msgspec.Meta(ge=0, lt=1e12)] = 0.0
+    queued_tokens: Tokens = 0
+    length_counts: list[Tokens] = []
+    length_tokens: list[Tokens] = []
     draining: bool = False
-    memory_risk: float = 0.0
+    memory_risk: Share = 0.0
     curve: LoadCurve | None = None
     why: str = ""
 
@@ -123,13 +125,13 @@ class AskForMove(Body, frozen=True, kw_only=True, tag="AskForMove/2"):
     source: str
     reason: MoveReason
     plan_epoch: int
-    prompt_tokens: int
-    output_tokens: int
-    blocks: int
-    max_tokens: int
-    rest_p50: int | None = None
-    rest_p90: int | None = None
-    moves: int = 0
+    prompt_tokens: Length
+    output_tokens: Tokens
+    blocks: Tokens
+    max_tokens: Length
+    rest_p50: Length | None = None
+    rest_p90: Length | None = None
+    moves: Tokens = 0
     recompute: bool = False
     within_ms: int = 50
     why: str = ""
@@ -167,12 +169,12 @@ class MoveBid(Body, frozen=True, kw_only=True, tag="MoveBid/2"):
     bidder: str
     plan_epoch: int
     refusal: BidRefusal | None = None
-    burden_ns: int = 0
-    load_tokens: int = 0
-    blocks_idle: int = 0
-    rest_ns: int = 0
-    preemptions: int = 0
-    valid_ms: int = 0
+    burden_ns: DelayNs = 0
+    load_tokens: Tokens = 0
+    blocks_idle: Tokens = 0
+    rest_ns: TimeNs = 0
+    preemptions: Tokens = 0
+    valid_ms: Tokens = 0
 
 
 class BoundaryMoved(Body, frozen=True, kw_only=True, tag="BoundaryMoved/1"):
@@ -191,7 +193,7 @@ class BoundaryMoved(Body, frozen=True, kw_only=True, tag="BoundaryMoved/1"):
     model: str
     stage: str
     next_stage: str
-    length: int
+    length: Length
     plan_epoch: int
     version: int
     keeper: str

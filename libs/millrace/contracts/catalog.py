@@ -51,7 +51,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="tag",
         subject="tag.{model}",
-        pattern=Pattern.QUEUE_REQUEST,
         messages=(TagRequest,),
         replies=(LengthTag, ErrorReply),
         queue_group="tagger",
@@ -62,7 +61,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="predict",
         subject="predict.{model}.{instance}",
-        pattern=Pattern.QUEUE_REQUEST,
         messages=(PredictLatency,),
         replies=(LatencyPrediction, NoPrediction, ErrorReply),
         queue_group="predictor",
@@ -73,7 +71,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="judge",
         subject="judge.{cascade}",
-        pattern=Pattern.QUEUE_REQUEST,
         messages=(JudgeAnswer,),
         replies=(AnswerJudged, ErrorReply),
         queue_group="judge",
@@ -84,7 +81,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="submit",
         subject="engine.{instance}.submit",
-        pattern=Pattern.REQUEST,
         messages=(SubmitSequence,),
         replies=(SequenceAccepted, SequenceRefused, ErrorReply),
         senders=(Role.INGRESS, Role.MIGRATOR),
@@ -94,7 +90,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="cancel",
         subject="engine.{instance}.cancel",
-        pattern=Pattern.PUBLISH,
         messages=(CancelSequence,),
         senders=(Role.INGRESS,),
         receivers=(Role.WORKER,),
@@ -103,7 +98,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="resend",
         subject="engine.{instance}.resend",
-        pattern=Pattern.REQUEST,
         messages=(ResendTokens,),
         replies=(TokensResent, TokensForgotten, ErrorReply),
         senders=(Role.INGRESS,),
@@ -113,7 +107,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="acknowledge",
         subject="engine.{instance}.acknowledge",
-        pattern=Pattern.PUBLISH,
         messages=(AcknowledgeSequences,),
         senders=(Role.INGRESS,),
         receivers=(Role.WORKER,),
@@ -122,7 +115,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="drain",
         subject="engine.{instance}.drain",
-        pattern=Pattern.PUBLISH,
         messages=(DrainWorker,),
         senders=(Role.COORDINATOR, Role.SUPERVISOR, Role.OPERATOR),
         receivers=(Role.WORKER,),
@@ -131,7 +123,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="budget",
         subject="engine.{instance}.budget",
-        pattern=Pattern.PUBLISH,
         messages=(SetStepBudget,),
         senders=(Role.COORDINATOR,),
         receivers=(Role.WORKER,),
@@ -140,7 +131,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="return",
         subject="engine.{instance}.return",
-        pattern=Pattern.PUBLISH,
         messages=(ReturnSequences,),
         senders=(Role.BROKER,),
         receivers=(Role.WORKER,),
@@ -149,7 +139,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="tokens",
         subject="tokens.{ingress}",
-        pattern=Pattern.PUBLISH,
         messages=(TokensGenerated,),
         senders=(Role.WORKER,),
         receivers=(Role.INGRESS,),
@@ -158,7 +147,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="returned",
         subject="returned.{ingress}",
-        pattern=Pattern.PUBLISH,
         messages=(SequencesReturned,),
         senders=(Role.WORKER,),
         receivers=(Role.INGRESS,),
@@ -167,7 +155,7 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="find",
         subject="find",
-        pattern=Pattern.GATHER,
+        gathers=True,
         messages=(FindRequests,),
         replies=(RequestsFound,),
         senders=(Role.OPERATOR,),
@@ -177,7 +165,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="status",
         subject="status.{model}.{instance}",
-        pattern=Pattern.PUBLISH,
         messages=(StatusSnapshot,),
         senders=(Role.WORKER,),
         receivers=(Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
@@ -186,7 +173,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="summary",
         subject="summary.{model}.{instance}",
-        pattern=Pattern.PUBLISH,
         messages=(InstanceSummary,),
         senders=(Role.WORKER,),
         receivers=(Role.INGRESS, Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
@@ -195,7 +181,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="presence",
         subject="presence.{role}.{name}",
-        pattern=Pattern.PUBLISH,
         messages=(ServicePresence,),
         senders=(
             Role.INGRESS,
@@ -214,7 +199,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="decision",
         subject="decision.{model}",
-        pattern=Pattern.PUBLISH,
         messages=(DecisionMade,),
         senders=(Role.INGRESS, Role.COORDINATOR),
         receivers=(Role.OBSERVER, Role.PREDICTOR, Role.COORDINATOR),
@@ -223,7 +207,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="outcome",
         subject="outcome.{model}",
-        pattern=Pattern.PUBLISH,
         messages=(RequestFinished,),
         senders=(Role.INGRESS,),
         receivers=(Role.TAGGER, Role.PREDICTOR, Role.COORDINATOR),
@@ -232,7 +215,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="provisioning",
         subject="provisioning.{model}",
-        pattern=Pattern.PUBLISH,
         messages=(ProvisioningDecided,),
         senders=(Role.COORDINATOR,),
         receivers=(Role.OBSERVER,),
@@ -241,7 +223,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="provision_start",
         subject="provision.{host}.start",
-        pattern=Pattern.REQUEST,
         messages=(StartInstance,),
         replies=(InstanceStarting, ProvisionRefused, ErrorReply),
         senders=(Role.COORDINATOR, Role.OPERATOR),
@@ -251,7 +232,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="provision_stop",
         subject="provision.{host}.stop",
-        pattern=Pattern.REQUEST,
         messages=(StopInstance,),
         replies=(InstanceStopping, ProvisionRefused, ErrorReply),
         senders=(Role.COORDINATOR, Role.OPERATOR),
@@ -261,7 +241,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="provision_update",
         subject="provision.{host}.update",
-        pattern=Pattern.REQUEST,
         messages=(UpdateCluster,),
         replies=(ClusterCompared, ErrorReply),
         senders=(Role.OPERATOR,),
@@ -271,7 +250,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="coordinate_role",
         subject="coordinate.{model}.role",
-        pattern=Pattern.REQUEST,
         messages=(SetRole,),
         replies=(OrderAccepted, OrderRefused, ErrorReply),
         senders=(Role.OPERATOR,),
@@ -281,7 +259,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="coordinate_scale",
         subject="coordinate.{model}.scale",
-        pattern=Pattern.REQUEST,
         messages=(SetInstances,),
         replies=(OrderAccepted, OrderRefused, ErrorReply),
         senders=(Role.OPERATOR,),
@@ -291,7 +268,6 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="coordinate_propose",
         subject="coordinate.{model}.propose",
-        pattern=Pattern.PUBLISH,
         messages=(PlanProposed,),
         senders=(Role.COORDINATOR,),
         receivers=(Role.COORDINATOR, Role.OBSERVER),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadReported, LoadsReported, MoveBid
-from millrace.contracts.channels import Channel, Pattern, Role
+from millrace.contracts.channels import Channel, Role
 
 BROKER_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="load",
         subject="load.{model}.{stage}",
-        pattern=Pattern.PUBLISH,
         messages=(LoadReported, LoadsReported),
         senders=(Role.BROKER,),
         receivers=(Role.BROKER, Role.COORDINATOR, Role.MIGRATOR),
@@ -18,7 +17,6 @@ BROKER_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="ask",
         subject="ask.{model}.{instance}",
-        pattern=Pattern.PUBLISH,
         messages=(AskForMove,),
         senders=(Role.BROKER,),
         receivers=(Role.BROKER,),
@@ -27,7 +25,6 @@ BROKER_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="bid",
         subject="bid.{source}.{bidder}",
-        pattern=Pattern.PUBLISH,
         messages=(MoveBid,),
         senders=(Role.BROKER,),
         receivers=(Role.BROKER, Role.WORKER),
@@ -36,7 +33,6 @@ BROKER_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="boundary",
         subject="boundary.{model}.{stage}",
-        pattern=Pattern.PUBLISH,
         messages=(BoundaryMoved,),
         senders=(Role.BROKER,),
         receivers=(Role.BROKER, Role.INGRESS, Role.COORDINATOR),

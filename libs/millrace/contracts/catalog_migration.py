@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.contracts.channels import Channel, Pattern, Role
+from millrace.contracts.channels import Channel, Role
 from millrace.contracts.leases import (
     EndLease,
     FreezeSequence,
@@ -34,7 +34,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="lease",
         subject="engine.{instance}.lease",
-        pattern=Pattern.REQUEST,
         messages=(LeaseKv,),
         replies=(KvLeased, KvRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
@@ -44,7 +43,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="freeze",
         subject="engine.{instance}.freeze",
-        pattern=Pattern.REQUEST,
         messages=(FreezeSequence,),
         replies=(SequenceFrozen, KvLeased, KvRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
@@ -54,7 +52,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="end_lease",
         subject="engine.{instance}.end",
-        pattern=Pattern.PUBLISH,
         messages=(EndLease,),
         senders=(Role.MIGRATOR,),
         receivers=(Role.WORKER,),
@@ -63,7 +60,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="prepare",
         subject="engine.{instance}.prepare",
-        pattern=Pattern.REQUEST,
         messages=(PrepareMigration,),
         replies=(MigrationPrepared, KvRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
@@ -73,7 +69,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="pull",
         subject="engine.{instance}.pull",
-        pattern=Pattern.REQUEST,
         messages=(PullKv,),
         replies=(KvPulled, KvRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
@@ -83,7 +78,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="unreserve",
         subject="engine.{instance}.unreserve",
-        pattern=Pattern.PUBLISH,
         messages=(UnreserveKv,),
         senders=(Role.MIGRATOR,),
         receivers=(Role.WORKER,),
@@ -92,7 +86,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="epoch",
         subject="epoch.{ingress}",
-        pattern=Pattern.REQUEST,
         messages=(AllotEpoch,),
         replies=(EpochAllotted, EpochRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
@@ -102,7 +95,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="moved",
         subject="moved.{ingress}",
-        pattern=Pattern.PUBLISH,
         messages=(SequenceMoved,),
         senders=(Role.WORKER,),
         receivers=(Role.INGRESS,),
@@ -111,7 +103,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="replicated",
         subject="replicated.{ingress}",
-        pattern=Pattern.PUBLISH,
         messages=(KvReplicated,),
         senders=(Role.MIGRATOR,),
         receivers=(Role.INGRESS,),
@@ -120,7 +111,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="migrate_start",
         subject="migrate.{instance}.start",
-        pattern=Pattern.REQUEST,
         messages=(MigrateSequence,),
         replies=(MigrationFinished, ErrorReply),
         senders=(Role.OPERATOR, Role.COORDINATOR),
@@ -130,7 +120,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="migrate_evacuate",
         subject="migrate.{instance}.evacuate",
-        pattern=Pattern.REQUEST,
         messages=(EvacuateInstance,),
         replies=(InstanceEvacuated, ErrorReply),
         senders=(Role.WORKER, Role.OPERATOR, Role.COORDINATOR),
@@ -140,7 +129,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="migrate_move",
         subject="migrate.{instance}.move",
-        pattern=Pattern.REQUEST,
         messages=(MoveSequence,),
         replies=(MigrationFinished, ErrorReply),
         senders=(Role.BROKER,),
@@ -150,7 +138,6 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="migration",
         subject="migration.{model}.{source}.{target}",
-        pattern=Pattern.PUBLISH,
         messages=(MigrationFinished,),
         senders=(Role.MIGRATOR,),
         receivers=(Role.OBSERVER, Role.COORDINATOR, Role.BROKER, Role.PREDICTOR),

@@ -42,17 +42,28 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         subject: After the prefix; ``{parameter}`` stands for one subject token.
         messages: Types sent there.
         replies: Types answered, empty for publish.
+        queue_group: Of the receivers, of which one takes each message.
+        gathers: Whether every receiver answers.
     """
 
     name: str
     subject: str
-    pattern: Pattern
     messages: tuple[type[Body], ...]
     senders: tuple[Role, ...]
     receivers: tuple[Role, ...]
     replies: tuple[type[Body], ...] = ()
     queue_group: str = ""
+    gathers: bool = False
     summary: str = ""
+
+    @property
+    def pattern(self) -> Pattern:
+        """How it is used."""
+        if self.gathers:
+            return Pattern.GATHER
+        if not self.replies:
+            return Pattern.PUBLISH
+        return Pattern.QUEUE_REQUEST if self.queue_group else Pattern.REQUEST
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):

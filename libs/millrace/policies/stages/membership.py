@@ -33,14 +33,6 @@ class StageShape(msgspec.Struct, frozen=True, kw_only=True):
     instances: int
 
 
-def shapes_of(stages: Iterable[Stage]) -> list[StageShape]:
-    """Shapes of a plan's stages: the ranges, and the numbers of instances that the planner gave them."""
-    return [
-        StageShape(length_min=s.length_min, length_max=s.length_max, instances=max(1, s.instances_wanted))
-        for s in stages
-    ]
-
-
 def assign(
     shapes: Sequence[StageShape],
     instances: Iterable[str],

@@ -71,9 +71,9 @@ class LengthStatistics:
         """Mean output length, tokens; 0 without requests."""
         return float(self.decode_tokens.sum()) / self.requests if self.requests else 0.0
 
-    def crossing(self, bin_index: int, *, hysteresis_bins: int = 0) -> float:
-        """Sequences that begin below an edge and grow past it, or past the edge so many bins above it."""
-        return float(self.paths[:bin_index, min(BINS, bin_index + hysteresis_bins) :].sum())
+    def crossing(self, bin_index: int) -> float:
+        """Sequences that begin below an edge and grow past it."""
+        return float(self.paths[:bin_index, bin_index:].sum())
 
 
 def statistics_of(

@@ -118,7 +118,7 @@ class BurdenView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class BidView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One bid, as MoveBid; ``same_machine``: KV needs no network to get there."""
+    """One bid, as MoveBid."""
 
     bidder: str
     burden_ns: int
@@ -126,7 +126,6 @@ class BidView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     blocks_idle: int
     rest_ns: int = 0
     preemptions: int = 0
-    same_machine: bool = False
 
 
 class PickView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
