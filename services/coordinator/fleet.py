@@ -12,6 +12,8 @@ from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.policies.provisioning import InstanceLoad, LatencySample, ProvisioningDecision, ProvisioningView
 
+from services.coordinator.scaling import WaitingScale
+
 #: Latencies kept per model and kind. At 400 requests a second the usual window of 10 s is whole; beyond, it is shorter.
 SAMPLES_MAX = 4096
 
@@ -46,7 +48,7 @@ class Order:
         deadline_ns: When it should be done; set once it is accepted.
         shape: That a started one shall have; empty for any.
         role: That a started one gets; None for the configured one.
-        waiter: The operator's order that it is part of; empty for the policy's own.
+        waiter: The operator's order that it is part of; None for the policy's own.
         drain_limit_s: For a stop: how long requests may go on there, seconds.
     """
 
@@ -60,7 +62,7 @@ class Order:
     deadline_ns: int = 0
     shape: str = ""
     role: InstanceRole | None = None
-    waiter: str = ""
+    waiter: WaitingScale | None = None
     drain_limit_s: float = 0.0
 
 

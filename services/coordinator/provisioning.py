@@ -64,7 +64,7 @@ from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, RegisteredInst
 from services.coordinator.led_models import LedModels, Proposals
 from services.coordinator.metrics import ProvisioningMetrics
 from services.coordinator.roles import answer, old_plan
-from services.coordinator.scaling import ScaleOrders, WaitingScale
+from services.coordinator.scaling import WaitingScale
 
 TICK_NS = 1_000_000_000
 
@@ -89,7 +89,6 @@ class ProvisioningActor:
         self._fleets: dict[str, Fleet] = {}
         self._orders = 0
         self._said: set[str] = set()
-        self._scaling = ScaleOrders()
 
     @property
     def on(self) -> bool:
@@ -281,7 +280,7 @@ class ProvisioningActor:
             now_ns: Unix ns.
         """
         fleet = self._fleets.setdefault(body.model, Fleet(self._policy.initial_state))
-        waiter = f"{self._incarnation}/{self._orders}"
+        waiter = WaitingScale(reply_to=reply_to)
         orders = [self._new_order(body.model, "start") for _ in range(verdict.start)]
         for name in verdict.stop:
             limit_s = limits_s[name] or self._config.drain_limit_s
@@ -289,9 +288,8 @@ class ProvisioningActor:
             orders.append(self._new_order(body.model, "stop", name, incarnation, drain_limit_s=limit_s))
         for order in orders:
             order.shape, order.role, order.waiter = body.shape, body.role, waiter
-        limit_ms = round(1000 * max((order.drain_limit_s for order in orders), default=0.0))
-        names = {order.name for order in orders}
-        self._scaling.begin(waiter, WaitingScale(reply_to=reply_to, open=names, limit_ms=limit_ms))
+        waiter.open = {order.name for order in orders}
+        waiter.limit_ms = round(1000 * max((order.drain_limit_s for order in orders), default=0.0))
         what = " ".join(filter(None, (str(body.count), body.shape, str(body.role or ""))))
         decision = ProvisioningDecision(start=verdict.start, stop=verdict.stop, reason=f"an operator asked for {what}")
         return self._begin(fleet, fleet.view(body.model, known, set(known)), decision, orders, "operator", now_ns)
@@ -302,8 +300,6 @@ class ProvisioningActor:
         if fleet is not None and (fleet.asked or fleet.starting or fleet.stopping):
             under_way = [*sorted(fleet.starting), *sorted(fleet.stopping)] or ["an order that is not answered yet"]
             return OrderRefused(reason=OrderRefusal.SCALING, detail=f"under way: {', '.join(under_way)}")
-        if self._scaling.full:
-            return OrderRefused(reason=OrderRefusal.SCALING, detail="too many orders wait for provisioners")
         return None
 
     # orders
@@ -350,14 +346,14 @@ class ProvisioningActor:
                 order.deadline_ns = now_ns + _ns(self._config.start_limit_s)
                 fleet.starting[body.instance] = order
                 effects: list[Effect] = []
-                if order.waiter:  # the name may have been another instance's, with another role
+                if order.waiter is not None:  # the name may have been another instance's, with another role
                     orders = {body.instance: order.role}
                     effects = [self._proposals.send(order.model, now_ns, role_orders=orders)]
-                return [*effects, *self._scaling.accepted(order)]
+                return [*effects, *_accepted(order)]
             case InstanceStopping() as body:
                 order.deadline_ns = now_ns + _ns(order.drain_limit_s) + STOP_GRACE_NS
                 fleet.stopping[body.instance] = order
-                return self._scaling.accepted(order)
+                return _accepted(order)
             case ProvisionRefused() as body:
                 return self._refused(fleet, order, body)
             case body:
@@ -394,8 +390,8 @@ class ProvisioningActor:
     def _failed(self, fleet: Fleet, order: Order, outcome: str, detail: str) -> list[Effect]:
         """The end of an order that nobody carries out; said once per reason until a start succeeds again."""
         self._metrics.orders.add(order.action, outcome)
-        if order.waiter:
-            return self._scaling.failed(order, outcome, detail)
+        if order.waiter is not None:
+            return order.waiter.failed(order.name, outcome, detail)
         fleet.failures += order.action == "start"
         key = f"{order.action} {outcome}"
         if key in self._said:
@@ -423,12 +419,15 @@ class ProvisioningActor:
 
     def check_invariants(self) -> None:
         """Bounds hold."""
-        self._scaling.check()
         most = max(ORDER_MAX, getattr(self._parameters, "instances_max", 0))
         for fleet in self._fleets.values():
             assert len(fleet.starting) <= most, fleet.starting
             assert len(fleet.predicted) <= SAMPLES_MAX
             assert len(fleet.measured) <= SAMPLES_MAX
+
+
+def _accepted(order: Order) -> list[Effect]:
+    return order.waiter.accepted(order.name, order.action, order.instance) if order.waiter is not None else []
 
 
 def _ns(seconds: float) -> int:

@@ -1,8 +1,4 @@
-"""Orders of an operator to have more or fewer instances: what provisioners have answered, and the answer.
-
-Part of the coordinator's provisioning. One operator's order becomes several to provisioners; it is answered when the
-last of those is. Owns the operator's orders that wait for that.
-"""
+"""An operator's order to have more or fewer instances, until the orders to provisioners that it became are answered."""
 
 from __future__ import annotations
 
@@ -11,11 +7,6 @@ from dataclasses import dataclass, field
 from millrace.actor.effects import Effect, Reply
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused
 from millrace.contracts.provisioner import ProvisionRefusal
-
-from services.coordinator.fleet import Order
-
-#: Operators' orders that wait at once; further ones are refused.
-WAITING_MAX = 64
 
 #: What provisioners say, in an operator's words.
 REFUSALS = {
@@ -36,54 +27,25 @@ class WaitingScale:
     """
 
     reply_to: str
-    open: set[str]
+    open: set[str] = field(default_factory=set)
     limit_ms: int = 0
     starting: list[str] = field(default_factory=list)
     stopping: list[str] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
 
-
-class ScaleOrders:
-    """Sole owner of operators' orders under way."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, WaitingScale] = {}
-
-    @property
-    def full(self) -> bool:
-        """Whether no more are taken."""
-        return len(self._waiting) >= WAITING_MAX
-
-    def begin(self, name: str, waiting: WaitingScale) -> None:
-        """Waits for the answers about an operator's order."""
-        self._waiting[name] = waiting
-
-    def accepted(self, order: Order) -> list[Effect]:
+    def accepted(self, name: str, action: str, instance: str) -> list[Effect]:
         """A provisioner carries one out."""
-        waiting = self._waiting.get(order.waiter)
-        if waiting is None:
-            return []
-        (waiting.starting if order.action == "start" else waiting.stopping).append(order.instance)
-        return self._answered(order, waiting)
+        (self.starting if action == "start" else self.stopping).append(instance)
+        return self._answered(name)
 
-    def failed(self, order: Order, outcome: str, detail: str) -> list[Effect]:
+    def failed(self, name: str, outcome: str, detail: str) -> list[Effect]:
         """Nobody carries one out."""
-        waiting = self._waiting.get(order.waiter)
-        if waiting is None:
-            return []
-        waiting.refused.append((outcome, detail))
-        return self._answered(order, waiting)
+        self.refused.append((outcome, detail))
+        return self._answered(name)
 
-    def _answered(self, order: Order, waiting: WaitingScale) -> list[Effect]:
-        waiting.open.discard(order.name)
-        if waiting.open:
-            return []
-        del self._waiting[order.waiter]
-        return [Reply(to=waiting.reply_to, body=_answer(waiting))] if waiting.reply_to else []
-
-    def check(self) -> None:
-        """Raises AssertionError where a bound does not hold."""
-        assert len(self._waiting) <= WAITING_MAX
+    def _answered(self, name: str) -> list[Effect]:
+        self.open.discard(name)
+        return [Reply(to=self.reply_to, body=_answer(self))] if self.reply_to and not self.open else []
 
 
 def _answer(waiting: WaitingScale) -> OrderAccepted | OrderRefused:
