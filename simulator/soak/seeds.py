@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from millrace.policies.dispatch import DISPATCH_POLICIES
@@ -37,92 +38,72 @@ def shape_for(policy: str, migration: MigrationShape | None = None) -> SoakShape
     return SoakShape(policy=policy, predictors=PREDICTORS if asks else 0, migration=migration)
 
 
-class TradingChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Trading settings of a soak's brokers.
+class SoakChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Kind of a soak, and its settings: the options of the command line.
 
     Attributes:
-        policy: Trading policy; empty for one that the seed draws.
-        slow: Engines are slow and sequences long; None for what the seed draws.
+        policy: Dispatch policy.
+        migrations, trading, balance, roles, cascades: The kind; none of them for requests that stay.
+        trading_policy: Empty for one that the seed draws.
         wrong_estimates: Engines tell rests that are wrong.
-        flips: Roles flip, and instances come and go, in place of plans that change.
-        balance: One stage whose loads differ: most moves are for balance.
+        slow: Engines are slow and sequences long; None for what the seed draws.
     """
 
-    policy: str = ""
-    slow: bool | None = None
-    wrong_estimates: bool = False
-    flips: bool = False
+    policy: str = POLICY
+    migrations: bool = False
+    trading: bool = False
     balance: bool = False
+    roles: bool = False
+    cascades: bool = False
+    trading_policy: str = ""
+    wrong_estimates: bool = False
+    slow: bool | None = None
+
+    def run_of(self, seed: int) -> SoakRun:
+        """The run of a seed."""
+        estimates: dict[str, Any] = {"policy": self.trading_policy, "wrong_estimates": self.wrong_estimates}
+        if self.cascades:
+            return CascadeSoakRun(seed)
+        if self.roles:
+            return RolesSoakRun(seed, shape=roles_shape(seed, **estimates))
+        if self.balance:
+            return SoakRun(seed, shape=trading_shape(seed, balance=True))
+        if self.trading:
+            shape = trading_shape(seed, slow=self.slow, **estimates)
+            return SoakRun(seed, shape=msgspec.structs.replace(shape, policy=self.policy))
+        return SoakRun(seed, shape=shape_for(self.policy, migration_for(seed) if self.migrations else None))
 
 
-#: A policy that the seed draws, and estimates that are right or missing.
-DRAWN = TradingChoice()
-
-
-def run_seed(
-    seed: int,
-    policy: str = POLICY,
-    *,
-    migrations: bool = False,
-    trading: bool = False,
-    choice: TradingChoice = DRAWN,
-    cascades: bool = False,
-) -> SoakReport | str:
-    """The report of a seed, or why it failed. ``choice``: of ``trading``, and of flips."""
+def run_seed(seed: int, choice: SoakChoice | None = None) -> SoakReport | str:
+    """The report of a seed, or why it failed."""
     try:
-        if cascades:
-            return CascadeSoakRun(seed).run()
-        if choice.flips:
-            shape = roles_shape(seed, policy=choice.policy, wrong_estimates=choice.wrong_estimates)
-            return RolesSoakRun(seed, shape=shape).run()
-        if choice.balance:
-            return SoakRun(seed, shape=trading_shape(seed, balance=True)).run()
-        if trading:
-            shape = trading_shape(seed, policy=choice.policy, slow=choice.slow, wrong_estimates=choice.wrong_estimates)
-            return SoakRun(seed, shape=msgspec.structs.replace(shape, policy=policy)).run()
-        return SoakRun(seed, shape=shape_for(policy, migration_for(seed) if migrations else None)).run()
+        return (choice or SoakChoice()).run_of(seed).run()
     except SimulationFailed as failure:
         text = str(failure)
         return text if text.startswith(f"seed {seed}") else f"seed {seed}: {text}"  # what fails at the start names none
 
 
-def replay_command(
-    seed: int,
-    policy: str = POLICY,
-    *,
-    migrations: bool = False,
-    trading: bool = False,
-    choice: TradingChoice = DRAWN,
-    cascades: bool = False,
-) -> str:
-    """The command that runs a seed again as ``run_seed`` runs it with the same arguments."""
-    words = [f"python -m simulator.soak --first {seed} --seeds 1 --verbose --policy {policy}"]
-    words += ["--migrations"] * migrations + ["--trading"] * trading
-    words += ["--cascades"] * cascades
-    words += [f"--trading-policy {choice.policy}"] * bool(choice.policy)
-    words += ["--wrong-estimates"] * choice.wrong_estimates
-    return " ".join([*words, *["--balance"] * choice.balance])
+def replay_command(seed: int, choice: SoakChoice) -> str:
+    """The command that runs a seed again."""
+    words = [f"python -m simulator.soak --first {seed} --seeds 1 --verbose"]
+    for name, value in msgspec.structs.asdict(choice).items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value is True else [f"{flag} {value}"] if isinstance(value, str) and value else []
+    return " ".join(words)
 
 
-def _run(work: tuple[int, argparse.Namespace]) -> tuple[int, SoakReport | str]:
-    seed, options = work
-    choice = TradingChoice(
-        policy=options.trading_policy,
-        wrong_estimates=options.wrong_estimates,
-        flips=options.roles,
-        balance=options.balance,
-    )
-    kinds = {"migrations": options.migrations, "trading": options.trading}
-    return seed, run_seed(seed, options.policy, choice=choice, cascades=options.cascades, **kinds)
+def _run(work: tuple[int, SoakChoice]) -> tuple[int, SoakReport | str]:
+    seed, choice = work
+    return seed, run_seed(seed, choice)
 
 
-def _results(seeds: range, options: argparse.Namespace) -> Iterator[tuple[int, SoakReport | str]]:
-    jobs = options.jobs
-    work = [(seed, options) for seed in seeds]
-    if jobs == 1:
+def _results(options: argparse.Namespace) -> Iterator[tuple[int, SoakReport | str]]:
+    given = {name: value for name, value in vars(options).items() if name in SoakChoice.__struct_fields__}
+    work = [(seed, SoakChoice(**given)) for seed in range(options.first, options.first + options.seeds)]
+    if options.jobs == 1:
         yield from map(_run, work)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         yield from pool.imap(_run, work)
 
 
@@ -155,44 +136,33 @@ def add_arguments(parser: argparse.ArgumentParser, *, seeds: int = 500) -> None:
     add("--verbose", action="store_true", help="print what each seed did")
 
 
+#: Counts of reports that are summed.
+COUNTS = ("outcomes", "deals", "roles", "migrations", "replicas")
+
+
 def run(options: argparse.Namespace) -> int:
     """Runs the seeds; returns the exit code."""
     say = sys.stdout.write
     began = time.monotonic()
     failed: list[int] = []
-    outcomes: dict[str, int] = {}
-    handled = 0
-    migrations: Counter[str] = Counter()
-    replicas: Counter[str] = Counter()
-    deals: Counter[str] = Counter()
-    roles: Counter[str] = Counter()
-    ignored = 0
-    for seed, result in _results(range(options.first, options.first + options.seeds), options):
+    counts = {name: Counter[str]() for name in COUNTS}
+    handled = ignored = 0
+    for seed, result in _results(options):
         if isinstance(result, str):
             failed.append(seed)
             say(f"FAILED {result}\n")
             continue
         handled += result.handled
-        for outcome, count in result.outcomes.items():
-            outcomes[outcome] = outcomes.get(outcome, 0) + count
-        migrations.update(result.migrations)
-        replicas.update(result.replicas)
-        deals.update(result.deals)
-        roles.update(result.roles)
         ignored += result.estimates_ignored
+        for name in COUNTS:
+            counts[name].update(getattr(result, name))
         if options.verbose:
             say(f"seed {seed} {result.trace_hash:016x} {result.outcomes} {result.faults}\n")
-    wall_s = time.monotonic() - began
-    say(f"{options.seeds} seeds in {wall_s:.0f} s, {handled:,} messages, outcomes {dict(sorted(outcomes.items()))}\n")
-    if deals:
-        say(f"deals {dict(sorted(deals.items()))}\n")
-    if roles:
-        say(f"roles {dict(sorted(roles.items()))}\n")
+    say(f"{options.seeds} seeds in {time.monotonic() - began:.0f} s, {handled:,} messages\n")
     if ignored:
         say(f"estimates ignored {ignored:,}\n")
-    if migrations:
-        say(f"migrations {dict(sorted(migrations.items()))}\n")
-    if replicas:
-        say(f"replicas {dict(sorted(replicas.items()))}\n")
-    say(f"failed: {failed if failed else 'none'}\n")
+    for name in COUNTS:
+        if counts[name]:
+            say(f"{name} {dict(sorted(counts[name].items()))}\n")
+    say(f"failed: {failed or 'none'}\n")
     return 1 if failed else 0

@@ -14,7 +14,7 @@ import pytest
 from millrace.sim.failure import SimulationFailed
 
 from simulator.soak.run import SoakReport
-from simulator.soak.seeds import POLICY, replay_command, run_seed
+from simulator.soak.seeds import POLICY, SoakChoice, replay_command, run_seed
 
 #: Drawn seeds lie below this.
 SEED_MAX = 1_000_000
@@ -62,12 +62,13 @@ def passed(seed: int, policy: str = POLICY, **kind: Any) -> SoakReport:
     """The report of a seed. One that fails fails the test, with the command that runs it again.
 
     Args:
-        kind: Further arguments of ``run_seed``.
+        kind: Further fields of ``SoakChoice``.
     """
-    result = run_seed(seed, policy, **kind)
+    choice = SoakChoice(policy=policy, **kind)
+    result = run_seed(seed, choice)
     if isinstance(result, SoakReport):
         return result
-    return pytest.fail(f"{result}\nagain: {replay_command(seed, policy, **kind)}")
+    return pytest.fail(f"{result}\nagain: {replay_command(seed, choice)}")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from simulator.soak.cascading import CascadeSoakRun
 from simulator.soak.run import SoakReport
-from simulator.soak.seeds import replay_command
+from simulator.soak.seeds import SoakChoice, replay_command
 from tests.sim.soak_seeds import replayed_by, soak_seeds
 
 SEEDS = soak_seeds(8)
@@ -18,7 +18,7 @@ SEEDS = soak_seeds(8)
 def report_of(seed: int) -> tuple[SoakReport, int]:
     """Returns also how many attempts were delivered."""
     run = CascadeSoakRun(seed)
-    with replayed_by(replay_command(seed, cascades=True)):
+    with replayed_by(replay_command(seed, SoakChoice(cascades=True))):
         report = run.run()
     return report, sum(run.watch.reasons.values())
 

@@ -18,7 +18,7 @@ from millrace.sim.runtime_sim import SECOND, Simulation
 from simulator.cluster import CLUSTER
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
-from simulator.soak.seeds import run_seed
+from simulator.soak.seeds import SoakChoice, run_seed
 
 SUBJECTS = Subjects(CLUSTER)
 TAG = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
@@ -100,7 +100,7 @@ def test_a_repeated_refusal_is_refused_each_time() -> None:
 
 def test_every_role_may_do_what_its_actors_do() -> None:
     """With migrations, forecasts, faults, a tagger of its own and instances that come and go."""
-    report = run_seed(3, "forecast", migrations=True)
+    report = run_seed(3, SoakChoice(policy="forecast", migrations=True))
     assert not isinstance(report, str), report
     assert report.migrations["moved"] > 0
     outcome = run_scenario(

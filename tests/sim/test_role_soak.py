@@ -15,19 +15,14 @@ from millrace.contracts.plan import InstanceRole, Plan
 from millrace.sim.failure import SimulationFailed
 
 from simulator.soak.roles import RolesSoakCluster, RolesSoakRun, roles_shape
-from simulator.soak.run import SoakReport
-from simulator.soak.seeds import TradingChoice, run_seed
-from tests.sim.soak_seeds import soak_seeds
+from tests.sim.soak_seeds import passed, soak_seeds
 
 SEEDS = soak_seeds(4)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_roles_flip_and_instances_come_and_go_under_faults(seed: int) -> None:
-    result = run_seed(seed, choice=TradingChoice(wrong_estimates=True, flips=True))
-    again = f"again: python -m simulator.soak --roles --wrong-estimates --first {seed} --seeds 1 --verbose"
-    assert isinstance(result, SoakReport), f"{result}\n{again}"
-    assert result.roles
+    assert passed(seed, wrong_estimates=True, roles=True).roles
 
 
 class _OneSided:

@@ -8,7 +8,7 @@ import pytest
 from millrace.sim.failure import SimulationFailed
 
 from simulator.soak import seeds as soak
-from simulator.soak.seeds import TradingChoice, replay_command
+from simulator.soak.seeds import SoakChoice, replay_command
 from tests.sim import soak_seeds as drawn
 from tests.sim.soak_seeds import commit, passed, pytest_command, replayed_by, soak_seeds
 
@@ -43,15 +43,15 @@ def test_a_seed_that_fails_says_how_to_run_it_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_replay_command_names_every_choice_and_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = {"trading": True, "choice": TradingChoice(policy="delay", wrong_estimates=True)}
-    command = replay_command(23, "round_robin", **kinds)
+    choice = SoakChoice(policy="round_robin", trading=True, trading_policy="delay", wrong_estimates=True)
+    command = replay_command(23, choice)
     ran: list[object] = []
-    monkeypatch.setattr(soak, "run_seed", lambda *args, **kind: ran.append((args, kind)) or "failed")
+    monkeypatch.setattr(soak, "run_seed", lambda *args: ran.append(args) or "failed")
     parser = argparse.ArgumentParser()
     soak.add_arguments(parser)
     options = parser.parse_args(command.split()[3:])
-    assert (options.seeds, soak._run((options.first, options))) == (1, (23, "failed"))
-    assert ran == [((23, "round_robin"), {**kinds, "migrations": False, "cascades": False})]
+    assert list(soak._results(options)) == [(23, "failed")]
+    assert ran == [(23, choice)]
 
 
 def test_a_run_of_another_shape_that_fails_says_how_to_run_it_again(request: pytest.FixtureRequest) -> None:

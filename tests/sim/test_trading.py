@@ -19,7 +19,6 @@ from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import SECOND
 
 from simulator.soak.run import SoakReport, SoakRun
-from simulator.soak.seeds import TradingChoice
 from simulator.soak.trading import trading_shape
 from tests.sim.soak_seeds import passed, soak_seeds
 
@@ -70,7 +69,7 @@ def test_random_faults_and_new_plans_break_no_promise_of_trades(seed: int):
 
 @pytest.mark.parametrize("seed", REGRESSIONS)
 def test_what_failed_once_does_not_fail_again(seed: int):
-    assert passed(seed, trading=True, choice=TradingChoice(slow=False)).outcomes
+    assert passed(seed, trading=True, slow=False).outcomes
 
 
 def test_sequences_are_traded_under_faults_and_some_moves_fail():
@@ -82,7 +81,7 @@ def test_sequences_are_traded_under_faults_and_some_moves_fail():
 
 
 def test_sequences_move_for_balance_under_faults_and_some_moves_fail():
-    reports = [passed(seed, choice=TradingChoice(balance=True)) for seed in SEEDS[3:-3]]
+    reports = [passed(seed, balance=True) for seed in SEEDS[3:-3]]
     deals = sum((Counter(report.deals) for report in reports), Counter[str]())
     assert any(report.faults for report in reports)
     assert deals["balance moved"] > len(reports)
@@ -146,6 +145,6 @@ def test_moves_for_memory_avoid_preemptions():
 
 @pytest.mark.parametrize("seed", SEEDS[:6])
 def test_estimates_that_are_wrong_or_no_numbers_are_ignored_and_break_no_promise(seed: int):
-    report = passed(seed, trading=True, choice=TradingChoice(policy="delay", wrong_estimates=True))
+    report = passed(seed, trading=True, trading_policy="delay", wrong_estimates=True)
     assert report.outcomes
     assert report.estimates_ignored > 0
