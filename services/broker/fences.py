@@ -83,7 +83,6 @@ def pays(rest_tokens: int | None, *, step_ns: int, move_ns: int, fences: FenceCo
 
     Args:
         step_ns: Time per token here; 0 where unknown.
-        move_ns: What a move takes.
     """
     if rest_tokens is None or step_ns <= 0:
         return True

@@ -14,8 +14,6 @@ def shortage_risk(snapshot: StatusSnapshot, *, block_size: int, horizon_ns: int,
     0 before the first step and where everybody has room to grow for so long.
 
     Args:
-        block_size: Tokens per block.
-        horizon_ns: How far to look.
         promised_blocks: Of sequences that are to come; they count as they are now.
     """
     if snapshot.step_duration_ns <= 0 or not snapshot.running:

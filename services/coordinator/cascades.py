@@ -252,10 +252,7 @@ def next_plan(
     """The plan that should be in force; None where that is so already.
 
     Args:
-        config: Tiers and thresholds.
-        plan: In force; None for none.
         serving: Instances by model. Before any serves there is nothing to plan.
-        coordinator: Author.
     """
     if plan is None or not _still_valid(config, plan):
         if not any(serving.get(tier.model) for tier in config.tiers):

@@ -83,7 +83,6 @@ class LeasedPlans(Generic[P]):
         """Knows nothing yet.
 
         Args:
-            kind: Type of the plans.
             plans, leases: Names of the buckets.
             names_max: Keys that are known at once; more are ignored.
             name, incarnation: Of the coordinator.
@@ -129,7 +128,6 @@ class LeasedPlans(Generic[P]):
         """A plan or a lease changed.
 
         Args:
-            body: The change.
             name: What the value says that it is of; empty where it has no value, or one of another type.
         """
         known = self.ensure(name) if name else self._known.get(body.key)

@@ -160,7 +160,6 @@ def capable(stage: Mapping[str, InstanceRole], before: Mapping[str, InstanceRole
     """Roles of a stage's instances: where a phase would have none, one does both until others are back.
 
     Args:
-        stage: Wanted roles.
         before: Roles of the plan in force; the one that stands in already goes on.
     """
     lacking = len(set(stage.values())) == 1 and InstanceRole.BOTH not in stage.values()

@@ -272,12 +272,7 @@ class ProvisioningActor:
         """Carries out what an operator's order amounts to; the answer follows when provisioners have answered.
 
         Args:
-            body: The order.
-            verdict: Instances to start or to stop.
             limits_s: How long each of those may take to be empty; None where nothing moves.
-            known: All that are registered for the model.
-            reply_to: Who waits.
-            now_ns: Unix ns.
         """
         fleet = self._fleets.setdefault(body.model, Fleet(self._policy.initial_state))
         waiter = WaitingScale(reply_to=reply_to)

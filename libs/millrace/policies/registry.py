@@ -58,7 +58,6 @@ class Registry(Generic[P]):
         """Loads what ships.
 
         Args:
-            slot: Name of the slot.
             kind: Struct of a policy. ``parameters`` and ``initial_state`` are the module's ``Parameters`` and
                 ``State()``, ``name`` its own or the file's; every other field is what the module calls so, which may be
                 missing where the field has a default.

@@ -54,10 +54,7 @@ def step_bound(load: StepLoad, model: InstanceModel, budget: int, objectives: St
     """Tokens that a step may have now; None where its own budget may stand.
 
     Args:
-        load: Of the instance.
-        model: Cost of its steps.
         budget: Tokens of a step, as its engine started.
-        objectives: Of requests.
     """
     if load.decoding < 1 or not (load.backlog or load.arrives):
         return None

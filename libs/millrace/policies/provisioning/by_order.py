@@ -116,7 +116,6 @@ def emptying_s(instance: ScalableInstance, *, bytes_per_s: float) -> float | Non
     """Longest time until everything that an instance runs has moved away, seconds; None where nothing can move.
 
     Args:
-        instance: Its batch now.
         bytes_per_s: Of one KV transfer.
     """
     if not instance.token_bytes:

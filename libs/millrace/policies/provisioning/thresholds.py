@@ -81,10 +81,6 @@ def decide_by(
     Args:
         samples: Those that are compared with the threshold.
         what: Names them in the reason: ``predicted`` or ``measured``.
-        view: The model's instances.
-        parameters: Thresholds and bounds.
-        state: From the decision before.
-        now_ns: Unix ns.
     """
     signal_ns = quantile_ns(samples, parameters=parameters, now_ns=now_ns)
     utilisation = _mean([instance.utilisation for instance in view.serving])

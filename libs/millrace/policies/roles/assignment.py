@@ -105,9 +105,7 @@ def assign(
 
     Args:
         requests: A sample of the load with its arrivals, at least one.
-        shapes: Ways to run the model.
         devices: Kind -> how many.
-        targets: Objectives.
 
     Raises:
         ValueError: no request, no candidate, or a request that fits in no instance.

@@ -51,9 +51,6 @@ class StepCurves(msgspec.Struct, frozen=True, kw_only=True):
         """Curves of an instance whose costs are lines.
 
         Args:
-            fixed_s: Of any step.
-            decode_s: Of each decoding sequence.
-            token_s: Of each prompt token.
             work_s: Of each squared token of prompt attention.
         """
         row = (token_s, token_s + work_s / 2)
@@ -82,7 +79,6 @@ def sampled(cost: StepCost, *, per_context_token_s: float, token_budget: int) ->
     """Samples a step cost.
 
     Args:
-        cost: Of one step.
         per_context_token_s: Taken off decode steps, which are sampled at 1,024 tokens of context each.
         token_budget: Tokens of one step at most; decoding sequences take their part of it before prompts.
     """

@@ -46,11 +46,6 @@ def decide_by(search: Search, view: PlanningView, parameters: PlanningParameters
 
     Going back to one stage needs no margin over the layout in force, since nothing has to move for it. Where no layout
     keeps the constraints, the one in force stays.
-
-    Args:
-        search: Finds a partition.
-        view: Model, statistics and layout in force.
-        parameters: Margins, constraints and bounds.
     """
     unplanned = why_not(view, parameters)
     if unplanned:
@@ -185,7 +180,6 @@ def apportion(wanted: Sequence[int], instances: int) -> list[int]:
 
     Args:
         wanted: At most as many entries as there are instances.
-        instances: To be distributed.
     """
     counts = [1] * len(wanted)
     for _ in range(instances - len(wanted)):

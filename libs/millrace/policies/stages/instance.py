@@ -28,7 +28,6 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
         tail_s: Each token by which the longest sequence of a batch exceeds the mean; 0 where kernels split the work.
         tail_decodes_min: The tail costs nothing in smaller batches.
         kv_tokens: Tokens that its KV cache holds.
-        max_sequences: Bound of the running batch.
         kv_bytes_per_token: Of one token's KV.
         copy_bytes_per_s: Bandwidth of one transfer.
         copy_overhead_s: Time of a transfer beside its bytes.
@@ -73,12 +72,6 @@ def linear_instance(
     Curves of tables and bends become straight lines, and are kept beside them as samples; an engine's own scheduler and
     forecasts keep the full cost. What unequal lengths cost is taken from the difference between an uneven and an even
     batch.
-
-    Args:
-        cost: Of one step.
-        kv_tokens: Tokens that the KV cache holds.
-        max_sequences: Bound of the running batch.
-        token_budget: Tokens of one step at most.
     """
     rows, times = [], []
     for decodes in _DECODES:

@@ -46,7 +46,6 @@ def assign(
 
     Args:
         shapes: Layout, rising ranges that tile [0, inf).
-        instances: Names of those that serve now.
         previous: Stages of the plan in force; empty for none.
         homes: Instance -> stage index of this layout in which it served before it left; used for those that are in no
             stage of ``previous``.
@@ -80,8 +79,6 @@ def stages_of(
     """Stages of a plan.
 
     Args:
-        shapes: Layout.
-        members: Instances per shape.
         roles: Role of each instance; those with BOTH may be left out.
     """
     held = [bool(each) for each in members]

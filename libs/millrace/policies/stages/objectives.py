@@ -152,9 +152,6 @@ def holding(costs: StageCosts, statistics: LengthStatistics, instance: InstanceM
     stages that are full: newcomers queue for minutes, and nobody can move on.
 
     Args:
-        costs: Tables.
-        statistics: Lengths and rate.
-        instance: Its memory and its batch.
         pace_s: (BINS) seconds per token now, by length.
     """
     sums, per_s = LengthSums(statistics, costs.edges, costs.instances), pace_s / (statistics.span_s or 1.0)

@@ -36,10 +36,7 @@ def open_paces(
     number is arrivals over that.
 
     Args:
-        statistics: Lengths and rate.
-        instance: Step times; its curves where it has some.
         edges: Candidate cuts, as indices into EDGES.
-        instances: E.
     """
     sums, n = LengthSums(statistics, edges, instances), _grid(instance)
     decoded = sums.of(statistics.decode_tokens) / (statistics.span_s or 1.0)

@@ -101,11 +101,7 @@ def over_bounds(
     """Expected share of requests beyond a bound, 0 to 1; 1 for a layout without a steady state.
 
     Args:
-        statistics: Lengths and rate.
-        instance: Step times.
         edges: Cuts that ``parts`` count in, as indices into EDGES.
-        parts: Stages in rising order.
-        bounds: Their times.
     """
     states = [stage_state(statistics, instance, (edges[i], edges[j]), d) for i, j, d in parts]
     if not states or any(state is None for state in states):

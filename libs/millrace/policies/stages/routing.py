@@ -39,7 +39,6 @@ def stage_order(stages: Sequence[R], length_tokens: int) -> list[R]:
 
     Args:
         stages: Ranges that tile [0, inf), in rising order.
-        length_tokens: At least 0.
     """
     longer = [stage for stage in stages if stage.length_max is None or length_tokens < stage.length_max]
     return longer + [stage for stage in reversed(stages) if stage not in longer]
@@ -55,8 +54,6 @@ def stage_for(
     """Chooses the stage that takes a sequence of this length.
 
     Args:
-        stages: Of a valid plan.
-        length_tokens: At least 0.
         available: Names of the instances that live.
         full: Whether an instance that lives has no room. While every longer stage is full too, the sequence queues at
             the stage that it belongs to.

@@ -82,7 +82,6 @@ def statistics_of(
     """Statistics of finished sequences.
 
     Args:
-        prompts: Prompt lengths, tokens.
         outputs: Output lengths, tokens; those without output are left out.
         span_s: Length of the period in which they arrived, seconds.
         cached: Prompt tokens that were found in a prefix cache; None for none.
