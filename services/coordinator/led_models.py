@@ -1,16 +1,22 @@
-"""The models that a coordinator leads, as its controllers see them: plans, leases and instances. No I/O."""
+"""Controllers of a coordinator, and the models that it leads as they see them: plans, leases and instances. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from millrace.actor.effects import Effect, Publish, WatchKeys
+from millrace.actor.effects import Effect, Publish, StartTimer, Stop, Subscribe, WatchKeys
 from millrace.contracts.coordinator import PlanProposed
-from millrace.contracts.local import KeyChanged
+from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
+from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.contracts.subjects import Subjects, subject_token
+
+from services.coordinator.config import CoordinatorConfig
+
+#: How often controllers look at their models.
+TICK_NS = 1_000_000_000
 
 
 @dataclass
@@ -118,16 +124,46 @@ def _members(plan: Plan | None) -> set[str]:
     return {name for stage in plan.stages for name in stage.instances} if plan is not None else set()
 
 
-class Proposals:
-    """Numbers and sends the proposals of one controller."""
+class Controller:
+    """Base of the actors that share a coordinator's process: it looks at the models that are led once a second."""
 
-    def __init__(self, by: str, subjects: Subjects) -> None:
+    def __init__(self, config: CoordinatorConfig, *, by: str, incarnation: int) -> None:
+        """``by`` names the controller in its proposals."""
+        self.name = config.name
         self._by = by
-        self._subjects = subjects
+        self._subjects = Subjects(config.bus.cluster)
+        self._led = LedModels(config.name, incarnation)
         self._number = 0
 
-    def send(self, model: str, now_ns: int, **wanted: object) -> Effect:
+    def start(self, now_ns: int) -> list[Effect]:
+        """Watches what is led, and listens to what the controller hears."""
+        return [*self._led.start(), *(Subscribe(subject=subject) for subject in self._hears()), _tick(now_ns)]
+
+    def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        """See the table of the controller's module."""
+        match message.body:
+            case TimerFired():
+                return [_tick(now_ns), *self._on_tick(now_ns)]
+            case StopRequested():
+                return [Stop(reason="asked to stop")]
+            case body:
+                return self._on(body, message.reply_to, now_ns)
+
+    def _hears(self) -> list[str]:
+        raise NotImplementedError
+
+    def _on_tick(self, now_ns: int) -> list[Effect]:
+        raise NotImplementedError
+
+    def _on(self, body: Body, reply_to: str, now_ns: int) -> list[Effect]:
+        raise NotImplementedError
+
+    def _proposal(self, model: str, now_ns: int, **wanted: object) -> Effect:
         """Args: as the fields of ``PlanProposed``."""
         self._number = max(now_ns, self._number + 1)  # rises over restarts
         body = PlanProposed(model=model, by=self._by, number=self._number, **wanted)  # type: ignore[arg-type]
         return Publish(subject=self._subjects.coordinate(model, "propose"), body=body)
+
+
+def _tick(now_ns: int) -> Effect:
+    return StartTimer(name="tick", at_ns=now_ns + TICK_NS)

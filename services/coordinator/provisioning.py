@@ -26,17 +26,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Publish, Request, StartTimer, Stop, Subscribe
+from millrace.actor.effects import Effect, Log, Publish, Request
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetInstances
 from millrace.contracts.local import (
     KeyChanged,
     Replied,
     RequestFailed,
     RequestFailure,
-    StopRequested,
-    TimerFired,
 )
-from millrace.contracts.message import Message
+from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.provisioner import (
@@ -48,7 +46,6 @@ from millrace.contracts.provisioner import (
     StopInstance,
 )
 from millrace.contracts.status import InstanceSummary
-from millrace.contracts.subjects import Subjects
 from millrace.policies.provisioning import ProvisioningDecision, ProvisioningView
 from millrace.policies.provisioning.by_order import (
     ORDER_MAX,
@@ -61,31 +58,26 @@ from millrace.policies.provisioning.by_order import (
 
 from services.coordinator.config import CoordinatorConfig, provisioning_policy
 from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, RegisteredInstance, decided
-from services.coordinator.led_models import LedModels, Proposals
+from services.coordinator.led_models import Controller
 from services.coordinator.metrics import ProvisioningMetrics
 from services.coordinator.roles import answer, old_plan
 from services.coordinator.scaling import WaitingScale
-
-TICK_NS = 1_000_000_000
 
 #: An instance that drains may take this much longer than its limit: the worker lingers, the process ends.
 STOP_GRACE_NS = 30_000_000_000
 
 
-class ProvisioningActor:
+class ProvisioningActor(Controller):
     """Starts and stops instances of models that are led here."""
 
     def __init__(self, config: CoordinatorConfig, *, incarnation: int, metrics: ProvisioningMetrics) -> None:
         """Raises ConfigError where the strategy or its parameters are wrong."""
-        self.name = config.name
+        super().__init__(config, by="provisioning", incarnation=incarnation)
         self._metrics = metrics
         self._config = config.provisioning
         self._copy_bytes_per_s = config.stages.copy_bytes_per_s
         self._policy, self._parameters = provisioning_policy(config.provisioning)
         self._incarnation = incarnation
-        self._subjects = Subjects(config.bus.cluster)
-        self._proposals = Proposals("provisioning", self._subjects)
-        self._led = LedModels(config.name, incarnation)
         self._fleets: dict[str, Fleet] = {}
         self._orders = 0
         self._said: set[str] = set()
@@ -95,16 +87,13 @@ class ProvisioningActor:
         """Whether a strategy decides."""
         return self._config.strategy != "none"
 
-    def start(self, now_ns: int) -> list[Effect]:
-        """Watches what is led; listens to orders, and to requests where a strategy needs them."""
+    def _hears(self) -> list[str]:
+        """Orders, and requests where a strategy needs them."""
         subjects = [self._subjects.coordinate("*", "scale"), self._subjects.summaries()]
-        subjects += [self._subjects.decisions(), self._subjects.outcomes()] if self.on else []
-        heard = [Subscribe(subject=subject) for subject in subjects]
-        return [*self._led.start(), *heard, StartTimer(name="tick", at_ns=now_ns + TICK_NS)]
+        return subjects + ([self._subjects.decisions(), self._subjects.outcomes()] if self.on else [])
 
-    def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
-        match message.body:
+    def _on(self, body: Body, reply_to: str, now_ns: int) -> list[Effect]:
+        match body:
             case InstanceSummary() as body:
                 self._led.on_summary(body)
             case DecisionMade() as body:
@@ -119,17 +108,15 @@ class ProvisioningActor:
                     self._fleets.pop(model, None)
                     self._metrics.models.pop(model, None)
             case SetInstances() as body:
-                return self._on_scale(body, message.reply_to, now_ns)
+                return self._on_scale(body, reply_to, now_ns)
             case Replied() as body:
                 return self._on_answer(body, now_ns)
             case RequestFailed() as body:
                 return self._on_failure(body)
-            case TimerFired():
-                ticks = [effect for model in self._led.led(now_ns) for effect in self._tick(model, now_ns)]
-                return [StartTimer(name="tick", at_ns=now_ns + TICK_NS), *ticks]
-            case StopRequested():
-                return [Stop(reason="asked to stop")]
         return []
+
+    def _on_tick(self, now_ns: int) -> list[Effect]:
+        return [effect for model in self._led.led(now_ns) for effect in self._tick(model, now_ns)]
 
     def _instances(self, model: str) -> dict[str, RegisteredInstance]:
         """All that are registered for a model."""
@@ -343,7 +330,7 @@ class ProvisioningActor:
                 effects: list[Effect] = []
                 if order.waiter is not None:  # the name may have been another instance's, with another role
                     orders = {body.instance: order.role}
-                    effects = [self._proposals.send(order.model, now_ns, role_orders=orders)]
+                    effects = [self._proposal(order.model, now_ns, role_orders=orders)]
                 return [*effects, *_accepted(order)]
             case InstanceStopping() as body:
                 order.deadline_ns = now_ns + _ns(order.drain_limit_s) + STOP_GRACE_NS

@@ -27,21 +27,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.effects import Effect, Log, Reply
 from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetInstances, SetRole
-from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
-from millrace.contracts.message import Message
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceSummary, LoadIndicators, ServicePresence
-from millrace.contracts.subjects import Subjects
 from millrace.policies.roles import Flip, RoleInstance, RolesView, may_take_role
 
 from services.coordinator.config import CoordinatorConfig, role_policy
-from services.coordinator.led_models import LedModels, Proposals
+from services.coordinator.led_models import Controller
 from services.coordinator.plan_writing import capable, role_of, roles_of
-
-TICK_NS = 1_000_000_000
 
 #: A last hop that its conditions do not allow within this time is given up.
 HOP_NS = 30_000_000_000
@@ -96,47 +93,34 @@ class ModelRoles:
     last: str = ""
 
 
-class RolesActor:
+class RolesActor(Controller):
     """Changes roles of models that are led here."""
 
     def __init__(self, config: CoordinatorConfig, *, incarnation: int) -> None:
         """Raises ConfigError where the policy or its parameters are wrong."""
-        self.name = config.name
+        super().__init__(config, by="roles", incarnation=incarnation)
         self._config = config.flips
         self._configured = config.roles
         self._policy, self._parameters = role_policy(config.flips)
-        self._subjects = Subjects(config.bus.cluster)
-        self._proposals = Proposals("roles", self._subjects)
-        self._led = LedModels(config.name, incarnation)
         self._models: dict[str, ModelRoles] = {}
         self._moves: dict[tuple[str, str], tuple[int, int]] = {}  # (migrator, instance): (heard, sequences)
         self._summaries: dict[str, deque[InstanceSummary]] = {}
 
-    def start(self, now_ns: int) -> list[Effect]:
-        """Watches what is led; listens to orders, moves and instances."""
-        subjects = (
-            self._subjects.coordinate("*", "role"),
-            self._subjects.presences(Role.MIGRATOR),
-            self._subjects.summaries(),
-        )
-        heard = [Subscribe(subject=subject) for subject in subjects]
-        return [*self._led.start(), *heard, StartTimer(name="tick", at_ns=now_ns + TICK_NS)]
+    def _hears(self) -> list[str]:
+        """Orders, moves and instances."""
+        subjects = self._subjects
+        return [subjects.coordinate("*", "role"), subjects.presences(Role.MIGRATOR), subjects.summaries()]
 
-    def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
-        match message.body:
+    def _on(self, body: Body, reply_to: str, now_ns: int) -> list[Effect]:
+        match body:
             case InstanceSummary() as body:
                 self._on_summary(body)
             case ServicePresence(role=Role.MIGRATOR) as body:
                 self._on_migrator(body, now_ns)
             case SetRole() as body:
-                return self._on_order(body, message.reply_to, now_ns)
+                return self._on_order(body, reply_to, now_ns)
             case KeyChanged() as body:
                 return self._on_key(body, now_ns)
-            case TimerFired():
-                return [StartTimer(name="tick", at_ns=now_ns + TICK_NS), *self._tick(now_ns)]
-            case StopRequested():
-                return [Stop(reason="asked to stop")]
         return []
 
     # what is heard
@@ -175,7 +159,7 @@ class RolesActor:
 
     # decisions
 
-    def _tick(self, now_ns: int) -> list[Effect]:
+    def _on_tick(self, now_ns: int) -> list[Effect]:
         self._summaries = {name: told for name, told in self._summaries.items() if name in self._led.records}
         self._moves = {key: told for key, told in self._moves.items() if now_ns - told[0] < MOVES_NS}
         effects: list[Effect] = []
@@ -375,7 +359,7 @@ class RolesActor:
         now_ns: int,
         orders: dict[str, InstanceRole] | None = None,
     ) -> Effect:
-        return self._proposals.send(model, now_ns, roles=dict(sorted(known.roles.items())), role_orders=orders or {})
+        return self._proposal(model, now_ns, roles=dict(sorted(known.roles.items())), role_orders=orders or {})
 
     def snapshot(self) -> dict[str, Any]:
         """Flips and orders that wait, by model."""

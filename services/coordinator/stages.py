@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe
-from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
-from millrace.contracts.message import Message
+from millrace.actor.effects import Effect, Log
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary
-from millrace.contracts.subjects import Subjects
 from millrace.policies.stages import PlanningView, StageDecision, StageShape
 from millrace.policies.stages.cohort import ARRIVALS_MAX, ArrivalCohort
 from millrace.policies.stages.fixed import policy as fixed
@@ -33,9 +32,7 @@ from millrace.policies.stages.instance import InstanceModel
 from millrace.policies.stages.statistics import LengthStatistics
 
 from services.coordinator.config import CoordinatorConfig, stage_policy
-from services.coordinator.led_models import LedModels, Proposals
-
-TICK_NS = 1_000_000_000
+from services.coordinator.led_models import Controller
 
 
 @dataclass
@@ -71,7 +68,7 @@ class ModelLengths:
         self.made = 0
 
 
-class StagesActor:
+class StagesActor(Controller):
     """Decides layouts of models that are led here."""
 
     def __init__(
@@ -82,24 +79,19 @@ class StagesActor:
         instance_model: Callable[[InstanceRecord], InstanceModel | None],
     ) -> None:
         """Raises ConfigError where the policy or its parameters are wrong."""
-        self.name = config.name
+        super().__init__(config, by="stages", incarnation=incarnation)
         self._config = config.stages
         self._policy, self._parameters = stage_policy(config.stages)
         self._instance_model = instance_model
-        self._subjects = Subjects(config.bus.cluster)
-        self._proposals = Proposals("stages", self._subjects)
-        self._led = LedModels(config.name, incarnation)
         self._models: dict[str, ModelLengths] = {}
 
-    def start(self, now_ns: int) -> list[Effect]:
-        """Watches what is led, and listens to requests where the policy learns from them."""
+    def _hears(self) -> list[str]:
+        """Requests, where the policy learns from them."""
         subjects = [self._subjects.summaries(), self._subjects.decisions(), self._subjects.outcomes()]
-        heard = [Subscribe(subject=subject) for subject in subjects if self._policy.learns]
-        return [*self._led.start(), *heard, StartTimer(name="tick", at_ns=now_ns + TICK_NS)]
+        return subjects if self._policy.learns else []
 
-    def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
-        match message.body:
+    def _on(self, body: Body, reply_to: str, now_ns: int) -> list[Effect]:
+        match body:
             case InstanceSummary() as body:
                 if (known := self._models.get(body.model)) is not None and self._led.on_summary(body) is not None:
                     known.note(body)
@@ -111,10 +103,6 @@ class StagesActor:
             case KeyChanged() as body:
                 model = self._led.on_key(body, now_ns)
                 return self._look(model, now_ns) if body.bucket != "instance" else []
-            case TimerFired():
-                return [StartTimer(name="tick", at_ns=now_ns + TICK_NS), *self._tick(now_ns)]
-            case StopRequested():
-                return [Stop(reason="asked to stop")]
         return []
 
     def _on_decision(self, body: DecisionMade, now_ns: int) -> None:
@@ -125,7 +113,7 @@ class StagesActor:
                 body.request, prompt=body.prompt_tokens, max_tokens=tokens_max, choices=choices, now_ns=now_ns
             )
 
-    def _tick(self, now_ns: int) -> list[Effect]:
+    def _on_tick(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         for model in self._led.led(now_ns):
             known = self._models.setdefault(model, ModelLengths())
@@ -163,7 +151,7 @@ class StagesActor:
         policy = "fixed" if ranges else self._policy.name
         shapes = [[s.length_min, s.instances] for s in decision.shapes]
         fields = {"model": model, "policy": policy, "stages": shapes, "reason": decision.reason}
-        proposal = self._proposals.send(
+        proposal = self._proposal(
             model, now_ns, stages=stages, policy=policy, reason=decision.reason, expects=decision.expects
         )
         same = before is not None and before.reason == decision.reason

@@ -20,21 +20,18 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, Log, Publish, StartTimer, Stop, Subscribe
-from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
-from millrace.contracts.message import Message
+from millrace.actor.effects import Effect, Log, Publish
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
-from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import SetStepBudget
 from millrace.policies.stages.instance import InstanceModel
 from millrace.policies.step_bounds import StepLoad, StepObjectives, step_bound
 
 from services.coordinator.config import CoordinatorConfig
-from services.coordinator.led_models import LedModels
-
-TICK_NS = 1_000_000_000
+from services.coordinator.led_models import Controller
 
 #: An order holds for so long without being repeated: five ticks.
 VALID_MS = 5_000
@@ -56,7 +53,7 @@ class PlacedPrompt(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int
 
 
-class StepBoundsActor:
+class StepBoundsActor(Controller):
     """Bounds the steps of the instances of models that are led here."""
 
     def __init__(
@@ -66,24 +63,19 @@ class StepBoundsActor:
         incarnation: int,
         instance_model: Callable[[InstanceRecord], InstanceModel | None],
     ) -> None:
-        self.name = config.name
-        self._subjects = Subjects(config.bus.cluster)
+        super().__init__(config, by="step_bounds", incarnation=incarnation)
         self._objectives = StepObjectives(ttft_s=config.step_bounds.ttft_s, tpot_s=config.step_bounds.tpot_s)
         self._instance_model = instance_model
-        self._led = LedModels(config.name, incarnation)
         self._arrivals: dict[str, deque[PlacedPrompt]] = {}
         self._ended: dict[str, deque[tuple[int, int]]] = {}
         self._ordered: dict[str, dict[str, int]] = {}
 
-    def start(self, now_ns: int) -> list[Effect]:
-        """Listens to instances and requests."""
-        subjects = (self._subjects.summaries(), self._subjects.decisions(), self._subjects.outcomes())
-        begin = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
-        return [*self._led.start(), *(Subscribe(subject=subject) for subject in subjects), begin]
+    def _hears(self) -> list[str]:
+        """Instances and requests."""
+        return [self._subjects.summaries(), self._subjects.decisions(), self._subjects.outcomes()]
 
-    def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
-        match message.body:
+    def _on(self, body: Body, reply_to: str, now_ns: int) -> list[Effect]:
+        match body:
             case InstanceSummary() as body:
                 self._led.on_summary(body)
             case DecisionMade() as body:
@@ -94,10 +86,6 @@ class StepBoundsActor:
                     ended.append((body.prompt_tokens, body.cached_tokens))
             case KeyChanged() as body:
                 self._led.on_key(body, now_ns)
-            case TimerFired():
-                return [StartTimer(name="tick", at_ns=now_ns + TICK_NS), *self._tick(now_ns)]
-            case StopRequested():
-                return [Stop(reason="asked to stop")]
         return []
 
     def _on_decision(self, body: DecisionMade, now_ns: int) -> None:
@@ -105,7 +93,7 @@ class StepBoundsActor:
             arrivals = self._arrivals.setdefault(body.model, deque(maxlen=REQUESTS_MAX))
             arrivals.append(PlacedPrompt(now_ns, body.chosen, body.prompt_tokens))
 
-    def _tick(self, now_ns: int) -> list[Effect]:
+    def _on_tick(self, now_ns: int) -> list[Effect]:
         for known in (self._arrivals, self._ended, self._ordered):
             for model in [model for model in known if self._led.lost(model)]:
                 del known[model]  # orders expire by themselves

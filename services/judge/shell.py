@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.actor.effects import Effect
 from millrace.actor.errors import ConfigError
-from millrace.actor.runtime_nats import ActorHandle
+from millrace.actor.task_shell import TaskShell
 
 from services.judge.config import JudgeConfig
 from services.judge.effects import AskingFailed, AskModel, ModelAnswered
@@ -37,7 +37,7 @@ class PostFailed(Exception):
         self.why = why
 
 
-class JudgeShell:
+class JudgeShell(TaskShell):
     """The shell of one judge process.
 
     Raises:
@@ -45,31 +45,20 @@ class JudgeShell:
     """
 
     def __init__(self, config: JudgeConfig) -> None:
+        super().__init__()
         self._url = f"{config.url.rstrip('/')}/chat/completions"
         self._timeout_s = config.timeout_s
         self._headers = _headers(config)
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="judge-http")
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._handle: ActorHandle | None = None
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
-        return {AskModel: self._on_ask}
-
-    def attach(self, handle: ActorHandle) -> None:
-        self._handle = handle
+        return {AskModel: lambda effect: self.spawn(self._ask(effect))}
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        super().close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _on_ask(self, effect: AskModel) -> None:
-        task = asyncio.get_running_loop().create_task(self._ask(effect))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _ask(self, effect: AskModel) -> None:
-        assert self._handle is not None
         deadline = time.monotonic() + self._timeout_s
         run = asyncio.get_running_loop().run_in_executor
         asked = [run(self._pool, post, self._url, body, self._headers, deadline) for body in effect.bodies]
@@ -78,11 +67,11 @@ class JudgeShell:
                 payloads = await asyncio.gather(*asked)
         except TimeoutError:
             detail = f"no answer within {self._timeout_s:g} s"
-            self._handle.deliver(AskingFailed(correlation=effect.correlation, why="timeout", detail=detail))
+            self.tell(AskingFailed(correlation=effect.correlation, why="timeout", detail=detail))
         except PostFailed as error:
-            self._handle.deliver(AskingFailed(correlation=effect.correlation, why=error.why, detail=str(error)))
+            self.tell(AskingFailed(correlation=effect.correlation, why=error.why, detail=str(error)))
         else:
-            self._handle.deliver(ModelAnswered(correlation=effect.correlation, payloads=payloads))
+            self.tell(ModelAnswered(correlation=effect.correlation, payloads=payloads))
         finally:
             for future in asked:
                 future.cancel()

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from millrace.actor.child_process import run_in_child
 from millrace.actor.effects import Effect
-from millrace.actor.runtime_nats import ActorHandle
-from millrace.contracts.message import Body
-from millrace.lengths.child import TrainingJob
+from millrace.actor.task_shell import TaskShell
 from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, model_token, read_models, write_model
 from millrace.lengths.samples import LengthSample
-from millrace.lengths.training import TrainingResult
+from millrace.lengths.training_job import TrainingJob, train
 
 from services.tagger.config import LearningConfig, TaggerConfig
 from services.tagger.effects import (
@@ -48,60 +46,40 @@ def load(name: str, learning: LearningConfig) -> LengthsLoaded:
     return LengthsLoaded(models=models, outcomes=kept, problems=problems)
 
 
-class TaggerShell:
-    """The shell of one tagger process. Its methods run on the event loop; training runs beside it."""
+class TaggerShell(TaskShell):
+    """The shell of one tagger process; training runs beside it."""
 
     def __init__(self, config: TaggerConfig) -> None:
+        super().__init__()
         self._name = config.name
         self._learning = config.learning
         self._root = Path(config.learning.directory)
         self._writers: dict[str, OutcomeWriter] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._handle: ActorHandle | None = None
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
         return {
             LoadLengths: self._on_load,
-            TrainLengths: self._on_train,
+            TrainLengths: lambda effect: self.spawn(self._train(effect)),
             KeepModel: self._on_keep_model,
             KeepOutcomes: self._on_keep_outcomes,
         }
 
-    def attach(self, handle: ActorHandle) -> None:
-        self._handle = handle
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    def _tell(self, body: Body) -> None:
-        assert self._handle is not None
-        self._handle.deliver(body)
-
     def _on_load(self, effect: LoadLengths) -> None:
-        self._tell(load(self._name, self._learning))
-
-    def _on_train(self, effect: TrainLengths) -> None:
-        self._spawn(self._train(effect))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tell(load(self._name, self._learning))
 
     async def _train(self, effect: TrainLengths) -> None:
         job = TrainingJob(model=effect.model, samples=effect.samples, incumbent=effect.incumbent, at_ns=effect.at_ns)
         try:
-            result = await asyncio.wait_for(run_child(job), TRAINING_LIMIT_S)
-            self._tell(LengthsTrained(model=effect.model, result=result))
+            result = await asyncio.wait_for(run_in_child(train, job), TRAINING_LIMIT_S)
+            self.tell(LengthsTrained(model=effect.model, result=result))
         except (OSError, TimeoutError, msgspec.DecodeError, ChildProcessError) as error:
-            self._tell(TrainingFailed(model=effect.model, detail=f"training: {error!r}"))
+            self.tell(TrainingFailed(model=effect.model, detail=f"training: {error!r}"))
 
     def _on_keep_model(self, effect: KeepModel) -> None:
         try:
             write_model(self._root, effect.model, effect.payload)
         except OSError as error:
-            self._tell(KeepingFailed(model=effect.model, detail=str(error)))
+            self.tell(KeepingFailed(model=effect.model, detail=str(error)))
 
     def _on_keep_outcomes(self, effect: KeepOutcomes) -> None:
         try:
@@ -110,14 +88,4 @@ class TaggerShell:
                 writer = self._writers[effect.model] = OutcomeWriter(self._root, effect.model, self._name)
             writer.append(effect.samples)
         except (OSError, OutcomesUnreadable) as error:
-            self._tell(KeepingFailed(model=effect.model, detail=str(error)))
-
-
-async def run_child(job: TrainingJob) -> TrainingResult:
-    """Train in a child process.
-
-    Raises:
-        ChildProcessError: it failed; the text is the end of its complaint.
-    """
-    output = await run_in_child("millrace.lengths.child", msgspec.msgpack.encode(job))
-    return msgspec.msgpack.decode(output, type=TrainingResult)
+            self.tell(KeepingFailed(model=effect.model, detail=str(error)))

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 from millrace.actor.child_process import run_in_child
-from millrace.cascade.jobs import PlannedTier, PlanningJob
+from millrace.cascade.jobs import PlannedTier, PlanningJob, plan_in_child
 from millrace.enginemodel.parameters import EngineParameters
-
-from services.coordinator.shell import run_planner
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDING = next((ROOT / "bench" / "judged" / "recordings").iterdir())
@@ -27,7 +25,7 @@ def tier(model: str, *, judged: bool) -> PlannedTier:
 
 async def test_a_cascade_is_planned_in_a_process_of_its_own() -> None:
     tiers = [tier("millrace-nano", judged=True), tier("millrace-mini", judged=False)]
-    result = await run_planner(PlanningJob(tiers=tiers, sample=str(RECORDING), rate=1.0, quality=40.0))
+    result = await run_in_child(plan_in_child, PlanningJob(tiers=tiers, sample=str(RECORDING), rate=1.0, quality=40.0))
     assert result.chosen is not None
     assert len(result.chosen.thresholds) == 1
     assert 0 < result.chosen.quality < 100
@@ -36,6 +34,4 @@ async def test_a_cascade_is_planned_in_a_process_of_its_own() -> None:
 async def test_a_child_that_fails_says_why() -> None:
     tiers = [tier("millrace-nano", judged=True), tier("millrace-mini", judged=False)]
     with pytest.raises(ChildProcessError, match=r"nowhere\.jsonl"):
-        await run_planner(PlanningJob(tiers=tiers, sample="nowhere.jsonl", rate=1.0, quality=40.0))
-    with pytest.raises(ChildProcessError):
-        await run_in_child("millrace.cascade.child", b"no job")
+        await run_in_child(plan_in_child, PlanningJob(tiers=tiers, sample="nowhere.jsonl", rate=1.0, quality=40.0))

@@ -27,7 +27,8 @@ from millrace.policies.step_bounds import (
 
 from services.coordinator.build import build
 from services.coordinator.config import CoordinatorConfig, StepBoundsConfig
-from services.coordinator.step_bounds import SUMMARY_NS, TICK_NS, VALID_MS, StepBoundsActor
+from services.coordinator.led_models import TICK_NS
+from services.coordinator.step_bounds import SUMMARY_NS, VALID_MS, StepBoundsActor
 from tests.unit.coordinator_bench import MODEL, record, summary
 
 MODEL_COSTS = InstanceModel(

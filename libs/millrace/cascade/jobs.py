@@ -22,6 +22,7 @@ from millrace.cascade.thresholds import (
 )
 from millrace.contracts.cascade import SCORE_MAX
 from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.registered import load_step_times
 from millrace.enginemodel.step_cost import StepCost
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.judging.files import read_judge
@@ -129,6 +130,12 @@ def plan_job(job: PlanningJob, step_times: Mapping[str, StepTimeModel], *, front
     seen, best = _divided(job, problem, costs, counts)
     points = _not_beaten(_point(each, division) for division, designs in seen.items() for each in designs)
     return msgspec.structs.replace(result, best=best, front=points)
+
+
+def plan_in_child(job: PlanningJob) -> PlanningResult:
+    """The same in a process of its own. Raises ValueError, OSError: as ``plan_job``."""
+    files = {tier.step_time: tier.step_time for tier in job.tiers if tier.step_time.endswith(".toml")}
+    return plan_job(job, load_step_times(files)[0])
 
 
 def _on(

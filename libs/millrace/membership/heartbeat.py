@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from millrace.actor.effects import Publish
 from millrace.contracts.status import (
     DrainedInstance,
@@ -49,21 +51,8 @@ class Heartbeat:
         store: str = "",
     ) -> Publish:
         """As of now. ``moving``, ``migrations``: of a migrator. ``drained``, ``store``: of a supervisor."""
-        fixed = self._fixed
-        body = ServicePresence(
-            role=fixed.role,
-            name=fixed.name,
-            incarnation=fixed.incarnation,
-            at_ns=now_ns,
-            state=state,
-            url=fixed.url,
-            instances=fixed.instances,
-            moving=list(moving),
-            migrations=list(migrations),
-            drained=list(drained),
-            trouble=trouble,
-            store=store,
-        )
+        told = {"moving": list(moving), "migrations": list(migrations), "drained": list(drained)}
+        body = msgspec.structs.replace(self._fixed, at_ns=now_ns, state=state, trouble=trouble, store=store, **told)
         return Publish(subject=self._subject, body=body)
 
     def leaving(self, now_ns: int) -> Publish:
