@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from millrace.actor.effects import Effect, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
 from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadReported, LoadsReported, MoveBid
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import (
@@ -59,9 +59,9 @@ from services.broker.bids import BIDS_MAX, Bids
 from services.broker.boundaries import UNPLANNED, Boundaries
 from services.broker.cluster_view import BrokerView
 from services.broker.config import BrokerConfig, trading_policy
-from services.broker.loads import renew_load
+from services.broker.forecasts import InstanceForecasts
+from services.broker.loads import observe_summary, renew_load
 from services.broker.metrics import BrokerMetrics
-from services.broker.observation import Observation
 from services.broker.orders import ORDERS_MAX, Orders
 from services.broker.returning import return_queued
 from services.broker.state import DRAIN_OUT_MAX, MS, BalanceNotes, BrokerContext, OwnInstance
@@ -117,9 +117,8 @@ class BrokerActor:
         self._orders = Orders(self._ctx, self._asks)
         self._bids = Bids(self._ctx)
         self._boundaries = Boundaries(self._ctx)
-        self._observation = Observation(
-            self._ctx, self._owns, step_times, asks=self._asks, bids=self._bids, boundaries=self._boundaries
-        )
+        self._step_times = step_times
+        self._listening: set[str] = set()
         self._heartbeat = Heartbeat(
             subjects=subjects, role=Role.BROKER, name=self.name, incarnation=incarnation, instances=config.instances
         )
@@ -161,27 +160,23 @@ class BrokerActor:
     def _dispatch(self, message: Message, now_ns: int) -> list[Effect]:
         match message.body:
             case StatusSnapshot() as body:
-                self._observation.on_snapshot(body, now_ns)
-                own = self._owns.get(subject_token(body.instance)) if body.instance else None
-                return self._orders.look(own, now_ns) if own is not None and (own.orders or own.evacuation) else []
+                return self._on_snapshot(body, now_ns)
             case InstanceSummary() as body:
-                self._observation.on_summary(body, now_ns)
+                own = self._own(body.instance)
+                if own is not None and self._ctx.view.members.on_summary(body, now_ns).accepted:
+                    observe_summary(own, body)
                 return []
             case ServicePresence() as body:
                 self._ctx.view.on_presence(body)
                 return []
             case BoundaryMoved() as body:
-                self._observation.on_boundary(body)
-                return []
+                return self._believed("boundary", self._ctx.view.on_boundary(body))
             case LoadReported() as body:
-                self._observation.on_load(body, now_ns)
-                return []
+                return self._believed("load", self._ctx.view.on_load(body, now_ns))
             case LoadsReported(loads=loads):
-                for load in loads:
-                    self._observation.on_load(load, now_ns)
-                return []
+                return [none for load in loads for none in self._believed("load", self._ctx.view.on_load(load, now_ns))]
             case KeyChanged() as body:
-                return self._observation.on_key(body, now_ns)
+                return self._on_key(body, now_ns)
             case Replied(correlation=correlation, body=body):
                 return self._on_answer(correlation, body, now_ns)
             case RequestFailed(correlation=correlation, reason=reason):
@@ -189,12 +184,20 @@ class BrokerActor:
             case TimerFired(name=name):
                 return self._on_timer(name, now_ns)
             case BusDisconnected() | BusReconnected() as body:
-                self._observation.on_bus(now_ns, connected=isinstance(body, BusReconnected))
-                return []
+                return self._on_bus(now_ns, connected=isinstance(body, BusReconnected))
             case StopRequested():
                 return self._on_stop(now_ns)
             case _:
                 return self._on_addressed(message, now_ns)
+
+    def _believed(self, what: str, believed: bool) -> list[Effect]:
+        """Counts what changes nothing."""
+        if not believed:
+            self._ctx.metrics.refused.add(what)
+        return []
+
+    def _own(self, instance: str) -> OwnInstance | None:
+        return self._owns.get(subject_token(instance)) if instance else None
 
     def _on_addressed(self, message: Message, now_ns: int) -> list[Effect]:
         """Handle a message about one instance of ours, which its subject names."""
@@ -225,6 +228,90 @@ class BrokerActor:
             ask = own.asks.get(name)
             if kind == MOVE and ask is not None and ask.target == target:
                 return self._asks.on_move_answer(own, ask, body, now_ns)
+        return []
+
+    # what is heard
+
+    def _on_snapshot(self, body: StatusSnapshot, now_ns: int) -> list[Effect]:
+        """The sequences of an instance of ours; those of another incarnation or model do not count."""
+        own = self._own(body.instance)
+        record = self._ctx.view.record(body.instance) if own is not None else None
+        if own is None or record is None or record.incarnation != body.incarnation or record.model != body.model:
+            return []
+        known = own.snapshot
+        if known is not None and known.incarnation == body.incarnation and body.at_ns < known.at_ns:
+            return []
+        own.snapshot, own.heard_ns = body, now_ns
+        own.sequences.left.intersection_update(status.sequence for status in body.running)
+        if own.forecasts is not None and (known is None or body.step != known.step):
+            own.forecasts.observe(body)
+        self._ctx.view.members.observe(body.instance, body.incarnation, now_ns)
+        return self._orders.look(own, now_ns) if own.orders or own.evacuation else []
+
+    def _on_key(self, body: KeyChanged, now_ns: int) -> list[Effect]:
+        """A registration or a plan."""
+        if body.bucket == "plan":
+            model = self._ctx.view.on_plan(body)
+            return [*(self._on_new_plan(model, now_ns) if model else []), *self._listen()]
+        own, before = self._own(body.key), self._ctx.view.record(body.key)
+        if own is None and before is not None and before == body.value:
+            return []  # repeated every three seconds by each of a thousand instances
+        self._ctx.view.on_record(body, now_ns)
+        if own is None:
+            return []
+        effects, after = self._on_own_record(own, now_ns), self._ctx.view.record(body.key)
+        same = before is not None and after is not None and before.model == after.model
+        return effects if same else [*effects, *self._listen()]
+
+    def _on_own_record(self, own: OwnInstance, now_ns: int) -> list[Effect]:
+        """An instance of ours is registered, gone, or was started anew: then its sequences are lost."""
+        record = self._ctx.view.record(own.instance)
+        restarted = own.snapshot is not None and record is not None and own.snapshot.incarnation != record.incarnation
+        effects: list[Effect] = []
+        if record is None or restarted:
+            effects = self._asks.void(own, "instance_lost", now_ns)
+            self._bids.void(own)
+            own.snapshot, own.summary, own.forecasts = None, None, None
+            own.sequences.histories.clear()
+            own.sequences.left.clear()
+        if record is None or own.forecasts is not None:
+            return effects
+        try:
+            own.forecasts = InstanceForecasts(record, self._step_times.get(record.step_time))
+        except ValueError as error:
+            fields = {"instance": own.instance, "error": str(error)}
+            effects.append(Log(level="error", event="instance_unusable", fields=fields))
+        return effects
+
+    def _on_new_plan(self, model: str, now_ns: int) -> list[Effect]:
+        """Void what was asked and bid under the old plan."""
+        effects: list[Effect] = []
+        for own in self._owns.values():
+            record = self._ctx.view.record(own.instance)
+            if record is not None and subject_token(record.model) == subject_token(model):
+                self._ctx.plan_ns[record.model] = now_ns
+                effects += self._asks.void(own, "new_plan", now_ns)
+                self._bids.void(own)
+        return effects
+
+    def _listen(self) -> list[Effect]:
+        """Loads of the stages that concern our instances."""
+        wanted = {subject for own in self._owns.values() for subject in self._boundaries.load_subjects(own)}
+        effects: list[Effect] = [Subscribe(subject=subject) for subject in sorted(wanted - self._listening)]
+        effects += [Unsubscribe(subject=subject) for subject in sorted(self._listening - wanted)]
+        self._listening = wanted
+        return effects
+
+    def _on_bus(self, now_ns: int, *, connected: bool) -> list[Effect]:
+        """The bus went away or came back: what has not started is void, and only a fresh snapshot counts."""
+        self._ctx.connected = connected
+        if connected:
+            self._ctx.back_ns = now_ns
+            self._ctx.view.members.restart_timers(now_ns)
+            return []
+        for own in self._owns.values():
+            self._asks.void(own, "bus_away", now_ns)
+            self._bids.void(own)
         return []
 
     # time

@@ -67,7 +67,6 @@ def test_crossings_are_those_that_begin_below_and_end_above() -> None:
     edge = EDGES.index(1024)
     assert found.crossing(edge) == 1
     assert found.crossing(EDGES.index(32)) == 1
-    assert found.crossing(edge, hysteresis_bins=BINS) == 0
 
 
 def test_no_requests_make_empty_statistics() -> None:
@@ -124,7 +123,7 @@ def test_transfers_into_and_out_of_a_stage_fit_its_slots() -> None:
     costs = open_costs(found, slow, edges, 16, Constraints())
     assert np.isfinite(costs.cost[0, -1, 16])  # one stage moves nothing
     middle = len(edges) // 2
-    moves = found.crossing(edges[middle], hysteresis_bins=2) / found.span_s
+    moves = found.crossing(edges[middle]) / found.span_s
     few = int(moves * slow.copy_s(EDGES[edges[middle]]) / 0.7 / 3)
     assert few >= 1
     assert not np.isfinite(costs.cost[0, middle, few])
