@@ -12,10 +12,10 @@ from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim.runtime_sim import SECOND
 
 from simulator.scenarios.cluster import ScenarioCluster
-from simulator.scenarios.load import models_of
+from simulator.scenarios.load import arrivals, models_of
 from simulator.scenarios.reading import ScenarioError, scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
-from simulator.scenarios.spec import Group
+from simulator.scenarios.spec import Group, ScenarioSpec
 
 COUNT = 200
 TABLE: dict[str, Any] = {
@@ -37,6 +37,10 @@ def run(*settings: str) -> ScenarioOutcome:
     return run_scenario(scenario_of(with_settings(TABLE, settings)), step_times=load_step_time)
 
 
+def drawn(spec: ScenarioSpec) -> list[str]:
+    return models_of(spec, arrivals(spec.workload, seed=spec.seed, folders=()))
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -50,7 +54,7 @@ def test_every_request_is_served_by_an_instance_of_its_model(settings: tuple[str
     assert outcome.outcomes == {"completed": COUNT}
     group = {"small": "a-", "large": "b-"}
     assert [each for each in outcome.finished if not each.instance.startswith(group[each.model])] == []
-    models = models_of(outcome.spec)
+    models = drawn(outcome.spec)
     assert {each.number: each.model for each in outcome.finished} == dict(enumerate(models))
     assert 0.6 < models.count("small") / COUNT < 0.9
 
@@ -100,8 +104,8 @@ def test_loads_that_make_no_sense_are_refused(models: dict[str, Any], complaint:
 
 def test_without_shares_models_share_equally_and_one_model_gets_all() -> None:
     table = {"cluster": TABLE["cluster"], "workload": {"count": 400}}
-    assert 150 < models_of(scenario_of(table)).count("small") < 250
-    assert set(models_of(scenario_of({}))) == {"modelled"}
+    assert 150 < drawn(scenario_of(table)).count("small") < 250
+    assert set(drawn(scenario_of({}))) == {"modelled"}
 
 
 @pytest.mark.parametrize(

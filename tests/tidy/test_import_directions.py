@@ -64,6 +64,7 @@ ENGINE_HOMES = (
     "papers/cascadeinfer/bench/",
     "examples/vllm_bench.py",
     "setup/api_table.py",
+    "tests/vllm_api/",
 )
 
 #: Tests of a bench's own functions; all others share rigs with benches by way of tests/testbed/.

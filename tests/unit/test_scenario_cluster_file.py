@@ -73,13 +73,21 @@ def test_a_setting_puts_the_file_in_place_of_a_scenarios_groups(tmp_path: Path) 
     assert spec.dispatch.policy == "forecast", "the scenario's own"
 
 
+def test_trading_roles_and_replicas_are_those_of_the_file(tmp_path: Path) -> None:
+    cluster = CLUSTER.replace("spares = 2", 'role = "prefill"')
+    more = '[policies.trading]\nname = "delay"\n[kv_replicas]\nenabled = true\n'
+    spec = read_scenario(_scenario(tmp_path, cluster + more))
+    assert spec.trading.policy == "delay"
+    assert spec.migration.on
+    assert spec.migration.replicas.enabled
+    assert spec.migration.roles == {f"worker-{number}": "prefill" for number in range(3)}
+
+
 @pytest.mark.parametrize(
     ("cluster", "more", "complaint"),
     [
         (CLUSTER, '[[cluster.groups]]\nname = "a"\n', "cluster.groups: not together with cluster.file"),
-        (CLUSTER.replace("dispatch", "trading").replace("round_robin", "delay"), "", r"policies.trading is not read"),
-        (CLUSTER.replace("spares = 2", 'role = "prefill"'), "", r"role is not read"),
-        (f"{CLUSTER}\n[kv_replicas]\nenabled = true\n", "", r"kv_replicas is not read"),
+        (f'{CLUSTER}\n[cascade]\ntiers = ["small", "large"]\nthresholds = [40]\n', "", "the cluster has a cascade"),
         (CLUSTER.replace("kv_blocks = 900", "kv_blocks = 2"), "", "group worker of model small: blocks_total"),
         (CLUSTER.replace('"nano"', '"no-such-model"'), "", r"models\[0\].path: no model"),
         ("models = 3", "", "cluster.toml: models"),

@@ -58,7 +58,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pattern(self) -> Pattern:
-        """How it is used."""
+        """The pattern of its use."""
         if self.gathers:
             return Pattern.GATHER
         if not self.replies:
