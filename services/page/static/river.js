@@ -55,12 +55,16 @@ export class River {
     this.colour = (name) => style.getPropertyValue(`--${name}`).trim();
   }
 
-  /** Builds the cards anew where instances, stages or models are others. */
+  /** Builds the cards anew where instances, stages or models are others; a boundary that moves changes a title only. */
   arrange() {
     const models = river(this.cluster);
-    const shape = JSON.stringify(models);
-    if (shape === this.shape) return false;
+    const shape = JSON.stringify(models.map(({ name, stages }) => [name, stages.map((each) => [each.name, each.instances])]));
+    if (shape === this.shape) {
+      for (const model of models) for (const stage of model.stages) say(this.titles.get(`${model.name}/${stage.name}`), titleOf(stage));
+      return false;
+    }
     this.shape = shape;
+    this.titles = new Map();
     this.cards.clear();
     const all = Object.keys(this.cluster.i).length;
     this.bundled = all > BUNDLED;
@@ -79,12 +83,12 @@ export class River {
   }
 
   #stage(model, stage, hue) {
-    const range = stage.to === null ? `from ${count(stage.from)} tokens` : `${count(stage.from)} to ${count(stage.to)} tokens`;
-    const title = stage.alone ? "" : stage.name ? `${stage.name} · ${range}` : "not in the plan yet";
+    const title = el("h3", { hidden: stage.alone }, titleOf(stage));
+    this.titles.set(`${model.name}/${stage.name}`, title);
     const groups = this.bundled ? bundles(stage.instances) : stage.instances.map((name) => [name, [name]]);
     const cards = groups.map(([name, members]) => this.#card(name, members, hue));
     const grid = el("div", { class: "cards" }, cards);
-    return el("div", { class: `stage hue${hue}` }, title ? el("h3", {}, title) : null, grid);
+    return el("div", { class: `stage hue${hue}` }, title, grid);
   }
 
   #card(name, members, hue) {
@@ -468,6 +472,12 @@ export class River {
     event.preventDefault();
     this.open({ sequence: near.particle.id });
   }
+}
+
+/** A stage's name and lengths. */
+function titleOf(stage) {
+  const range = stage.to === null ? `from ${count(stage.from)} tokens` : `${count(stage.from)} to ${count(stage.to)} tokens`;
+  return stage.name ? `${stage.name} · ${range}` : "not in the plan yet";
 }
 
 /** Groups of instances that stand together. */
