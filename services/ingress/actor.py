@@ -47,6 +47,7 @@ from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.catalog import Role
 from millrace.contracts.ingress import FindRequests, RequestsFound, ReturnReason, SequencesReturned, TokensGenerated
 from millrace.contracts.local import (
+    BucketReady,
     BusDisconnected,
     BusReconnected,
     Gathered,
@@ -199,6 +200,8 @@ class IngressActor:
                 take_replica(self._state, body)
             case KeyChanged():
                 self._on_key(body)
+            case BucketReady(bucket="plan"):
+                self._state.cluster.plans_read = True
             case TimerFired():
                 self._on_timer(body.name)
             case BusDisconnected():

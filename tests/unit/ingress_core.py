@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 
 from millrace.actor.effects import Effect, Gather, Publish, Request, StartTimer
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
-from millrace.contracts.local import Gathered, KeyChanged, Replied, RequestFailed, RequestFailure, TimerFired
+from millrace.contracts.local import (
+    BucketReady,
+    Gathered,
+    KeyChanged,
+    Replied,
+    RequestFailed,
+    RequestFailure,
+    TimerFired,
+)
 from millrace.contracts.message import Message
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.predictor import LatencyPrediction
@@ -110,6 +118,7 @@ class Bench:
         self.actor.state.bind(self.transitions.react)
         self.started = self.actor.start(START)
         self.effects: list[Effect] = list(self.started)
+        self.actor.handle(Message(BucketReady(bucket="plan")), START)
         self.summary_at = dict.fromkeys(self.model_of, 0)
         self.incarnations = dict.fromkeys(self.model_of, 1)
         for model in dict.fromkeys(self.model_of.values()):

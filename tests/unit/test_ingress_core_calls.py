@@ -5,7 +5,7 @@ import pytest
 from millrace.actor.effects import Log, RecordSpan, Reply, Stop, Subscribe, WatchKeys
 from millrace.actor.errors import ConfigError
 from millrace.contracts.ingress import FindRequests, FinishReason, RequestsFound, TokenLogprobs
-from millrace.contracts.local import RequestFailure, StopRequested
+from millrace.contracts.local import BucketReady, RequestFailure, StopRequested
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
@@ -640,6 +640,16 @@ def test_a_replaced_ingress_ends_with_its_last_call_unless_it_is_asked_to_stop_a
     bench.send(StopRequested())
     bench.pass_time(3.5)
     assert len(bench.made(FailCall)) == len(bench.made(Stop)) == 1
+
+
+def test_a_call_that_comes_before_the_plans_were_read_waits_for_them():
+    bench = Bench(instances=0)
+    bench.actor.state.cluster.plans_read = False
+    bench.call("a")
+    assert not bench.made(RefuseCall)
+    bench.send(BucketReady(bucket="plan"))
+    bench.pass_time(1)
+    assert bench.made(RefuseCall)
 
 
 def test_an_idle_ingress_stops_at_once():

@@ -31,6 +31,7 @@ class IngressClusterView:
         self.plans: dict[str, Plan] = {}
         self.store_ill = ""
         self._once_planned: set[str] = set()
+        self.plans_read = False  # each plan that there was when this ingress began
         self._unconfirmed: set[str] = set()  # models whose plan the store may have lost: any epoch replaces it
         self._stages: dict[str, list[StageCandidates]] = {}
         self._boundaries = StageBoundaries()
@@ -121,11 +122,12 @@ class IngressClusterView:
         self.members.restart_timers(now_ns)
 
     def expects(self, model: str) -> bool:
-        """Whether an instance may come for this model: a plan named one, now or at any time since this ingress began.
+        """Whether an instance may come for this model: a plan named one, now or at any time since this ingress began,
+        or plans have not been read yet.
 
         When the last instance dies the plan goes empty until it is back, which takes seconds; calls wait for that.
         """
-        return model in self._once_planned
+        return not self.plans_read or model in self._once_planned
 
     def why_none_comes(self, model: str) -> str:
         """Reason why no instance comes for it: its plan names none, and none can register. Empty where one may."""
