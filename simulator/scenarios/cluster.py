@@ -11,6 +11,7 @@ from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
 from millrace.contracts.catalog import Role
 from millrace.contracts.kv import KvEndpoint
+from millrace.contracts.status import SequenceStatus
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
@@ -41,6 +42,7 @@ from simulator.host import HostShape, SimulatedHost
 from simulator.policy_faults import PolicyFaultSink
 from simulator.scenarios import lengths_known, observer, scenario_operator
 from simulator.scenarios.counting_clients import CountingClients
+from simulator.scenarios.head_estimates import HeadEstimates
 from simulator.scenarios.lengths_known import Expected, KnowingTagger
 from simulator.scenarios.observer import EngineSample, Observer
 from simulator.scenarios.scenario_operator import ScenarioOperator
@@ -111,6 +113,8 @@ class ScenarioCluster(SimulatedCluster):
         self._truth = truth
         self._expected = expected or truth
         self._asks = DISPATCH_POLICIES.load(spec.dispatch.policy).ask is not None
+        prediction = spec.prediction
+        self._head = HeadEstimates(prediction.head, spec.seed) if prediction.remaining == "head" else None
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
         self._groups: dict[str, Group] = {}
         self._unserved: list[str] = []  # instances without a migrator
@@ -266,6 +270,8 @@ class ScenarioCluster(SimulatedCluster):
             tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
             kv=self._endpoint(instance, process.incarnation),
         )
+        if self._head is not None:
+            modelled.estimated = partial(self._estimated, self._head, instance.model)
         if instance.host and group.neighbour_slowdown:
             modelled.slowed = partial(self._slowed, instance.name)
         return SimulatedEngine(
@@ -294,6 +300,9 @@ class ScenarioCluster(SimulatedCluster):
 
     def _output_length(self, model: str, sequence: str) -> int:
         return self._truth(sequence.rpartition(".")[0], model)
+
+    def _estimated(self, head: HeadEstimates, model: str, status: SequenceStatus) -> SequenceStatus:
+        return head.reported(status, self._output_length(model, status.sequence))
 
     def _knowing_tagger(self, config: TaggerConfig, deps: ActorDeps) -> Actor:
         prediction = self.spec.prediction

@@ -10,6 +10,7 @@ from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
 
 from services.coordinator.config import RolePolicyConfig, StagesConfig, StepBoundsConfig
+from simulator.scenarios.head_estimates import HeadSpec
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.order_spec import OrderSpec
 from simulator.scenarios.provisioning_spec import ProvisioningSpec
@@ -216,11 +217,17 @@ class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         kind: ``oracle``: the truth; ``noisy``: the truth times a normal number around 1 with ``sigma``, cut to
             [0.1, 5]; ``tagger``: the tagger's model; ``recorded``: what the recording says; ``none``: nothing.
         asked: ``needed``: where the dispatch policy looks at lengths; ``always``: for each request, as brokers want it.
+        remaining: What instances tell of the rest of a running sequence. ``submitted``: what was known beforehand until
+            the sequence outruns it, from there on, and where nothing was known, the median of those that ended there
+            (survival). ``head``: an estimate with the error of a trained head, every few tokens.
+        head: Of those estimates.
     """
 
     kind: Literal["oracle", "noisy", "tagger", "recorded", "none"] = "oracle"
     sigma: float = 0.0
     asked: Literal["needed", "always"] = "needed"
+    remaining: Literal["submitted", "head"] = "submitted"
+    head: HeadSpec = HeadSpec()
 
 
 class NetworkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
