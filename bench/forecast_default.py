@@ -149,6 +149,8 @@ def toml(value: object) -> str:
         return "{" + ", ".join(f"{name}={toml(each)}" for name, each in fields.items() if each is not None) + "}"
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, tuple):
+        return "[" + ", ".join(toml(each) for each in value) + "]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -99,8 +99,6 @@ def test_a_plan_with_other_cuts_voids_it():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"length": 0},
-        {"length": -4},
         {"plan_epoch": 0},
         {"plan_epoch": 7},
         {"stage": "s9"},
