@@ -49,8 +49,6 @@ from millrace.sim.runtime_sim import Simulation
 MAX_MODEL_LEN, BLOCK_SIZE, BLOCKS_TOTAL, MAX_SEQUENCES, TOKEN_BUDGET = 256, 32, 24, 8, 64
 VOCABULARY, EOS = 288, 257
 WAIT_S = 60.0
-#: Steps that an engine at a test's pace may make unseen: few beside the tokens that sequences have left.
-AHEAD = 4
 
 
 class Result:
@@ -202,30 +200,13 @@ def _empty(snapshot: EngineSnapshot) -> bool:
 
 
 class LiveHarness(Harness):
-    """An Engine on an event loop, one of its own where none is given.
+    """An Engine on an event loop, one of its own where none is given."""
 
-    With ``pace``, the file of its ``PacedScheduler``, it makes steps only while the test waits for something, and at
-    most ``AHEAD`` that the test has not seen.
-    """
-
-    def __init__(
-        self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None, *, pace: Path | None = None
-    ) -> None:
+    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__()
         self.engine = engine
         self._loop = loop or asyncio.new_event_loop()
-        self._pace = pace
-        self._step = 0
         self.info = self._run(engine.start(self.hear))
-
-    def hear(self, event: EngineEvent) -> None:
-        super().hear(event)
-        if isinstance(event, EngineStepped):
-            self._step = event.step
-
-    def _grant(self) -> None:
-        if self._pace is not None:
-            self._pace.write_bytes((self._step + AHEAD).to_bytes(8))
 
     def _run(self, work: Any) -> Any:
         return self._loop.run_until_complete(work)
@@ -253,13 +234,11 @@ class LiveHarness(Harness):
             deadline = time.monotonic() + WAIT_S
             while not done():
                 assert time.monotonic() < deadline, f"waited {WAIT_S} s for {what}; last event: {self.events[-1:]}"
-                self._grant()
                 await asyncio.sleep(0.001)
 
         self._run(wait())
 
     def rest(self) -> None:
-        self._grant()
         self._run(asyncio.sleep(0.2))
 
     def now_ns(self) -> int:
@@ -418,7 +397,7 @@ def vllm(model: Path) -> Iterator[Harness]:
     harness.close()
 
 
-def _vllm(model: Path, name: str = "contract", **engine_args: Any) -> Engine:
+def _vllm(model: Path, name: str = "contract") -> Engine:
     from services.worker.vllm_engine import environment
 
     environment.prepare()
@@ -438,7 +417,6 @@ def _vllm(model: Path, name: str = "contract", **engine_args: Any) -> Engine:
         max_num_seqs=MAX_SEQUENCES,
         max_num_batched_tokens=TOKEN_BUDGET,
         enforce_eager=True,
-        engine_args=engine_args,
     )
     return VllmEngine(config)
 
@@ -480,10 +458,10 @@ def simulated_pair() -> Iterator[Pair]:
 
 
 @contextmanager
-def live_pair(build: Callable[[str, asyncio.AbstractEventLoop], LiveHarness], *, compares: bool) -> Iterator[Pair]:
+def live_pair(build: Callable[[str], Engine], *, compares: bool) -> Iterator[Pair]:
     """Two engines on one event loop."""
     loop = asyncio.new_event_loop()
-    source, target = (build(name, loop) for name in ("source", "target"))
+    source, target = (LiveHarness(build(name), loop) for name in ("source", "target"))
     yield Pair(source, target, compares=compares)
     source.stop()
     target.stop()
@@ -491,20 +469,11 @@ def live_pair(build: Callable[[str, asyncio.AbstractEventLoop], LiveHarness], *,
 
 
 def modelled_pair(tokenizer: Path) -> AbstractContextManager[Pair]:
-    return live_pair(lambda _, loop: LiveHarness(_modelled_live(tokenizer), loop), compares=False)
+    return live_pair(lambda _: _modelled_live(tokenizer), compares=False)
 
 
 def vllm_pair(model: Path) -> AbstractContextManager[Pair]:
-    def build(name: str, loop: asyncio.AbstractEventLoop) -> LiveHarness:
-        engine = _vllm(model, name, scheduler_cls="tests.contract.engine.paced_scheduler.PacedScheduler")
-        from tests.contract.engine.paced_scheduler import PACE
-
-        pace = model / f"{name}.pace"
-        pace.write_bytes((1 << 62).to_bytes(8))  # a start makes steps of its own
-        os.environ[PACE] = str(pace)
-        return LiveHarness(engine, loop, pace=pace)
-
-    return live_pair(build, compares=True)
+    return live_pair(lambda name: _vllm(model, name), compares=True)
 
 
 def failures(harness: Harness) -> list[EngineFailed]:
