@@ -177,10 +177,11 @@ def test_every_unsupported_parameter_is_refused_by_name():
 @pytest.mark.parametrize(
     ("fields", "kept"),
     [
-        ({"truncate_prompt_tokens": 3}, slice(0, 3)),
+        ({"truncate_prompt_tokens": 3}, slice(-3, None)),
         ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, slice(-3, None)),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, slice(0, 3)),
         ({"truncate_prompt_tokens": 300}, slice(None)),
-        ({"truncate_prompt_tokens": -1, "max_tokens": LENGTH - 4}, slice(0, 4)),
+        ({"truncate_prompt_tokens": -1, "max_tokens": LENGTH - 4}, slice(-4, None)),
     ],
 )
 def test_a_prompt_is_cut_to_the_tokens_asked_for(fields: dict[str, Any], kept: slice):

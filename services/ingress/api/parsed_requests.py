@@ -222,7 +222,9 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
 
 
 def _truncated(request: Shared, prompt: list[int], max_model_len: int) -> list[int]:
-    """The prompt's first tokens, or its last: as many as asked for, or as fit before the output (-1)."""
+    """The prompt's last tokens, as vLLM has it for models that generate, or its first: as many as asked for, or as fit
+    before the output (-1).
+    """
     length = request.truncate_prompt_tokens
     if length is None:
         return prompt
@@ -232,8 +234,8 @@ def _truncated(request: Shared, prompt: list[int], max_model_len: int) -> list[i
         raise bad_value(
             "truncate_prompt_tokens", f"`truncate_prompt_tokens` is {length}, the model takes {max_model_len}."
         )
-    left = request.truncation_side == "left"
-    return prompt[max(0, len(prompt) - length) :] if left else prompt[:length]
+    first = request.truncation_side == "right"
+    return prompt[:length] if first else prompt[max(0, len(prompt) - length) :]
 
 
 def _constraint(parsed: ParsedRequest) -> StructuredOutput | None:
