@@ -272,7 +272,8 @@ class Cluster:
 
     def _listen_for_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        hang_up = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # nohup ignores it
+        for number in (signal.SIGINT, signal.SIGTERM, *hang_up):
             loop.add_signal_handler(number, self._stop)
 
     def _stop(self) -> None:

@@ -52,6 +52,17 @@ async def test_the_next_supervisor_takes_over_what_lives_and_no_stream_ends(tmp_
     assert not (rig.folder / "jetstream").exists()
 
 
+def test_a_terminal_that_closes_stops_the_cluster(tmp_path: Path) -> None:
+    model = write_model_folder(tmp_path / "model")
+    rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1)
+    rig.start()
+    assert rig.process is not None
+    processes = rig.processes()
+    rig.process.send_signal(signal.SIGHUP)
+    assert rig.process.wait(PATIENCE_S) == 0
+    assert not psutil.wait_procs(processes, PATIENCE_S)[1]
+
+
 def test_down_ends_what_a_killed_supervisor_left_and_the_next_start_tells(tmp_path: Path) -> None:
     model = write_model_folder(tmp_path / "model")
     rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1)
