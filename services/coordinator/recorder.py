@@ -8,7 +8,7 @@ requests that are under way and the first blocks of recent prompts. The shell wr
 | DecisionMade | what was asked, which prompt it begins like | |
 | RequestFinished | one row | |
 | InstanceSummary | what its engine did since the one before | |
-| KeyChanged(instance) | one row where that is new | |
+| KeyChanged(instance) | one row before the next others, where that is new | |
 | RecordingFailed | | Log, once |
 | TimerFired(tick) | | KeepRows |
 | StopRequested | | KeepRows, Stop |
@@ -91,6 +91,7 @@ class RecorderActor:
         self._blocks: OrderedDict[int, int] = OrderedDict()
         self._busy: dict[str, _Busy] = {}
         self._seen: dict[str, InstanceRecord] = {}
+        self._unwritten: set[str] = set()
         self._rows: list[RecordingRow] = []
         self._failed = ""
 
@@ -104,7 +105,8 @@ class RecorderActor:
         """See the table above."""
         match message.body:
             case InstanceSummary() as body:
-                if self._led.on_summary(body) is not None:
+                record = self._led.on_summary(body)
+                if record is not None and self._led.leads(record.model, now_ns):
                     self._on_summary(body)
             case DecisionMade() as body:
                 if body.kind == "dispatch" and body.chosen and self._led.leads(body.model, now_ns):
@@ -128,7 +130,7 @@ class RecorderActor:
         known = msgspec.structs.replace(record, kv=None, kv_refusal="")
         if self._seen.get(record.instance) != known:
             self._seen[record.instance] = known
-            self._rows.append(InstanceSeen(record=known))
+            self._unwritten.add(record.instance)
 
     def _on_decision(self, body: DecisionMade) -> None:
         if body.request in self._open:
@@ -206,7 +208,11 @@ class RecorderActor:
             for name in known.keys() - self._led.records.keys():
                 del known[name]
         rows, self._rows = [*self._rows, *self._steps(now_ns)], []
-        return [KeepRows(rows=rows)] if rows else []
+        if not rows:
+            return []  # a standby has nothing to say of instances either
+        new, self._unwritten = sorted(self._unwritten & self._seen.keys()), set()
+        instances = (InstanceSeen(record=self._seen[name]) for name in new)
+        return [KeepRows(rows=[*instances, *rows])]
 
     def _steps(self, now_ns: int) -> list[RecordingRow]:
         found: list[RecordingRow] = []

@@ -25,7 +25,8 @@ class CoordinatorShell(TaskShell):
 
     def __init__(self, config: CoordinatorConfig) -> None:
         super().__init__()
-        self._recording = _recording(Path(config.recording)) if config.recording else None
+        self._folder = Path(config.recording)
+        self._recording = _recording(self._folder, config.name) if config.recording else None
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
         """One for each effect of services/coordinator/cascade_effects.py, and of the recorder."""
@@ -40,6 +41,7 @@ class CoordinatorShell(TaskShell):
     def _on_keep_rows(self, effect: KeepRows) -> None:
         assert self._recording is not None
         try:
+            self._recording.on_cluster(_cluster_of(self._folder))
             self._recording.append(effect.rows, time.time_ns())
         except OSError as error:
             self.tell(RecordingFailed(detail=str(error)))
@@ -55,8 +57,11 @@ class CoordinatorShell(TaskShell):
             self.tell(CascadePlanned(key=effect.key, result=result))
 
 
-def _recording(folder: Path) -> RecordingFolder:
-    """The recording of this run, with the cluster's file, which stands beside its folder."""
+def _recording(folder: Path, name: str) -> RecordingFolder:
+    return RecordingFolder(folder, RecordingBegan(run=time.time_ns(), origin="millrace"), name)
+
+
+def _cluster_of(folder: Path) -> str:
+    """The cluster's file, which stands beside the folder of its recording; `millrace apply` replaces it."""
     file = folder.parent / "run" / "cluster.toml"
-    cluster = file.read_text() if file.is_file() else ""
-    return RecordingFolder(folder, RecordingBegan(run=time.time_ns(), cluster=cluster, origin="millrace"))
+    return file.read_text() if file.is_file() else ""

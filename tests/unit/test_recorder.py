@@ -107,14 +107,18 @@ def test_a_request_is_a_row_that_says_which_prompt_it_begins_like() -> None:
 def test_another_coordinators_models_are_not_recorded() -> None:
     recorder = Recorder(leads=False)
     recorder.serve("a", [1])
-    assert served(recorder.rows()) == []
-
-
-def test_an_instance_is_a_row_once_without_where_its_kv_lies() -> None:
-    recorder = Recorder()
-    assert recorder.rows() == [InstanceSeen(record=RECORD)]
-    recorder.hear(KeyChanged(bucket="instance", key="w", value=RECORD, revision=2))
+    recorder.hear(summary(T0, 1, 0), summary(T0 + 10, 1, 4))
     assert recorder.rows() == []
+
+
+def test_an_instance_is_a_row_once_before_what_it_served() -> None:
+    recorder = Recorder()
+    assert recorder.rows() == []
+    recorder.serve("a", [1])
+    assert recorder.rows()[0] == InstanceSeen(record=RECORD)
+    recorder.hear(KeyChanged(bucket="instance", key="w", value=RECORD, revision=2))
+    recorder.serve("b", [1])
+    assert not any(isinstance(row, InstanceSeen) for row in recorder.rows())
 
 
 def summary(at_ns: int, running: int, steps: int) -> InstanceSummary:
@@ -153,7 +157,7 @@ def test_steps_count_between_summaries_of_a_busy_engine_only() -> None:
         waiting=2,
         preemptions=2,
     )
-    assert recorder.rows() == [expected]
+    assert recorder.rows() == [InstanceSeen(record=RECORD), expected]
     assert recorder.rows() == []
 
 

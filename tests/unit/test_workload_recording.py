@@ -35,6 +35,24 @@ def test_segments_are_bounded_in_time_and_number_and_the_oldest_go(tmp_path: Pat
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
 
 
+def test_each_of_two_writers_removes_its_own_segments(tmp_path: Path) -> None:
+    folders = [RecordingFolder(tmp_path, RecordingBegan(run=run), f"coordinator-{run}") for run in (0, 1)]
+    folders[1].append([row(0)], 0)
+    for number in range(20):
+        folders[0].append([row(number)], number * recording.SEGMENT_NS * 11 // 10)
+    assert len(list(tmp_path.iterdir())) == recording.SEGMENTS_KEPT + 1
+    assert len(read_recording(tmp_path).requests) == recording.SEGMENTS_KEPT + 1
+
+
+def test_the_cluster_is_the_one_that_was_applied_last(tmp_path: Path) -> None:
+    folder = RecordingFolder(tmp_path, RecordingBegan(run=1))
+    for number, cluster in enumerate(("# 1", "# 1", "# 2")):
+        folder.on_cluster(cluster)
+        folder.append([row(number)], number * S)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert read_recording(tmp_path).began.cluster == "# 2"
+
+
 def test_a_segment_ends_when_it_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "SEGMENT_BYTES", 200)
     folder = RecordingFolder(tmp_path, RecordingBegan(run=1))

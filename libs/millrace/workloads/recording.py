@@ -280,15 +280,23 @@ def write_recording(path: Path, rows: Iterable[RecordingRow]) -> int:
 
 
 class RecordingFolder:
-    """Appends rows to segments of a folder and removes the oldest ones."""
+    """Appends rows to one writer's segments of a folder and removes the oldest of them."""
 
-    def __init__(self, folder: Path, began: RecordingBegan) -> None:
+    def __init__(self, folder: Path, began: RecordingBegan, writer: str = "") -> None:
+        """``writer``: name of the process, where several write to the folder."""
         self._folder = folder
+        self._suffix = f"-{writer}{SUFFIX}" if writer else SUFFIX
         self._began = began
         self._instances: dict[str, InstanceSeen] = {}
         self._segment: gzip.GzipFile | None = None
         self._file: IO[bytes] | None = None
         self._opened_ns = 0
+
+    def on_cluster(self, cluster: str) -> None:
+        """The cluster's file from now on: another one begins a segment."""
+        if cluster != self._began.cluster:
+            self._began = msgspec.structs.replace(self._began, cluster=cluster)
+            self.close()
 
     def append(self, rows: Sequence[RecordingRow], now_ns: int) -> None:
         """Writes rows so that a kill loses none of them.
@@ -305,9 +313,9 @@ class RecordingFolder:
 
     def _open(self, now_ns: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        for old in sorted(self._folder.glob(f"*{SUFFIX}"))[: -(SEGMENTS_KEPT - 1)]:
+        for old in sorted(self._folder.glob(f"*{self._suffix}"))[: -(SEGMENTS_KEPT - 1)]:
             old.unlink(missing_ok=True)
-        self._file = _created(self._folder / f"{now_ns // 1_000_000}{SUFFIX}")
+        self._file = _created(self._folder / f"{now_ns // 1_000_000}{self._suffix}")
         self._segment = gzip.GzipFile(fileobj=self._file, mode="wb", filename="")
         self._opened_ns = now_ns
         self._write([self._began, *self._instances.values()])
