@@ -62,8 +62,8 @@ FRAME_NS, IDLE_FRAME_NS = 200 * MS, 1_000 * MS
 SAMPLE_NS, SAMPLES_MAX = 500 * MS, 40
 #: An instance that has said nothing for so long is suspect, as ingress sees it; one that has gone is shown so long.
 SUSPECT_NS, GONE_NS = 1_500 * MS, 30_000 * MS
-#: A sequence that no snapshot shows for so long has ended, and its outcome was lost.
-LOST_NS = 20_000 * MS
+#: A sequence that no snapshot shows for so long has ended, and its outcome was lost; one that has no instance may wait.
+LOST_NS, WAITING_LOST_NS = 20_000 * MS, 600_000 * MS
 #: A snapshot may be older than a placement that was heard before it.
 SETTLE_NS = 600 * MS
 SEQUENCES_MAX, EVENTS_MAX, FINISHED_MAX, BIDS_MAX = 20_000, 200, 60, 60
@@ -208,7 +208,7 @@ class PageActor:
                 self._sampled.pop(name)
                 self.tables.drop("i", name)
         for name, (seen_ns, _) in list(self._seen.items()):
-            if now_ns - seen_ns > LOST_NS and self.tables.rows["q"][name].get("inst"):
+            if now_ns - seen_ns > (LOST_NS if self.tables.rows["q"][name]["inst"] else WAITING_LOST_NS):
                 self._end(name)
 
     # Requests

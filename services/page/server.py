@@ -12,7 +12,7 @@ import asyncio
 import hmac
 import mimetypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,7 @@ class PageServer:
         self._asked: dict[int, Exchange] = {}
         self._numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._orders = 0
         self._server: HttpServer | None = None
         self._files = {f"/static/{file.name}": (file.read_bytes(), _kind(file)) for file in sorted(STATIC.iterdir())}
 
@@ -227,10 +228,11 @@ class PageServer:
             return
         if not key:
             _answer(exchange, {"error": "orders need the operator's key"}, 401)
-        elif len(self._tasks) >= ORDERS_MAX:
+        elif self._orders >= ORDERS_MAX:
             _answer(exchange, {"error": "other orders are being carried out"}, 503)
         else:
-            self._spawn(self._carry_out(exchange, words, key))
+            self._orders += 1
+            self._spawn(self._carry_out(exchange, words, key)).add_done_callback(self._on_order_over)
 
     async def _carry_out(self, exchange: Exchange, words: list[str], key: str) -> None:
         bus, text = self._config.bus, " ".join(words)
@@ -251,10 +253,14 @@ class PageServer:
         self._deliver(OrderGiven(text=text, code=code))
         exchange.end(b"data: %b\n\n" % msgspec.json.encode({"code": code}))
 
-    def _spawn(self, work: Any) -> None:
+    def _on_order_over(self, _: asyncio.Task[None]) -> None:
+        self._orders -= 1
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _bearer(exchange: Exchange) -> str:
