@@ -21,6 +21,8 @@ from tests.engine.moving import Pair, ask, begin, settled, tell, until_tokens, w
 MODEL = Path(__file__).resolve().parents[2] / "models" / "millrace-nano"
 PROMPT = [6 + (index * 37) % 200 for index in range(150)]
 GREEDY = Sampling(max_tokens=900, temperature=0.0, ignore_eos=True)
+#: Blocks of 32 tokens that two ways to the same KV are compared by.
+BLOCKS = 70
 LOGPROBS = Sampling(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=3)
 
 
@@ -74,27 +76,44 @@ def _sums(engine: BenchEngine, name: str) -> list[int]:
     said = ask(engine, LeaseInEngine(migration=name, sequence=name, from_block=0))
     tell(engine, EndLeaseInEngine(migration=name, moved=False))
     (sums,) = said.checksums
-    assert len(sums) >= 70
-    return list(sums[:70])
+    assert len(sums) >= BLOCKS
+    return list(sums[:BLOCKS])
 
 
-def test_kv_computed_again_in_bf16_is_that_of_the_decode_steps() -> None:
-    """Beyond the 1,650 tokens from which on vLLM's own pieces of 2,048 give other bits."""
+def _blocks_that_agree(piece: int) -> int:
+    """Blocks of KV up to the first that decode steps fill otherwise than a prompt in pieces, at two tries."""
     fields = {"dtype": "bfloat16", "enable_prefix_caching": False, "max_num_batched_tokens": 2048}
-    engine = BenchEngine(config(MODEL, enforce_eager=None, **fields))
+    arguments = {"long_prefill_token_threshold": piece}
+    engine = BenchEngine(config(MODEL, enforce_eager=None, engine_args=arguments, **fields))
+    agreed = BLOCKS
     try:
         endless = Sampling(max_tokens=3500, temperature=1.0, seed=1, ignore_eos=True)
         first = engine.add(PROMPT, endless)
         until_tokens(engine, first, 2300)
         expected = _sums(engine, first)
-        for again in range(2):  # beside the first one, then alone
+        for _ in range(2):  # beside the first one, then alone
             second = engine.add(PROMPT, endless, engine.decoded[first].tokens[:2300])
             until_tokens(engine, second, 1)
-            assert _sums(engine, second) == expected, again
+            same = [left == right for left, right in zip(expected, _sums(engine, second), strict=True)]
+            agreed = min([agreed, *(index for index, equal in enumerate(same) if not equal)])
             engine.cancel(first, second)
             engine.until(engine.idle)
     finally:
         engine.stop()
+    return agreed
+
+
+def test_kv_computed_again_in_bf16_is_longer_that_of_the_decode_steps() -> None:
+    """Where attention cuts a context into tiles depends on the processor: its caches and instructions. The lengths do
+    too; with caches of 512 KiB 1,650 tokens in vLLM's pieces, all of these in ours.
+    """
+    own, ours = _blocks_that_agree(2048), _blocks_that_agree(startup.PIECE_TOKENS)
+    print(
+        f"of {BLOCKS} blocks of KV agree: {own} in pieces of 2,048 tokens, {ours} in pieces of {startup.PIECE_TOKENS}"
+    )
+    if own == ours < 10:
+        pytest.skip("this processor computes bf16 prompts with other instructions than decode steps")
+    assert ours > own or ours == BLOCKS
 
 
 @pytest.mark.parametrize(("name", "value"), [("TORCHDYNAMO_DISABLE", "1"), ("CXX", "/nowhere/g++"), ("PATH", "")])

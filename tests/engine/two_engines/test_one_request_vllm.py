@@ -16,8 +16,11 @@ from tests.testbed.up_cluster import UpRig, prompt_text
 
 pytestmark = pytest.mark.timeout(400)
 
-#: Longest pause of a neighbour's stream, seconds, and how often it is measured before it is believed.
-PAUSE_S = 1.0
+#: Longest pause of a neighbour's stream, seconds, that is not taken for a standstill on a machine that does other work
+#: too, as times of one beside a plain request as well, and how often it is measured before it is believed. What a pause
+#: is on an idle machine stands in docs/SECURITY.md; without bounds requests stopped an engine for 5 to 19 s.
+PAUSE_S = 2.5
+PAUSES = 4
 TRIES = 2
 CONTINUED = "millrace_ingress_continuations_total"
 #: Neighbours that begin each second.
@@ -63,6 +66,11 @@ CASES: dict[str, tuple[dict[str, Any], set[int]]] = {
     "many choices of a constraint": ({"structured_outputs": {"choice": [f"c{n:05}" for n in range(1000)]}}, {200}),
     "n": ({"n": 128, "max_tokens": 64}, {200}),
     "log-probabilities": ({"logprobs": 20, "n": 16}, {200}),
+    "log-probabilities of a long prompt": ({"prompt": "x" * 900, "prompt_logprobs": 10, "max_tokens": 60}, {200}),
+    "allowed tokens and bad words": (
+        {"allowed_token_ids": list(range(32, 256)), "bad_words": [f"{n:03}" * 30 for n in range(100)], "n": 16},
+        {200},
+    ),
     "the longest prompt": ({"prompt": "x" * 900, "max_tokens": 60}, {200}),
     "a prompt too long": ({"prompt": "x" * 3_000_000}, {400}),
     "stop strings": ({"stop": ["a" * 1000, "b" * 1000, "ab" * 500, "ba" * 500]}, {200}),
@@ -117,6 +125,6 @@ async def test_a_neighbours_stream_goes_on(rig: UpRig, name: str) -> None:
         taken = await rig.metric(CONTINUED) - before
         print(f"{name}: {status}, longest pause {pause:.2f} s, beside a plain request {plain:.2f} s; {text[:200]}")
         assert status in statuses, text
-        if pause <= max(PAUSE_S, 2 * plain) and not taken:
+        if pause <= max(PAUSE_S, PAUSES * plain) and not taken:
             break
         assert attempt + 1 < TRIES, f"neighbours stood still for {pause:.2f} s, {taken} were taken from their engine"
