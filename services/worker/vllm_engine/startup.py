@@ -36,7 +36,8 @@ _PACKAGE = "services.worker.vllm_engine"
 CPU_KV_BYTES = 256 << 20
 #: Longest piece of a prompt that a CPU engine computes in one step. vLLM's attention there cuts a context into tiles,
 #: the shorter the longer the piece, and each further tile rounds once more: what is computed again after a kill
-#: differs in bf16 from what decode steps computed, from 1,650 tokens on with vLLM's 2,048, from 2,800 on with this.
+#: differs in bf16 from what decode steps computed, from 1,650 tokens on with vLLM's 2,048, from 2,800 on with this;
+#: without AVX-512 from 770 and from 1,440.
 PIECE_TOKENS = 256
 #: Blocks of a GPU that are verified where the configuration does not say: one in so many.
 GPU_SAMPLE = 1 / 16
