@@ -24,7 +24,6 @@ import numpy as np
 from millrace.contracts.kv import KvPlane, KvRank
 from millrace.kvcopy.checksum import BlockChecksums
 from millrace.kvcopy.copier_port import CopyPlan, Link
-from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.memory import SharedRegion
 from millrace.kvcopy.plan import Planner
 from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier, copy_pieces
@@ -61,7 +60,6 @@ def _copies(folder: Path, *, bytes_: int, rounds: int) -> None:
     source[:] = 2
     shared = SharedMemoryCopier(region, folder / "target")
     links: dict[str, Link] = {"shared memory": shared.connect(peer)}
-    links["cross memory"] = CrossMemoryCopier(region.view).connect(peer)
     first = _seconds(partial(carry_out, links["shared memory"], shuffled(1, bytes_)))
     print(f"first read of a mapping, {bytes_ // MIB} MiB in one piece (page faults): {bytes_ / first / 1e9:.1f} GB/s")
     print(f"{'pieces':>7} {'of':>9} {'memcpy':>7} {'local':>13} " + " ".join(f"{name:>15}" for name in links))
@@ -83,14 +81,11 @@ def _own(pipe: Connection, folder: Path, bytes_: int) -> None:
     """The other process."""
     region = SharedRegion(bytes_)
     region.view[:] = 3
-    copiers = (SharedMemoryCopier(region, folder / "source"), CrossMemoryCopier(region.view))
-    rank = KvRank(planes=[KvPlane(0, PAGE, PAGE)], region_bytes=region.size)
-    for copier in copiers:
-        rank = copier.offer(rank)
+    copier = SharedMemoryCopier(region, folder / "source")
+    rank = copier.offer(KvRank(planes=[KvPlane(0, PAGE, PAGE)], region_bytes=region.size))
     pipe.send_bytes(msgspec.msgpack.encode(rank))
     pipe.recv_bytes()
-    for copier in copiers:
-        copier.close()
+    copier.close()
 
 
 def shuffled(pieces: int, bytes_: int) -> CopyPlan:

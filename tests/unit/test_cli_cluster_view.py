@@ -118,13 +118,13 @@ def test_how_kv_moves_and_which_role_an_instance_has_are_told() -> None:
         block_tokens=16,
         block_bytes=1,
         blocks=9,
-        copiers=[CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY],
+        copiers=[CopierKind.SHARED_MEMORY, CopierKind.NIXL],
     )
     view.hear_stored("instance", [msgspec.structs.replace(record("w0"), kv=kv)], T0)
     roles = {"w0": InstanceRole.PREFILL}
     stages = [Stage(name="s1", length_min=0, length_max=None, instances=["w0"], roles=roles)]
     view.hear_stored("plan", [Plan(model="tiny", epoch=1, stages=stages, coordinator="c")], T0)
-    assert (only(view).role, only(view).kv) == ("prefill", ["shared_memory", "cross_memory"])
+    assert (only(view).role, only(view).kv) == ("prefill", ["shared_memory", "nixl"])
     text = drawn(view)
     assert "prefill" in text
     assert "shared_memory, 1 other" in text

@@ -70,18 +70,15 @@ def with_(facts: MachineFacts, **changes: Any) -> MachineFacts:
 @pytest.mark.parametrize(
     ("facts", "engine", "engines", "copiers"),
     [
-        (LAPTOP, "vllm on CPU", 2, ["shared_memory", "cross_memory"]),
-        (with_(LAPTOP, cores=64), "vllm on CPU", 4, ["shared_memory", "cross_memory"]),
-        (with_(LAPTOP, memory_bytes=2 * GIB), "vllm on CPU", 1, ["shared_memory", "cross_memory"]),
-        (with_(LAPTOP, ptrace_scope=1), "vllm on CPU", 2, ["shared_memory"]),
-        (with_(LAPTOP, ptrace_scope=1, may_ptrace=True), "vllm on CPU", 2, ["shared_memory", "cross_memory"]),
+        (LAPTOP, "vllm on CPU", 2, ["shared_memory"]),
+        (with_(LAPTOP, cores=64), "vllm on CPU", 4, ["shared_memory"]),
+        (with_(LAPTOP, memory_bytes=2 * GIB), "vllm on CPU", 1, ["shared_memory"]),
         (with_(LAPTOP, vllm="", vllm_build=""), "modelled", 8, ["modelled"]),
         (NODE, "vllm on GPU", 8, ["nixl", "cuda"]),
         (with_(NODE, nixl=""), "vllm on GPU", 8, ["cuda"]),
         (with_(NODE, native=["kvcopy"]), "vllm on GPU", 8, ["nixl"]),
         (with_(NODE, vllm_build="cpu"), "vllm on CPU", 4, ["shared_memory"]),
         (with_(LAPTOP, container=True), "vllm on CPU", 2, ["shared_memory"]),
-        (with_(LAPTOP, container=True, may_ptrace=True), "vllm on CPU", 2, ["shared_memory", "cross_memory"]),
         (SERVICE, "none", 0, []),
     ],
 )
@@ -102,13 +99,11 @@ def test_the_outlook_follows_from_the_facts(facts: MachineFacts, engine: str, en
         (with_(LAPTOP, native=[]), "compiled modules", Level.MISSING),
         (with_(NODE, native=["kvcopy"]), "CUDA copier", Level.NOTE),
         (with_(LAPTOP, nixl=""), "NIXL", Level.NOTE),
-        (with_(LAPTOP, ptrace_scope=2), "cross-memory attach", Level.NOTE),
         (NODE, "locked memory", Level.NOTE),
         (with_(NODE, memlock_bytes=-1), "locked memory", Level.OK),
         (with_(LAPTOP, memlock_bytes=8 * 1024**2), "locked memory", Level.OK),
         (with_(LAPTOP, ports_taken=[8000]), "ports", Level.NOTE),
         (with_(LAPTOP, shm_bytes=0), "/dev/shm", Level.NOTE),
-        (with_(LAPTOP, container=True), "cross-memory attach", Level.NOTE),
         (SERVICE, "vLLM", Level.OK),
         (SERVICE, "NIXL", Level.OK),
         (SERVICE, "memory", Level.OK),
@@ -171,5 +166,5 @@ def test_the_exit_code_is_1_only_where_something_needed_is_missing(
     assert "Millrace will run 2 engine(s), vllm on CPU" in text
     assert main(["doctor", "--dir", "x", "--json"]) == code
     report = json.loads(capsys.readouterr().out)
-    assert report["outlook"]["copiers"] == ["shared_memory", "cross_memory"]
+    assert report["outlook"]["copiers"] == ["shared_memory"]
     assert report["facts"]["cores"] == 2

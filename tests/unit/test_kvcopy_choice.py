@@ -7,13 +7,8 @@ from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
 from millrace.kvcopy.choice import BEST_FIRST, Connected, choose, connect
 from millrace.kvcopy.copier_port import CopierError, Link
 
-CUDA, SHARED, CROSS, NIXL = (
-    CopierKind.CUDA,
-    CopierKind.SHARED_MEMORY,
-    CopierKind.CROSS_MEMORY,
-    CopierKind.NIXL,
-)
-EVERY = [CUDA, SHARED, CROSS, NIXL]
+CUDA, SHARED, NIXL = CopierKind.CUDA, CopierKind.SHARED_MEMORY, CopierKind.NIXL
+EVERY = [CUDA, SHARED, NIXL]
 
 
 def endpoint(*, copiers: list[CopierKind] = EVERY, machine: str = "m", device: int = -1) -> KvEndpoint:
@@ -26,13 +21,13 @@ def endpoint(*, copiers: list[CopierKind] = EVERY, machine: str = "m", device: i
 @pytest.mark.parametrize(
     ("own", "peer", "kinds"),
     [
-        pytest.param(endpoint(), endpoint(), [SHARED, CROSS, NIXL], id="one host"),
+        pytest.param(endpoint(), endpoint(), [SHARED, NIXL], id="one host"),
         pytest.param(endpoint(), endpoint(machine="n"), [NIXL], id="two hosts"),
         pytest.param(endpoint(machine=""), endpoint(machine=""), [NIXL], id="hosts not known"),
         pytest.param(endpoint(device=0), endpoint(device=1), [CUDA, NIXL], id="two GPUs of a host"),
         pytest.param(endpoint(device=0), endpoint(), [NIXL], id="a GPU and host memory"),
-        pytest.param(endpoint(copiers=[NIXL, CROSS]), endpoint(copiers=[NIXL, SHARED]), [NIXL], id="one in common"),
-        pytest.param(endpoint(copiers=[CROSS]), endpoint(copiers=[SHARED]), [], id="none in common"),
+        pytest.param(endpoint(copiers=[NIXL, CUDA]), endpoint(copiers=[NIXL, SHARED]), [NIXL], id="one in common"),
+        pytest.param(endpoint(copiers=[CUDA]), endpoint(copiers=[SHARED]), [], id="none in common"),
     ],
 )
 def test_what_both_ends_and_the_path_allow(own: KvEndpoint, peer: KvEndpoint, kinds: list[CopierKind]) -> None:
@@ -43,16 +38,16 @@ def test_what_both_ends_and_the_path_allow(own: KvEndpoint, peer: KvEndpoint, ki
 
 
 def test_a_forced_order_is_kept_and_nothing_else_is_used() -> None:
-    choice = choose(endpoint(), endpoint(), forced=[NIXL, CUDA, SHARED])
-    assert choice.kinds == [NIXL, SHARED]
-    assert choice.refused[CROSS] == "not among the forced ones"
+    choice = choose(endpoint(), endpoint(), forced=[NIXL, CUDA])
+    assert choice.kinds == [NIXL]
+    assert choice.refused[SHARED] == "not among the forced ones"
     assert "GPUs" in choice.refused[CUDA]
 
 
 def test_the_line_for_an_operator_names_the_choice_and_every_reason() -> None:
-    text = choose(endpoint(copiers=[SHARED, CROSS]), endpoint(copiers=[SHARED])).text
+    text = choose(endpoint(copiers=[SHARED, CUDA]), endpoint(copiers=[SHARED])).text
     assert text.startswith("shared_memory (")
-    assert "cross_memory: not offered by the peer" in text
+    assert "cuda: not offered by the peer" in text
     assert "nixl: not available here" in text
     assert choose(endpoint(copiers=[]), endpoint()).text.startswith("no copier (")
 
@@ -79,16 +74,16 @@ class FakeCopier:
 
 
 def test_a_kind_that_does_not_reach_the_peer_makes_room_for_the_next() -> None:
-    choice = choose(endpoint(), endpoint(), forced=[SHARED, CUDA, CROSS, NIXL])
-    copiers = {SHARED: FakeCopier(SHARED, why_not="no socket"), CROSS: FakeCopier(CROSS), NIXL: FakeCopier(NIXL)}
+    choice = choose(endpoint(), endpoint(), forced=[SHARED, CUDA, NIXL])
+    copiers = {SHARED: FakeCopier(SHARED, why_not="no socket"), NIXL: FakeCopier(NIXL)}
     connected = connect(choice, copiers, endpoint().ranks[0])
     assert isinstance(connected, Connected)
-    assert connected.kind is CROSS
+    assert connected.kind is NIXL
     assert connected.refused[SHARED] == "no socket"
     assert "GPUs" in connected.refused[CUDA]
 
 
 def test_where_none_reaches_the_peer_each_reason_is_told() -> None:
-    copiers = {SHARED: FakeCopier(SHARED, why_not="no socket"), CROSS: FakeCopier(CROSS, why_not="no ptrace")}
-    with pytest.raises(CopierError, match=r"no socket.*no ptrace"):
-        connect(choose(endpoint(), endpoint(), forced=[SHARED, CROSS]), copiers, endpoint().ranks[0])
+    copiers = {SHARED: FakeCopier(SHARED, why_not="no socket"), NIXL: FakeCopier(NIXL, why_not="no card")}
+    with pytest.raises(CopierError, match=r"no socket.*no card"):
+        connect(choose(endpoint(), endpoint(), forced=[SHARED, NIXL]), copiers, endpoint().ranks[0])

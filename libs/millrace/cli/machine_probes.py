@@ -22,9 +22,6 @@ PROBE_S = 10.0
 #: Limits of a container's memory, of cgroups 2 and 1. Where there is none they say ``max`` or some 2^63.
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
-#: Bit of CAP_SYS_PTRACE in a process's effective capabilities.
-_CAP_SYS_PTRACE = 19
-
 
 class GpuFact(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU as nvidia-smi tells of it."""
@@ -50,8 +47,6 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
         rdma_devices: Below /sys/class/infiniband.
         container: Whether this process is in one.
         ipc_namespace, pid_namespace: Their ids; processes that share them have the same.
-        ptrace_scope: Of yama; 0 where there is no yama.
-        may_ptrace: Whether this process has CAP_SYS_PTRACE.
         memlock_bytes: Limit of locked memory; -1 for none.
         ports_taken: Of the default ports, those that are in use.
     """
@@ -74,8 +69,6 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     container: bool = False
     ipc_namespace: str = ""
     pid_namespace: str = ""
-    ptrace_scope: int = 0
-    may_ptrace: bool = False
     memlock_bytes: int = -1
     ports_taken: list[int] = []
 
@@ -111,8 +104,6 @@ def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
         ipc_namespace=_link("/proc/self/ns/ipc"),
         pid_namespace=_link("/proc/self/ns/pid"),
-        ptrace_scope=int(_text("/proc/sys/kernel/yama/ptrace_scope") or 0),
-        may_ptrace=_may_ptrace(_text("/proc/self/status")),
         memlock_bytes=-1 if soft == resource.RLIM_INFINITY else soft,
         ports_taken=[port for port in ports if not _free(port)],
     )
@@ -169,11 +160,6 @@ def _native() -> list[str]:
         return []
     folders = [Path(place) for place in spec.submodule_search_locations]
     return sorted({path.name.partition(".")[0] for folder in folders for path in folder.glob("*.so")})
-
-
-def _may_ptrace(status: str) -> bool:
-    line = next((line for line in status.splitlines() if line.startswith("CapEff:")), "")
-    return bool(line) and bool(int(line.split()[1], 16) >> _CAP_SYS_PTRACE & 1)
 
 
 def _output(command: list[str]) -> str:

@@ -75,7 +75,7 @@ def outlook(facts: MachineFacts) -> MachineDefaults:
         room = max(1, facts.memory_bytes // ENGINE_BYTES)
         engines = int(min(facts.cores, CPU_ENGINES_MAX, room))
         why = f"`millrace up`: one engine per core, at most {CPU_ENGINES_MAX}"
-        return MachineDefaults(engine="vllm on CPU", engines=engines, copiers=_host_copiers(facts), why=why)
+        return MachineDefaults(engine="vllm on CPU", engines=engines, copiers=["shared_memory"], why=why)
     if _services_only(facts):
         why = "vLLM is in the image of workers; in theirs this tells about engines"
         return MachineDefaults(engine="none", engines=0, copiers=[], why=why)
@@ -86,15 +86,6 @@ def outlook(facts: MachineFacts) -> MachineDefaults:
 def _services_only(facts: MachineFacts) -> bool:
     """Whether this is a container of the image without vLLM."""
     return facts.container and not facts.vllm
-
-
-def _host_copiers(facts: MachineFacts) -> list[str]:
-    return ["shared_memory", *(["cross_memory"] if _may_attach(facts) else [])]
-
-
-def _may_attach(facts: MachineFacts) -> bool:
-    """Whether an engine may read another one's memory. Between containers it needs the capability."""
-    return facts.may_ptrace or (facts.ptrace_scope == 0 and not facts.container)
 
 
 def _needed(facts: MachineFacts) -> Iterator[Finding]:
@@ -151,10 +142,6 @@ def _moving(facts: MachineFacts) -> Iterator[Finding]:
         f"{facts.nixl}: {backends}" if facts.nixl else "not installed",
     )
     yield _noted(True, "RDMA devices", ", ".join(facts.rdma_devices) or "none")
-    scope = f"yama's ptrace_scope is {facts.ptrace_scope}, CAP_SYS_PTRACE {'held' if facts.may_ptrace else 'not held'}"
-    allowed = _may_attach(facts)
-    attach = "allowed" if allowed else "refused; KV in host memory moves through shared memory"
-    yield _noted(allowed, "cross-memory attach", f"{attach} ({scope})")
 
 
 def _surroundings(facts: MachineFacts) -> Iterator[Finding]:

@@ -26,7 +26,6 @@ class CopierKind(StrEnum):
     """Mechanism that copies KV bytes between two engines."""
 
     SHARED_MEMORY = "shared_memory"  # both map the source's memfd: one host, containers included
-    CROSS_MEMORY = "cross_memory"  # process_vm_readv: one host, where ptrace is permitted
     CUDA = "cuda"  # IPC handles and peer copies: one host
     NIXL = "nixl"  # whatever UCX finds
     MODELLED = "modelled"  # no bytes: a network model says how long they would take
@@ -76,8 +75,6 @@ class KvRank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         planes: In the order of layers, group by group; groups that lie in the same ones name them once. The same order
             on every engine of one fingerprint.
         region_bytes: Size of the region that offsets point into.
-        pid: Process that owns it.
-        address: Where the region begins in that process's memory (cross-memory attach); 0 where it must not be used.
         socket: Unix socket that hands out the region's memfd; empty for none.
         device: Number of the GPU, -1 for host memory.
         handles: Copier kind -> its connection data (CUDA IPC handle, NIXL agent metadata, queue pair address).
@@ -85,8 +82,6 @@ class KvRank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     planes: list[KvPlane]
     region_bytes: int
-    pid: int = 0
-    address: int = 0
     socket: str = ""
     device: int = -1
     handles: dict[str, bytes] = {}
@@ -98,7 +93,7 @@ class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         fingerprint: Hash of weights' identity, dtype, heads, layers, groups, block size, layout and parallelism: KV
             moves between engines of equal fingerprints only.
-        machine: Boot id of the host; shared memory and cross-memory attach need equal ones. Empty for none.
+        machine: Boot id of the host; shared memory and CUDA need equal ones. Empty for none.
         copiers: Kinds offered, best first.
         block_tokens: Tokens per position.
         block_bytes: Bytes that a sequence grows by per position, over all planes and ranks.

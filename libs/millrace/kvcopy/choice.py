@@ -1,8 +1,8 @@
 """Choice of the copier for two engines: those that both ends offer and the path between them allows, best first, and
 the reasons against the others.
 
-The best copier moves the bytes the fewest times. On a GPU, peer copies come before anything over host memory. On one
-host, mapped memory comes before the kernel's copies. A forced order replaces this one.
+The best copier moves the bytes the fewest times: peer copies of GPUs, then mapped memory, then NIXL. A forced order
+replaces this one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from millrace.kvcopy.copier_port import Copier, CopierError, Link
 BEST_FIRST = (
     CopierKind.CUDA,
     CopierKind.SHARED_MEMORY,
-    CopierKind.CROSS_MEMORY,
     CopierKind.NIXL,
     CopierKind.MODELLED,
 )
 #: These end at the machine's border.
-ONE_HOST = frozenset({CopierKind.CUDA, CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY})
-#: These read host memory only.
-HOST_MEMORY = frozenset({CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY})
+ONE_HOST = frozenset({CopierKind.CUDA, CopierKind.SHARED_MEMORY})
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +82,7 @@ def _why_not(kind: CopierKind, own: KvEndpoint, peer: KvEndpoint) -> str:
     if kind in ONE_HOST and not (own.machine and own.machine == peer.machine):
         return "the peer is on another machine" if own.machine and peer.machine else "the machine is not known"
     devices = {rank.device >= 0 for rank in (*own.ranks, *peer.ranks)}
-    if kind in HOST_MEMORY and True in devices:
+    if kind is CopierKind.SHARED_MEMORY and True in devices:
         return "it reads host memory, and the KV lies on a GPU"
     if kind is CopierKind.CUDA and False in devices:
         return "it reads GPUs, and the KV lies in host memory"

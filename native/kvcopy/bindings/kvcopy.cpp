@@ -97,18 +97,6 @@ Pair copy_mapped(const Column& sources, const Column& targets, const Column& len
     return {reached.piece, reached.done};
 }
 
-std::tuple<std::int64_t, std::int64_t, int> read_remote(const Column& sources, const Column& targets,
-                                                        const Column& lengths, int process, std::uint64_t address,
-                                                        std::uint64_t source_bytes, const Writable& target,
-                                                        Pair position, std::int64_t bytes_max) {
-    const PlanView plan{span_of(sources), span_of(targets), span_of(lengths), source_bytes, target.size()};
-    const Position from{position.first, position.second};
-    check(plan, from);
-    const nb::gil_scoped_release released;
-    const RemoteRead result = read_pieces(plan, from, process, address, target.data(), bytes_max);
-    return {result.position.piece, result.position.done, result.error};
-}
-
 }  // namespace
 
 }  // namespace millrace::kvcopy
@@ -119,5 +107,4 @@ NB_MODULE(kvcopy, module) {
     nb::class_<Planner>(module, "Planner").def("__init__", &make_planner).def("plan", &plan);
     nb::class_<Checksums>(module, "Checksums").def("__init__", &make_checksums).def("of", &checksums_of);
     module.def("copy_pieces", &copy_mapped);
-    module.def("read_pieces", &read_remote);
 }

@@ -1,7 +1,5 @@
-// Carrying out a plan: from mapped memory, or from another process's.
+// Carrying out a plan between mapped regions.
 #pragma once
-
-#include <sys/types.h>
 
 #include <cstdint>
 #include <span>
@@ -30,14 +28,5 @@ void check(const PlanView& plan, Position position);
 // outside a region: nothing of it is copied.
 Position copy_pieces(const PlanView& plan, Position position, const std::uint8_t* source, std::uint8_t* target,
                      std::int64_t bytes_max);
-
-struct RemoteRead {
-    Position position;
-    int error;  // errno, 0 for none
-};
-
-// The same out of another process, whose region begins at `address` there. Stops at the first error.
-RemoteRead read_pieces(const PlanView& plan, Position position, pid_t process, std::uint64_t address,
-                       std::uint8_t* target, std::int64_t bytes_max);
 
 }  // namespace millrace::kvcopy

@@ -1,10 +1,6 @@
 #include "copy_pieces.hpp"
 
-#include <sys/uio.h>
-
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstring>
 #include <stdexcept>
 
@@ -15,9 +11,6 @@
 namespace millrace::kvcopy {
 
 namespace {
-
-// The kernel's limit on pieces of one call (IOV_MAX).
-constexpr std::size_t PIECES_PER_CALL = 1024;
 
 bool inside(std::int64_t offset, std::int64_t length, std::uint64_t bytes) {
     if (offset < 0 || length < 1) return false;
@@ -76,17 +69,6 @@ void finish_copies() {}
 
 #endif
 
-// The position `bytes` further on.
-Position moved(const PlanView& plan, Position position, std::int64_t bytes) {
-    while (bytes > 0) {
-        const std::int64_t rest = plan.lengths[static_cast<std::size_t>(position.piece)] - position.done;
-        if (bytes < rest) return {position.piece, position.done + bytes};
-        bytes -= rest;
-        position = {position.piece + 1, 0};
-    }
-    return position;
-}
-
 }  // namespace
 
 void check(const PlanView& plan, Position position) {
@@ -118,33 +100,6 @@ Position copy_pieces(const PlanView& plan, Position position, const std::uint8_t
     }
     finish_copies();
     return {static_cast<std::int64_t>(index), done};
-}
-
-RemoteRead read_pieces(const PlanView& plan, Position position, pid_t process, std::uint64_t address,
-                       std::uint8_t* target, std::int64_t bytes_max) {
-    std::array<iovec, PIECES_PER_CALL> here;
-    std::array<iovec, PIECES_PER_CALL> there;
-    while (static_cast<std::size_t>(position.piece) < plan.lengths.size() && bytes_max > 0) {
-        std::size_t count = 0;
-        std::int64_t done = position.done, asked = 0;
-        for (auto index = static_cast<std::size_t>(position.piece);
-             index < plan.lengths.size() && count < PIECES_PER_CALL; ++index) {
-            const std::int64_t bytes = std::min(checked_length(plan, index) - done, bytes_max - asked);
-            if (bytes == 0) break;
-            here[count] = {target + plan.target[index] + done, static_cast<std::size_t>(bytes)};
-            const std::uint64_t remote = address + static_cast<std::uint64_t>(plan.source[index] + done);
-            there[count++] = {reinterpret_cast<void*>(remote), static_cast<std::size_t>(bytes)};
-            asked += bytes;
-            done = 0;
-        }
-        const ssize_t got = process_vm_readv(process, here.data(), count, there.data(), count, 0);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return {position, errno};
-        if (got == 0) return {position, EFAULT};
-        position = moved(plan, position, got);
-        bytes_max -= got;
-    }
-    return {position, 0};
 }
 
 }  // namespace millrace::kvcopy

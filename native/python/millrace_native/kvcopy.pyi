@@ -30,16 +30,3 @@ def copy_pieces(
     bytes_max: int,
     /,
 ) -> tuple[int, int]: ...
-def read_pieces(
-    sources: _Offsets,
-    targets: _Offsets,
-    lengths: _Offsets,
-    process: int,
-    address: int,
-    source_bytes: int,
-    target: _Bytes,
-    position: tuple[int, int],
-    bytes_max: int,
-    /,
-) -> tuple[int, int, int]:
-    """Goes on reading out of a process whose region is (address, bytes). Returns the position, and errno or 0."""

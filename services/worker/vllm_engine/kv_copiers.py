@@ -7,14 +7,12 @@ from pathlib import Path
 
 from millrace.contracts.kv import CopierKind
 from millrace.kvcopy.copier_port import Copier, CopierError
-from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
 
 from services.worker.vllm_engine.kv_memory import KvMemory
 
-#: Where nothing is named: what costs nothing while it is not used, best first.
-ON_HOST = (CopierKind.SHARED_MEMORY, CopierKind.CROSS_MEMORY)
-ON_DEVICE = (CopierKind.CUDA,)
+#: Where nothing is named: what costs nothing while it is not used.
+ON_HOST, ON_DEVICE = (CopierKind.SHARED_MEMORY,), (CopierKind.CUDA,)
 
 
 def build(memory: KvMemory, socket: Path, wanted: Sequence[CopierKind]) -> dict[CopierKind, Copier]:
@@ -39,8 +37,6 @@ def _made(kind: CopierKind, memory: KvMemory, socket: Path) -> Copier:
     match kind:
         case CopierKind.SHARED_MEMORY if memory.shared is not None:
             return SharedMemoryCopier(memory.shared, socket)
-        case CopierKind.CROSS_MEMORY if memory.shared is not None:
-            return CrossMemoryCopier(memory.shared.view)
         case CopierKind.CUDA if memory.device >= 0:
             from millrace.kvcopy.cuda_copier import CudaCopier
 

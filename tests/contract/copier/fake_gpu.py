@@ -7,7 +7,6 @@ import os
 import struct
 
 import numpy as np
-from millrace.native import kvcopy
 
 _IPC = struct.Struct("<qQ")
 
@@ -41,13 +40,23 @@ class Transfer:
         self.launches = 0
 
     def advance(self, bytes_max: int) -> bool:
-        piece, done, error = kvcopy.read_pieces(
-            *self._plan, self._process, *self._source, self._target, self._position, bytes_max
-        )
-        self._position = (piece, done)
         self.launches += 1
-        if error:
-            raise RuntimeError(os.strerror(error))
+        try:
+            with open(f"/proc/{self._process}/mem", "rb", buffering=0) as memory:
+                self._position = self._copied(memory.fileno(), bytes_max)
+        except OSError as error:
+            raise RuntimeError(str(error)) from None
         return self._position == (len(self._plan[0]), 0)
+
+    def _copied(self, memory: int, bytes_max: int) -> tuple[int, int]:
+        piece, done = self._position
+        while piece < len(self._plan[0]) and bytes_max > 0:
+            source, target, length = (int(column[piece]) for column in self._plan)
+            count = min(length - done, bytes_max)
+            here = self._target[target + done :][:count]
+            assert os.preadv(memory, [memoryview(here)], self._source[0] + source + done) == count
+            bytes_max -= count
+            piece, done = (piece, done + count) if done + count < length else (piece + 1, 0)
+        return piece, done
 
     def cancel(self) -> None: ...

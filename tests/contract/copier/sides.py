@@ -14,7 +14,6 @@ import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy import nixl_agent
 from millrace.kvcopy.copier_port import Copier, CopyPlan
-from millrace.kvcopy.cross_memory_copier import CrossMemoryCopier
 from millrace.kvcopy.cuda_copier import CudaCopier
 from millrace.kvcopy.memory import Bytes, SharedRegion
 from millrace.kvcopy.nixl_copier import NixlCopier
@@ -56,11 +55,6 @@ def shared_memory(folder: Path, name: str) -> tuple[Bytes, Copier]:
     return region.view, SharedMemoryCopier(region, folder / f"{name}.sock")
 
 
-def cross_memory(folder: Path, name: str) -> tuple[Bytes, Copier]:
-    memory = np.zeros(REGION_BYTES, dtype=np.uint8)
-    return memory, CrossMemoryCopier(memory)
-
-
 def nixl(folder: Path, name: str) -> tuple[Bytes, Copier]:
     memory = np.zeros(REGION_BYTES, dtype=np.uint8)
     return memory, NixlCopier(address=memory.ctypes.data, region_bytes=REGION_BYTES, connect_wait_s=PATIENCE_S)
@@ -81,7 +75,6 @@ def cuda(folder: Path, name: str) -> tuple[Bytes, Copier]:
 
 MAKERS: dict[CopierKind, Callable[[Path, str], tuple[Bytes, Copier]]] = {
     CopierKind.SHARED_MEMORY: shared_memory,
-    CopierKind.CROSS_MEMORY: cross_memory,
     CopierKind.CUDA: cuda,
     CopierKind.NIXL: nixl,
 }
