@@ -214,6 +214,10 @@ class LateRows(AsyncModelRunnerOutput):
         """Waits for the output, then estimates."""
         return self._reader.finish(self._rows, self._output.get_output())
 
+    def get_kv_connector_output(self) -> Any:
+        """What vLLM 0.33 asks for where a step failed."""
+        return self._output.get_kv_connector_output()
+
 
 def on_host(rows: Rows, stream: Any) -> Rows:
     """The same rows in host memory, once the work on ``stream`` is done."""
