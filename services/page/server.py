@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.cli.errors import CliError
-from millrace.cli.explain_recording import explained_by_messages
+from millrace.cli.explain_messages import explained_by_messages
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import told
 from millrace.cli.trace_reading import attribute, request_of, spans_of

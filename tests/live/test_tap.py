@@ -159,15 +159,6 @@ async def test_tap_shows_garbage_and_unknown_versions_and_goes_on(server: Server
     assert "malformed" in [json.loads(line).get("trouble") for line in rest]
 
 
-async def test_a_record_of_the_bus_reads_back_as_it_was(server: Server, tmp_path: Path) -> None:
-    file = str(tmp_path / "bus.rec")
-    async with decisions(server):
-        _, out, _ = await output(server, "tap", "decision.>", "--count", "4", "--record", file)
-    code, again, _ = await output(server, "tap", "--read", file)
-    assert code == 0
-    assert again == out
-
-
 async def test_tap_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     server = Server(tmp_path)
     try:

@@ -1,23 +1,20 @@
-"""`millrace explain`: from an ingress's spans, or a recording of the bus, to who was considered and what happened."""
+"""`millrace explain`: from an ingress's spans, or messages of the bus, to who was considered and what happened."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from millrace.actor.effects import Publish, RecordSpan
-from millrace.actor.recording import RecordingWriter, Tapped
 from millrace.cli.errors import CliError
 from millrace.cli.explain_instance import told_of
-from millrace.cli.explain_recording import explained_by_recording
+from millrace.cli.explain_messages import Told, explained_by_messages
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import PLACEMENTS_MAX, told
 from millrace.cli.explained import Explained, ExplainedPlacement
 from millrace.cli.trace_reading import attribute
 from millrace.cli.trace_tree import draw
 from millrace.contracts.broker import LoadReported, MoveReason
-from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import KvReplicated, MigrationCost, MigrationFinished, MigrationOutcome
@@ -61,11 +58,11 @@ def served(policy: str = "forecast", *, dies: bool = False, **call: Any) -> Benc
     return bench
 
 
-def test_a_length_that_the_call_asks_for_is_told_by_spans_and_by_a_recording(tmp_path: Path) -> None:
+def test_a_length_that_the_call_asks_for_is_told_by_spans_and_by_messages() -> None:
     bench = served(sampling=Sampling(max_tokens=4, ignore_eos=True))
     for explained in (
         explained_by_spans(spans_of(bench)),
-        explained_by_recording(recorded(bench, tmp_path / "tap.zst"), "r"),
+        explained_by_messages(heard(bench), "r"),
     ):
         assert any("with 4 output tokens expected:" in line for line in told(explained))
 
@@ -85,14 +82,9 @@ def spans_of(bench: Bench) -> list[SpanLine]:
     return [line for line in lines if line is not None]
 
 
-def recorded(bench: Bench, file: Path) -> Path:
-    writer = RecordingWriter(file)
-    for effect in bench.effects:
-        if isinstance(effect, Publish):
-            writer.tapped(Tapped(at_ns=START, subject=effect.subject, payload=encode(effect.body)))
-    writer.tapped(Tapped(at_ns=START, subject="mr.local.x", payload=b"\xff nonsense"))
-    writer.close()
-    return file
+def heard(bench: Bench) -> list[tuple[int, Told]]:
+    bodies = [effect.body for effect in bench.effects if isinstance(effect, Publish)]
+    return [(START, body) for body in bodies if isinstance(body, Told)]
 
 
 def test_spans_say_who_was_considered_what_was_predicted_and_what_happened():
@@ -116,11 +108,11 @@ def test_spans_say_who_was_considered_what_was_predicted_and_what_happened():
     ]
 
 
-def test_a_recording_of_the_bus_says_the_same(tmp_path):
+def test_messages_of_the_bus_say_the_same():
     bench = served()
-    by_bus = explained_by_recording(recorded(bench, tmp_path / "tap"), "r")
+    by_bus = explained_by_messages(heard(bench), "r")
     assert told(by_bus) == told(explained_by_spans(spans_of(bench)))
-    assert told(explained_by_recording(tmp_path / "tap", "r.0")) == told(by_bus)
+    assert told(explained_by_messages(heard(bench), "r.0")) == told(by_bus)
 
 
 def test_a_continuation_is_told_with_its_cause_and_spoils_the_comparison():
@@ -211,7 +203,7 @@ def test_a_recording_tells_migrations_that_failed_as_well(tmp_path):
             note="memory: 900 tokens, 40 tokens expected to come",
         )
         bench.effects.append(Publish(subject="mr.local.migration.tiny.w0.w1", body=finished))
-    text = "\n".join(told(explained_by_recording(recorded(bench, tmp_path / "tap"), "r")))
+    text = "\n".join(told(explained_by_messages(heard(bench), "r")))
     assert "it came to nothing: aborted, no_blocks" in text
     assert "asked for by: drain" in text
     assert "copied in 2 rounds, 4096 bytes, no token for 6ms" in text
@@ -296,17 +288,11 @@ def test_spans_with_unreadable_or_missing_attributes_are_told_as_far_as_they_go(
     assert "  nobody was asked for a prediction, and no score is recorded" in text
 
 
-def test_what_is_not_there_is_refused_in_a_sentence(tmp_path):
+def test_what_is_not_there_is_refused_in_a_sentence():
     with pytest.raises(CliError, match="not recorded"):
         explained_by_spans([])
-    with pytest.raises(CliError, match="there is no file"):
-        explained_by_recording(tmp_path / "none", "r")
-    file = recorded(served(), tmp_path / "tap")
     with pytest.raises(CliError, match="no decision about 'other'"):
-        explained_by_recording(file, "other")
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(CliError):
-        explained_by_recording(tmp_path / "text", "r")
+        explained_by_messages([], "other")
 
 
 def test_an_instance_is_explained_by_what_its_broker_says_of_it():

@@ -1,16 +1,12 @@
 """`millrace explain` and the drawn trace of a cascade's request: attempts, scores, thresholds, and why."""
 
-from pathlib import Path
-
 import pytest
 from millrace.actor.effects import Publish, RecordSpan
-from millrace.actor.recording import RecordingWriter, Tapped
-from millrace.cli.explain_recording import explained_by_recording
+from millrace.cli.explain_messages import Told, explained_by_messages
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import told
 from millrace.cli.field_text import duration
 from millrace.cli.trace_tree import draw
-from millrace.contracts.codec import encode
 from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.evidence import ConfidenceFeature
@@ -69,13 +65,9 @@ def test_what_happened_is_of_the_attempt_that_was_delivered(bench: CascadeBench)
     assert whole.split()[-2] == duration(60 * MILLISECOND)
 
 
-def test_a_recording_of_the_bus_tells_the_same(bench: CascadeBench, tmp_path: Path):
-    file = tmp_path / "tap"
-    writer = RecordingWriter(file)
-    for effect in bench.made(Publish):
-        writer.tapped(Tapped(at_ns=START, subject=effect.subject, payload=encode(effect.body)))
-    writer.close()
-    lines = told(explained_by_recording(file, "r"))
+def test_messages_of_the_bus_tell_the_same(bench: CascadeBench):
+    bodies = [effect.body for effect in bench.made(Publish)]
+    lines = told(explained_by_messages([(START, body) for body in bodies if isinstance(body, Told)], "r"))
     assert [line for line in lines if line in ATTEMPTS] == ATTEMPTS
     assert sum(line.startswith("dispatch of") for line in lines) == 2
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from millrace.actor.private_files import open_private
-from millrace.actor.recording import RecordingWriter
 from millrace.telemetry.trace_files import TraceFiles
 
 
@@ -27,10 +26,8 @@ def test_a_private_file_is_its_owners_alone_whatever_it_was_before(tmp_path: Pat
     assert old.read_bytes() == (b"beforex" if kind == "ab" else b"x")
 
 
-def test_recordings_and_traces_are_private(tmp_path: Path) -> None:
-    RecordingWriter(tmp_path / "record").close()
+def test_traces_are_private(tmp_path: Path) -> None:
     traces = TraceFiles(tmp_path / "traces", "worker-0")
     traces.write([b"{}\n"])
     traces.close()
-    assert mode(tmp_path / "record") == "0o600"
     assert [mode(path) for path in (tmp_path / "traces").iterdir()] == ["0o600"]

@@ -1,8 +1,7 @@
 """Explains the placement of one request: candidates, predictions, the choice with its reason, and the outcome.
 
 REQUEST is a request id (the `id` of the API's response, or the client's own `x-request-id`), a sequence id or a trace
-id. Reads `.millrace/traces/`, or with --read a recording of `millrace tap --record FILE`, which has the decisions of
-requests that were not traced.
+id. Reads `.millrace/traces/`.
 
 INSTANCE is a running one: explains what its broker does about the requests there, or why it moves none.
 """
@@ -27,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("request", metavar="REQUEST|INSTANCE")
     add_connection_options(parser)
-    parser.add_argument("--read", type=Path, metavar="FILE", help="look in a recording of `millrace tap` instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,22 +33,19 @@ def run(arguments: argparse.Namespace) -> int:
     from millrace.cli.explain_instance import told_of
     from millrace.cli.explain_text import told
 
-    load = None if arguments.read is not None else _load(arguments)
+    load = _load(arguments)
     for line in told_of(load) if load is not None else told(_explained(arguments)):
         print(line)
     return 0
 
 
 def _explained(arguments: argparse.Namespace) -> Any:
-    from millrace.cli.explain_recording import explained_by_recording
     from millrace.cli.explain_spans import explained_by_spans
     from millrace.cli.trace import trace_folder
     from millrace.cli.trace_reading import request_of, spans_of
 
-    request = request_of(arguments.request)
-    if arguments.read is not None:
-        return explained_by_recording(arguments.read, request)
-    return explained_by_spans(spans_of(trace_folder(arguments.dir and Path(arguments.dir)), request))
+    folder = trace_folder(arguments.dir and Path(arguments.dir))
+    return explained_by_spans(spans_of(folder, request_of(arguments.request)))
 
 
 def _load(arguments: argparse.Namespace) -> LoadReported | None:

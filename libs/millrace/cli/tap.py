@@ -14,16 +14,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
-from pathlib import Path
 
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from millrace.actor.headers import read_header
 from millrace.actor.nats_client import settle
-from millrace.actor.recording import RecordingReader, RecordingWriter, Tapped
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import ConnectionSettings, add_connection_options, resolve_connection
 from millrace.cli.errors import CliError
@@ -38,15 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=int, default=0, metavar="N", help="end after N messages")
     parser.add_argument("--headers-only", action="store_true", help="leave the fields out")
     parser.add_argument("--json", action="store_true", help="one JSON object per line, complete")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="keep the messages in FILE as well")
-    parser.add_argument("--read", type=Path, metavar="FILE", help="print a recording instead of the bus")
     add_connection_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Taps until --count or Ctrl-C."""
-    if arguments.read:
-        return read_recording(arguments)
     return asyncio.run(tap(arguments))
 
 
@@ -70,16 +62,16 @@ class Printer:
         self._left: int | None = arguments.count or None
         self._paint = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
-    def show(self, message: Tapped) -> bool:
+    def show(self, message: Msg) -> bool:
         """Prints one message; False once the count is reached."""
         if self._left == 0:
             return False
         reading = read_message(
-            at_ns=message.at_ns,
+            at_ns=time.time_ns(),
             subject=message.subject,
-            payload=message.payload,
-            headers={name: read_header(message.headers, name) for name in SHOWN_HEADERS},
-            reply_to=message.reply_to,
+            payload=message.data,
+            headers={name: (message.headers or {}).get(name, "") for name in SHOWN_HEADERS},
+            reply_to=message.reply,
             prefix=self._prefix,
         )
         print(self._line(reading), flush=True)
@@ -102,70 +94,25 @@ async def tap(arguments: argparse.Namespace) -> int:
     subject = full_subject(arguments.subject, prefix)
     printer = Printer(arguments, prefix)
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    with ExitStack() as stack:
-        record = _open_record(arguments, stack)
 
-        async def on_message(raw: Msg) -> None:
-            # A callback runs in the client's own task: what it raises would vanish in its error callback.
-            try:
-                message = _tapped(raw)
-                if record is not None and not done.done():
-                    record.tapped(message)
-                if not printer.show(message) and not done.done():
-                    done.set_result(None)
-            except OSError as error:  # the reader of our output is gone, or the disk is full
-                if not done.done():
-                    done.set_exception(error)
+    async def on_message(raw: Msg) -> None:
+        # A callback runs in the client's own task: what it raises would vanish in its error callback.
+        try:
+            if not printer.show(raw) and not done.done():
+                done.set_result(None)
+        except OSError as error:  # the reader of our output is gone, or the disk is full
+            if not done.done():
+                done.set_exception(error)
 
-        async with open_bus(connection, on_state=_tell_state) as bus:
-            await _subscribe(bus, connection, subject, on_message)
-            await done
+    async with open_bus(connection, on_state=_tell_state) as bus:
+        await _subscribe(bus, connection, subject, on_message)
+        await done
     return 0
 
 
 def full_subject(subject: str, prefix: str) -> str:
     """The subject as NATS knows it; the prefix may be left out."""
     return subject if subject.startswith(("mr.", "$", "_INBOX.")) else f"{prefix}.{subject}"
-
-
-def read_recording(arguments: argparse.Namespace) -> int:
-    """Prints what --record kept.
-
-    Raises:
-        CliError: the file cannot be read, or is no recording.
-    """
-    try:
-        reader = RecordingReader(arguments.read)
-        printer: Printer | None = None
-        for message in reader:
-            printer = printer or Printer(arguments, ".".join(message.subject.split(".")[:2]))
-            if not printer.show(message):
-                break
-    except FileNotFoundError:
-        raise CliError(f"there is no file {arguments.read}") from None
-    except ValueError as error:
-        raise CliError(str(error)) from None
-    return 0
-
-
-def _open_record(arguments: argparse.Namespace, stack: ExitStack) -> RecordingWriter | None:
-    if arguments.record is None:
-        return None
-    try:
-        return stack.enter_context(closing(RecordingWriter(arguments.record)))
-    except OSError as error:
-        raise CliError(f"{arguments.record} cannot be written: {error.strerror}") from None
-
-
-def _tapped(raw: Msg) -> Tapped:
-    lines = "".join(f"{name}: {value}\r\n" for name, value in (raw.headers or {}).items())
-    return Tapped(
-        at_ns=time.time_ns(),
-        subject=raw.subject,
-        payload=raw.data,
-        headers=f"NATS/1.0\r\n{lines}\r\n".encode() if lines else b"",
-        reply_to=raw.reply or "",
-    )
 
 
 async def _subscribe(
