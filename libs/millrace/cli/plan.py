@@ -1,6 +1,6 @@
 """Plans the thresholds and the instances of a cascade, or the roles of instances, and shows why.
 
-FILE is a cluster's, with a ``[cascade]`` table. The front is printed and drawn: every design that no other one beats in
+FILE is a cluster's, with a ``[cascade]`` table. The front is printed: every design that no other one beats in
 both quality and latency. Latencies are simulated with the step times of the models; scores and quality are those of the
 recorded answers (``cascade.sample``, or --sample).
 
@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     target.add_argument("--latency", type=float, metavar="S", help="p95 to keep, seconds (default: the file's)")
     add("--sample", metavar="FILE", help="recorded answers of all tiers with the truth (default: the file's)")
-    add("--output", default="cascade.png", metavar="FILE", help="the picture (default: cascade.png)")
     add(
         "--apply",
         action="store_true",
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plans, prints, draws; 3 where no plan keeps what is asked."""
+    """Plans, prints; 3 where no plan keeps what is asked."""
     if arguments.roles:
         from millrace.cli.role_planning import plan_roles
 

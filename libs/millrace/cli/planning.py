@@ -1,4 +1,4 @@
-"""The verb ``millrace plan``: a cluster's file to a planning job, its result to text, a picture and a plan."""
+"""The verb ``millrace plan``: a cluster's file to a planning job, its result to text and a plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MISSED = 3
 
 
 def plan_cascade(arguments: argparse.Namespace) -> int:
-    """Plans, prints, draws, and puts the plan in force where that is asked.
+    """Plans, prints, and puts the plan in force where that is asked.
 
     Raises:
         CliError: the file has no cascade, something is missing, or the cluster does not take the plan.
@@ -49,11 +49,6 @@ def plan_cascade(arguments: argparse.Namespace) -> int:
         raise CliError(str(error)) from None
     assert spec.cascade is not None, "job_of_file refuses others"
     print(report(job, result))
-    if result.front:
-        from millrace.cli.cascade_picture import draw_front
-
-        draw_front(result, Path(arguments.output), target=job)
-        print(f"picture: {arguments.output}")
     if arguments.apply:
         if result.chosen is None:
             raise CliError("nothing to apply: no thresholds serve that rate on the file's instances")
