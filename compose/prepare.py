@@ -298,9 +298,6 @@ def _ingress(spec: ClusterSpec) -> dict[str, Any]:
 def _worker(spec: ClusterSpec, slot: WorkerSlot) -> dict[str, Any]:
     fields = worker_fields(slot, mounted(spec, slot.model))
     fields["migration"] = {"socket_folder": "/kv"}
-    if slot.group.device != "cpu":
-        # The compiled CUDA copier has not met a card yet; NIXL has.
-        fields["migration"]["copiers"] = ["nixl", "cuda"]
     return merged(fields, worker_settings_of(spec, slot))
 
 

@@ -1,4 +1,4 @@
-"""The compiled modules of ``native/``; the only place that imports ``millrace_native``, but for the CUDA copier.
+"""The compiled modules of ``native/``; the only place that imports ``millrace_native``.
 
 Raises ImportError with the way out where they are not built, or were built from other sources than those beside it.
 """

@@ -237,11 +237,9 @@ def test_engines_of_other_models_take_nothing(pair: Pair) -> None:
     kv = pair.source.info.kv
     changed = [
         msgspec.structs.replace(kv, fingerprint="another"),
-        msgspec.structs.replace(kv, copiers=[CopierKind.CUDA]),
+        msgspec.structs.replace(kv, copiers=[CopierKind.MODELLED]),
         msgspec.structs.replace(kv, machine="elsewhere"),
-        msgspec.structs.replace(
-            kv, ranks=[msgspec.structs.replace(rank, socket="/nowhere", pid=0) for rank in kv.ranks]
-        ),
+        msgspec.structs.replace(kv, ranks=[msgspec.structs.replace(rank, socket="/nowhere") for rank in kv.ranks]),
         msgspec.structs.replace(kv, ranks=[KvRank(planes=[], region_bytes=4096)]),
     ]
     for endpoint in changed:

@@ -384,7 +384,6 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
     assert devices == {"wide-0": "0,1,2,3,4", "wide-1": "2,3,0,1,4", "narrow-0": "4,0,1,2,3"}
     narrow = load_config(WorkerConfig, folder / "narrow-0.json")
     assert (narrow.model, narrow.model_path, narrow.max_num_seqs) == ("small", "/models/1", 5)
-    assert [str(kind) for kind in narrow.migration.copiers] == ["nixl", "cuda"]
     mounted = {
         name: {volume["target"]: volume["source"] for volume in services[name]["volumes"]}
         for name in ("narrow-0", "ingress")

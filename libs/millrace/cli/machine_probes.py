@@ -42,7 +42,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
         gpu_links: Lines of ``nvidia-smi topo -m`` that name a GPU.
         driver: Version of NVIDIA's driver.
         vllm_build: ``cuda`` or ``cpu``.
-        native: Compiled modules that are there: ``kvcopy``, ``kvcopy_cuda``, ...
+        native: Compiled modules that are there: ``kvcopy``, ...
         nixl_backends: Plugins of the NIXL that is installed.
         rdma_devices: Below /sys/class/infiniband.
         container: Whether this process is in one.

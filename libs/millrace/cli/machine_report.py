@@ -68,8 +68,8 @@ def findings(facts: MachineFacts) -> list[Finding]:
 def outlook(facts: MachineFacts) -> MachineDefaults:
     """Derive the default behaviour from the facts."""
     if facts.vllm and facts.vllm_build == "cuda" and facts.gpus:
-        copiers = (["nixl"] if facts.nixl else []) + (["cuda"] if "kvcopy_cuda" in facts.native else [])
-        why = "one engine per GPU (compose/prepare.py --gpus); NIXL first until the self-test passed the CUDA copier"
+        copiers = ["nixl"] if facts.nixl else []
+        why = "one engine per GPU (compose/prepare.py --gpus)"
         return MachineDefaults(engine="vllm on GPU", engines=len(facts.gpus), copiers=copiers, why=why)
     if facts.vllm:
         room = max(1, facts.memory_bytes // ENGINE_BYTES)
@@ -131,10 +131,6 @@ def _engine(facts: MachineFacts) -> Iterator[Finding]:
 
 def _moving(facts: MachineFacts) -> Iterator[Finding]:
     """Yield the findings on what moving KV between engines needs."""
-    if facts.gpus:
-        there = "kvcopy_cuda" in facts.native
-        text = "compiled; not used before NIXL until the self-test has passed it" if there else "not compiled"
-        yield _noted(there, "CUDA copier", text)
     backends = ", ".join(facts.nixl_backends) or "no backends found"
     yield _noted(
         bool(facts.nixl) or _services_only(facts),

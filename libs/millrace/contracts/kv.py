@@ -26,8 +26,7 @@ class CopierKind(StrEnum):
     """Mechanism that copies KV bytes between two engines."""
 
     SHARED_MEMORY = "shared_memory"  # both map the source's memfd: one host, containers included
-    CUDA = "cuda"  # IPC handles and peer copies: one host
-    NIXL = "nixl"  # whatever UCX finds
+    NIXL = "nixl"  # whatever UCX finds; between GPUs of one host CUDA's peer copies
     MODELLED = "modelled"  # no bytes: a network model says how long they would take
 
 
@@ -77,7 +76,7 @@ class KvRank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         region_bytes: Size of the region that offsets point into.
         socket: Unix socket that hands out the region's memfd; empty for none.
         device: Number of the GPU, -1 for host memory.
-        handles: Copier kind -> its connection data (CUDA IPC handle, NIXL agent metadata, queue pair address).
+        handles: Copier kind -> its connection data (the incarnation of a region, NIXL agent metadata).
     """
 
     planes: list[KvPlane]
@@ -93,7 +92,7 @@ class KvEndpoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         fingerprint: Hash of weights' identity, dtype, heads, layers, groups, block size, layout and parallelism: KV
             moves between engines of equal fingerprints only.
-        machine: Boot id of the host; shared memory and CUDA need equal ones. Empty for none.
+        machine: Boot id of the host; shared memory needs equal ones. Empty for none.
         copiers: Kinds offered, best first.
         block_tokens: Tokens per position.
         block_bytes: Bytes that a sequence grows by per position, over all planes and ranks.

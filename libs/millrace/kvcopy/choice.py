@@ -1,8 +1,7 @@
 """Choice of the copier for two engines: those that both ends offer and the path between them allows, best first, and
 the reasons against the others.
 
-The best copier moves the bytes the fewest times: peer copies of GPUs, then mapped memory, then NIXL. A forced order
-replaces this one.
+Mapped memory, where both lie in it on one host, costs less than NIXL. A forced order replaces this one.
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ import msgspec
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
 from millrace.kvcopy.copier_port import Copier, CopierError, Link
 
-BEST_FIRST = (
-    CopierKind.CUDA,
-    CopierKind.SHARED_MEMORY,
-    CopierKind.NIXL,
-    CopierKind.MODELLED,
-)
-#: These end at the machine's border.
-ONE_HOST = frozenset({CopierKind.CUDA, CopierKind.SHARED_MEMORY})
+BEST_FIRST = (CopierKind.SHARED_MEMORY, CopierKind.NIXL, CopierKind.MODELLED)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,11 +71,10 @@ def _why_not(kind: CopierKind, own: KvEndpoint, peer: KvEndpoint) -> str:
         return "not available here"
     if kind not in peer.copiers:
         return "not offered by the peer"
-    if kind in ONE_HOST and not (own.machine and own.machine == peer.machine):
+    if kind is not CopierKind.SHARED_MEMORY:
+        return ""
+    if not (own.machine and own.machine == peer.machine):
         return "the peer is on another machine" if own.machine and peer.machine else "the machine is not known"
-    devices = {rank.device >= 0 for rank in (*own.ranks, *peer.ranks)}
-    if kind is CopierKind.SHARED_MEMORY and True in devices:
+    if any(rank.device >= 0 for rank in (*own.ranks, *peer.ranks)):
         return "it reads host memory, and the KV lies on a GPU"
-    if kind is CopierKind.CUDA and False in devices:
-        return "it reads GPUs, and the KV lies in host memory"
     return ""

@@ -2,7 +2,7 @@
 
 One greeting goes to whoever connects: the region's incarnation and size, with the memfd opened read-only. Then the
 connection stays open and silent; its end tells a reader that the owner is gone. Who may connect is decided by the
-socket's permissions (its owner only); ``on_peer`` is called with the peer's process, from the kernel (SO_PEERCRED).
+socket's permissions (its owner only).
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
-
-import msgspec
 
 from millrace.kvcopy.copier_port import CopierError
 from millrace.kvcopy.memory import Bytes, SharedRegion, map_sealed
@@ -24,7 +21,6 @@ from millrace.kvcopy.memory import Bytes, SharedRegion, map_sealed
 #: Magic with a version, incarnation, size.
 _GREETING = struct.Struct("<8s16sQ")
 _MAGIC = b"MRKVFD01"
-_CREDENTIALS = struct.Struct("3i")
 INCARNATION_BYTES = 16
 
 #: One descriptor each; a machine has some tens of engines at most, and reconnecting peers leave the old ones at once.
@@ -37,30 +33,16 @@ _PAUSE_SECONDS = 0.1
 _PATH_BYTES_MAX = 107
 
 
-class PeerProcess(msgspec.Struct, frozen=True):
-    """Process that asked for the region, as the kernel tells. ``pid`` is 0 where it lives in another pid namespace."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
 class RegionServer:
     """Answers peers from a thread of its own, so that neither a step nor an event loop delays or deadlocks them."""
 
-    def __init__(
-        self, region: SharedRegion, path: Path, *, on_peer: Callable[[PeerProcess], None] | None = None
-    ) -> None:
-        """Listens at once; ``on_peer`` is called on the server's thread.
-
-        Raises CopierError: the path cannot be used.
-        """
+    def __init__(self, region: SharedRegion, path: Path) -> None:
+        """Listens at once. Raises CopierError: the path cannot be used."""
         self.incarnation = os.urandom(INCARNATION_BYTES)
         self.path = path
         self._greeting = _GREETING.pack(_MAGIC, self.incarnation, region.size)
         # Its own open file, without the right to write: what a peer receives it cannot map writable.
         self._fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        self._on_peer = on_peer
         self._selector = selectors.DefaultSelector()
         self._peers: set[socket.socket] = set()
         self._wake, woken = socket.socketpair()
@@ -111,16 +93,10 @@ class RegionServer:
                 socket.send_fds(peer, [self._greeting], [self._fd])
                 self._peers.add(peer)
                 self._selector.register(peer, selectors.EVENT_READ)
-                self._tell(peer)
                 return
         except OSError:
             self._peers.discard(peer)
         peer.close()
-
-    def _tell(self, peer: socket.socket) -> None:
-        if self._on_peer is not None:
-            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            self._on_peer(PeerProcess(*_CREDENTIALS.unpack(credentials)))
 
     def _drop(self, peer: object) -> None:
         assert isinstance(peer, socket.socket)

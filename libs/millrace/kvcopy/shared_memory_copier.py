@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import msgspec
 
 from millrace.contracts.kv import CopierKind, KvRank
 from millrace.kvcopy.copier_port import CopierError, CopyPlan
-from millrace.kvcopy.handout import PeerProcess, RegionServer, RemoteRegion
+from millrace.kvcopy.handout import RegionServer, RemoteRegion
 from millrace.kvcopy.memory import Bytes, Position, SharedRegion, SteppedTransfer, check_bounds
 from millrace.native import kvcopy
 
@@ -20,20 +19,15 @@ class SharedMemoryCopier:
 
     kind = CopierKind.SHARED_MEMORY
 
-    def __init__(
-        self, region: SharedRegion, socket: Path, *, on_peer: Callable[[PeerProcess], None] | None = None
-    ) -> None:
-        """Takes the region that the own KV lies in; it is handed out at ``socket`` once it is offered.
-
-        ``on_peer`` hears, on a thread of its own, of every process that asked for it.
-        """
-        self._region, self._socket, self._on_peer = region, socket, on_peer
+    def __init__(self, region: SharedRegion, socket: Path) -> None:
+        """Takes the region that the own KV lies in; it is handed out at ``socket`` once it is offered."""
+        self._region, self._socket = region, socket
         self._server: RegionServer | None = None
 
     def offer(self, rank: KvRank) -> KvRank:
         """See Copier. Raises CopierError: the socket cannot be made."""
         if self._server is None:
-            self._server = RegionServer(self._region, self._socket, on_peer=self._on_peer)
+            self._server = RegionServer(self._region, self._socket)
         handles = {**rank.handles, self.kind: self._server.incarnation}
         return msgspec.structs.replace(rank, socket=str(self._socket), handles=handles, region_bytes=self._region.size)
 

@@ -11,8 +11,8 @@ from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
 
 from services.worker.vllm_engine.kv_memory import KvMemory
 
-#: Where nothing is named: what costs nothing while it is not used.
-ON_HOST, ON_DEVICE = (CopierKind.SHARED_MEMORY,), (CopierKind.CUDA,)
+#: Where nothing is named.
+ON_HOST, ON_DEVICE = (CopierKind.SHARED_MEMORY,), (CopierKind.NIXL,)
 
 
 def build(memory: KvMemory, socket: Path, wanted: Sequence[CopierKind]) -> dict[CopierKind, Copier]:
@@ -37,10 +37,6 @@ def _made(kind: CopierKind, memory: KvMemory, socket: Path) -> Copier:
     match kind:
         case CopierKind.SHARED_MEMORY if memory.shared is not None:
             return SharedMemoryCopier(memory.shared, socket)
-        case CopierKind.CUDA if memory.device >= 0:
-            from millrace.kvcopy.cuda_copier import CudaCopier
-
-            return CudaCopier(address=memory.address, region_bytes=memory.size, device=memory.device, socket=socket)
         case CopierKind.NIXL:
             from millrace.kvcopy.nixl_copier import NixlCopier
 

@@ -14,13 +14,10 @@ import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy import nixl_agent
 from millrace.kvcopy.copier_port import Copier, CopyPlan
-from millrace.kvcopy.cuda_copier import CudaCopier
 from millrace.kvcopy.memory import Bytes, SharedRegion
 from millrace.kvcopy.nixl_copier import NixlCopier
 from millrace.kvcopy.plan import Planner
 from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
-
-from tests.contract.copier import fake_gpu
 
 #: What connects in the background is ready when ``connect`` returns; only a failing test waits so long, seconds.
 PATIENCE_S = 30.0
@@ -60,22 +57,8 @@ def nixl(folder: Path, name: str) -> tuple[Bytes, Copier]:
     return memory, NixlCopier(address=memory.ctypes.data, region_bytes=REGION_BYTES, connect_wait_s=PATIENCE_S)
 
 
-def cuda(folder: Path, name: str) -> tuple[Bytes, Copier]:
-    """On a stand-in for the GPU: what runs is all but the compiled module (native/kvcopy/tests/cuda_test.cpp)."""
-    memory = np.zeros(REGION_BYTES, dtype=np.uint8)
-    made = CudaCopier(
-        address=memory.ctypes.data,
-        region_bytes=REGION_BYTES,
-        device=0,
-        socket=folder / f"{name}.sock",
-        runtime=fake_gpu,
-    )
-    return memory, made
-
-
 MAKERS: dict[CopierKind, Callable[[Path, str], tuple[Bytes, Copier]]] = {
     CopierKind.SHARED_MEMORY: shared_memory,
-    CopierKind.CUDA: cuda,
     CopierKind.NIXL: nixl,
 }
 

@@ -9,13 +9,13 @@ import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 
 import numpy as np
 import pytest
 from millrace.kvcopy import handout
 from millrace.kvcopy.copier_port import CopierError
-from millrace.kvcopy.handout import PeerProcess, RegionServer, RemoteRegion
+from millrace.kvcopy.handout import RegionServer, RemoteRegion
 from millrace.kvcopy.memory import SharedRegion, map_sealed
 
 SIZE = 3 * mmap.PAGESIZE
@@ -115,21 +115,6 @@ def test_a_region_smaller_than_announced_is_refused(region: SharedRegion, server
         map_sealed(region.fd, SIZE + 1)
     with pytest.raises(CopierError, match="announced"):
         remote(server, size=SIZE + 1)
-
-
-def test_who_asked_is_told_by_the_kernels_word(region: SharedRegion, tmp_path: Path) -> None:
-    told: list[PeerProcess] = []
-    heard = Event()
-
-    def on_peer(peer: PeerProcess) -> None:
-        told.append(peer)
-        heard.set()
-
-    server = RegionServer(region, tmp_path / "kv.sock", on_peer=on_peer)
-    remote(server).close()
-    assert heard.wait(10)
-    server.close()
-    assert told == [PeerProcess(os.getpid(), os.getuid(), os.getgid())]
 
 
 def test_only_its_owner_may_connect(server: RegionServer) -> None:
