@@ -261,15 +261,14 @@ def next_plan(
             cascade=config.name,
             epoch=plan.epoch + 1 if plan is not None else 1,
             tiers=[_first(tier, serving) for tier in config.tiers],
-            judge=config.judge,
             coordinator=coordinator,
-            reason="thresholds as configured; nothing was judged yet",
+            reason="thresholds as configured; nothing was planned yet",
         )
     tiers = [_present(tier, serving) for tier in plan.tiers]
-    if tiers == plan.tiers and plan.judge == config.judge:
+    if tiers == plan.tiers:
         return None
     change = membership_change(plan, tiers)
-    return msgspec.structs.replace(plan, epoch=plan.epoch + 1, tiers=tiers, judge=config.judge, reason=change)
+    return msgspec.structs.replace(plan, epoch=plan.epoch + 1, tiers=tiers, reason=change)
 
 
 def _first(tier: CoordinatedTier, serving: Serving) -> CascadeTier:
@@ -305,4 +304,4 @@ def membership_change(plan: CascadePlan, tiers: list[CascadeTier]) -> str:
         for tier, old in pairs
         if tier.instances != old.instances
     ]
-    return "; ".join(told) or "the judge was configured anew"
+    return "; ".join(told)

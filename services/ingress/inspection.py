@@ -166,13 +166,8 @@ def _check_parent(state: IngressState, parent: OpenCascade) -> None:
     assert len(again) == len(set(again)), f"{parent.request}: {again} ran again more than once"
     assert not parent.events
     open_attempts = [attempt for attempt in parent.attempts if attempt.request in state.calls]
-    if parent.phase is CascadePhase.JUDGING:
-        assert not open_attempts
-        assert parent.asking in state.pending, f"{parent.request}: its judge is asked while it is judged"
-    else:
-        assert parent.phase is not CascadePhase.ENDED
-        assert open_attempts == [parent.attempt]
-        assert not parent.asking
+    assert parent.phase is not CascadePhase.ENDED
+    assert open_attempts == [parent.attempt]
 
 
 def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:

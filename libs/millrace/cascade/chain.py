@@ -1,4 +1,4 @@
-"""The whole way of requests through a cascade: each pays every tier it reaches, and the judge between them."""
+"""The whole way of requests through a cascade: each pays every tier it reaches."""
 
 from __future__ import annotations
 

@@ -9,9 +9,7 @@ import pytest
 
 from tests.testbed.up_cluster import UpRig
 
-#: micro also judges: no verdict of it means much, but there is a judge to kill.
-JUDGE = ("--set", "cascade.parameters.model=micro")
-WORDS = ("--cascade", "nano,micro", "--thresholds", "70", "--judge", "llm", *JUDGE)
+WORDS = ("--cascade", "nano,micro", "--thresholds", "70")
 
 
 @pytest.fixture(scope="package")

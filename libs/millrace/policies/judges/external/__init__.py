@@ -1,1 +1,0 @@
-"""External: a grade from 0 to 100."""

@@ -1,1 +1,0 @@
-"""LLM: the probability of yes."""
