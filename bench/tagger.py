@@ -23,7 +23,7 @@ from millrace.actor.effects import Reply
 from millrace.contracts.message import Message
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.tagger import LengthTag, TagRequest
-from millrace.lengths.baselines import WINDOW, HistoryHistogram, HistoryModel, of_lengths
+from millrace.lengths.baselines import WINDOW, HistoryHistogram, HistoryModel
 from millrace.lengths.estimate import LearningModel, LengthEstimate, Row
 from millrace.lengths.features import MAX_TOKENS
 from millrace.lengths.files import read_requests
@@ -91,7 +91,8 @@ class ConstantMean:
     def estimate(self, row: Row) -> LengthEstimate | None:
         """Mean, median and 90th percentile of what is remembered."""
         if self._estimate is None and self._lengths:
-            self._estimate = of_lengths(sorted(self._lengths))
+            p50, p90 = np.quantile(self._lengths, (0.5, 0.9))
+            self._estimate = LengthEstimate(float(np.mean(self._lengths)), float(p50), float(p90))
         return self._estimate
 
 

@@ -5,7 +5,7 @@ and the newest outcomes; the answered requests whose end is awaited.
 
 | message in | change | messages out |
 |---|---|---|
-| TagRequest | remembers its features by request id | LengthTag: stated, cache, model, history or unknown |
+| TagRequest | remembers its features by request id | LengthTag: stated, model, history or unknown |
 | RequestFinished | what was answered here is learnt; the rest is counted | perhaps TrainLengths |
 | LengthsLoaded | models and outcomes of earlier runs are taken | log per unreadable file |
 | LengthsTrained | a better model takes the place of the one in force | KeepModel, log |
@@ -245,7 +245,6 @@ class TaggerActor:
             model: {
                 "outcomes": served.history.outcomes,
                 "samples": len(served.samples),
-                "repeats": len(served.repeats),
                 "trained_on": served.model.file.samples if served.model is not None else 0,
                 "training": served.training,
             }

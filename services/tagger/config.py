@@ -11,7 +11,7 @@ from millrace.contracts.bounds import Count, Natural, Wait
 
 
 class LearningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings for learning from outcomes, and for its storage. History and cache are always learnt, in memory.
+    """Settings for learning from outcomes, and for its storage. History is always learnt, in memory.
 
     Attributes:
         pretrained: Begin with the models that ship.
@@ -28,7 +28,7 @@ class LearningConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     retrain_pause_s: Wait = 60.0
 
 
-#: For simulations, where nothing is written and no process is started: history and cache only.
+#: For simulations, where nothing is written and no process is started: history only.
 NO_TRAINING = LearningConfig(pretrained=False, retrain_outcomes=0)
 
 

@@ -14,7 +14,6 @@ from millrace.lengths.features import FEATURES, extract
 from millrace.lengths.history import LengthHistory
 from millrace.lengths.prompttext import read_prompt
 from millrace.lengths.quantile import QuantileModel
-from millrace.lengths.repeats import RepeatCache
 from millrace.lengths.samples import CUT, LengthSample, pack, usable_lengths
 
 #: Outcomes that a model is trained on, the newest ones. Some 700 bytes each.
@@ -47,7 +46,6 @@ class ServedLengths:
         self.model = model
         self.history = LengthHistory()
         self.fallback = HistoryModel()
-        self.repeats = RepeatCache()
         self.samples: deque[LengthSample] = deque(maxlen=SAMPLES_MAX)
         self.unkept: list[LengthSample] = []
         self.since_training = 0
@@ -55,19 +53,16 @@ class ServedLengths:
         self.training = False
 
     def answer(self, request: TagRequest) -> AnsweredTag:
-        """Answer to a request: from the cache, else the model, else history."""
+        """Answer to a request: from the model, else history."""
         text = read_prompt(request.prompt)
         row = np.array(extract(request, text, self.history))
-        said, source = self._say(request, row)
+        said, source = self._say(row)
         if said is not None:
             said = said.within(request.min_tokens, request.max_tokens)
         bare = msgspec.structs.replace(request, prompt="")  # its features are kept instead: 2 KB less a request
         return AnsweredTag(bare, pack(row), text.opening, text.template, said, source)
 
-    def _say(self, request: TagRequest, row: Row) -> tuple[LengthEstimate | None, str]:
-        known = self.repeats.answer(request)
-        if known is not None:
-            return known, "cache"
+    def _say(self, row: Row) -> tuple[LengthEstimate | None, str]:
         models: tuple[tuple[LengthModel | None, str], ...] = ((self.model, "model"), (self.fallback, "history"))
         for model, source in models:
             said = model.estimate(row) if model is not None else None
@@ -88,7 +83,6 @@ class ServedLengths:
             key=asked.request.key,
             opening=asked.opening,
             template=asked.template,
-            repeat_key=asked.request.repeat_key,
             at_ns=finished.arrival_ns + finished.e2e_ns,
         )
         self.take(sample)
@@ -107,8 +101,6 @@ class ServedLengths:
         for length in sample.lengths:
             self.history.learn(key=sample.key, opening=sample.opening, template=sample.template, length=length)
             self.fallback.learn(row, length)
-            # Of several choices it is not kept which one was cut, so all count as cut: too careful, never wrong.
-            self.repeats.learn(sample.repeat_key, length, cut=sample.cut)
         self.samples.append(sample)
 
 

@@ -1,4 +1,4 @@
-"""Reading prompts, features, history and repeats: bounded, finite, and about what they should be."""
+"""Reading prompts, features and history: bounded, finite, and about what they should be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from millrace.contracts.tagger import TagRequest
 from millrace.lengths.features import FEATURES, extract
 from millrace.lengths.history import LengthHistory, RunningMeans
 from millrace.lengths.prompttext import DIGITS_MAX, WORDS_MAX, read_prompt
-from millrace.lengths.repeats import LENGTHS_WANTED, RepeatCache
 
 
 def _request(**fields) -> TagRequest:
@@ -80,41 +79,3 @@ def test_running_means_forget_what_was_longest_unseen() -> None:
         means.add(key, 1.0)
     assert [means.get(key) is None for key in ("a", "b", "c")] == [False, True, False]
     assert len(means) == 2
-
-
-def test_a_greedy_prompt_that_came_before_has_its_real_length() -> None:
-    cache = RepeatCache()
-    cache.learn("k", 77, cut=False)
-    said = cache.answer(_request(repeat_key="k", temperature=0.0))
-    assert said is not None
-    assert (said.mean, said.p50, said.p90) == (77, 77, 77)
-
-
-def test_by_chance_several_lengths_are_wanted() -> None:
-    cache = RepeatCache()
-    for number in range(LENGTHS_WANTED):
-        assert cache.answer(_request(repeat_key="k")) is None
-        cache.learn("k", 10 * (number + 1), cut=False)
-    said = cache.answer(_request(repeat_key="k"))
-    assert said is not None
-    assert said.mean == 25
-    assert said.p50 <= said.p90
-
-
-def test_a_length_that_max_tokens_cut_is_only_known_up_to_there() -> None:
-    cache = RepeatCache()
-    cache.learn("k", 100, cut=True)
-    assert cache.answer(_request(repeat_key="k", temperature=0.0, max_tokens=500)) is None
-    said = cache.answer(_request(repeat_key="k", temperature=0.0, max_tokens=60))
-    assert said is not None
-    assert said.mean == 60
-
-
-def test_the_cache_is_bounded_and_drops_what_was_longest_unasked() -> None:
-    cache = RepeatCache(entries_max=2)
-    cache.learn("a", 1, cut=False)
-    cache.learn("b", 2, cut=False)
-    assert cache.answer(_request(repeat_key="a", temperature=0.0)) is not None
-    cache.learn("c", 3, cut=False)
-    answered = [cache.answer(_request(repeat_key=key, temperature=0.0)) is not None for key in "abc"]
-    assert answered == [True, False, True]

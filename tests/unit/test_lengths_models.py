@@ -47,7 +47,7 @@ def _outcomes(count: int, *, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 def _samples(count: int, *, seed: int = 1, scale: float = 1.0) -> list[LengthSample]:
     rows, lengths = _outcomes(count, seed=seed)
     return [
-        LengthSample(pack(row), [max(1, int(length * scale))], False, "", 0, 0, "")
+        LengthSample(pack(row), [max(1, int(length * scale))], False, "", 0, 0)
         for row, length in zip(rows, lengths, strict=True)
     ]
 
@@ -212,7 +212,7 @@ def test_only_believable_lengths_are_learnt(lengths: list[int], reasons: list[st
 
 
 def test_samples_of_other_features_are_left_out() -> None:
-    odd = LengthSample(b"\x00" * 8, [4], False, "", 0, 0, "")
+    odd = LengthSample(b"\x00" * 8, [4], False, "", 0, 0)
     rows, lengths = matrix([odd])
     assert rows.shape == (0, len(FEATURES))
     assert len(lengths) == 0

@@ -136,14 +136,6 @@ def test_a_request_that_states_its_length_passes_through(fields: dict) -> None:
     assert (tag.mean, tag.p50, tag.p90, tag.source) == (*[float(fields["max_tokens"])] * 3, "stated")
 
 
-def test_a_repeated_greedy_prompt_has_its_real_length() -> None:
-    talk = Talk(_actor())
-    talk.asked_and_finished("Hello", 123, temperature=0.0, repeat_key="k")
-    tag = talk.ask("Hello", temperature=0.0, repeat_key="k")
-    assert (tag.mean, tag.source) == (123, "cache")
-    assert talk.ask("Hello", temperature=0.0, repeat_key="k", max_tokens=50).mean == 50
-
-
 def test_its_error_falls_as_outcomes_come_and_a_model_takes_over_from_history() -> None:
     talk = Talk(_actor(LEARNING))
     rng = Random(3)
@@ -214,15 +206,13 @@ def test_a_tagger_begins_with_what_files_hold() -> None:
     before = Talk(_actor(LEARNING))
     rng = Random(3)
     for _ in range(220):
-        before.asked_and_finished(*_counting(rng), repeat_key="", temperature=1.0)
-    before.asked_and_finished("Hello", 77, temperature=0.0, repeat_key="k")
+        before.asked_and_finished(*_counting(rng), temperature=1.0)
     kept = next(e for e in before.others if isinstance(e, KeepModel)).payload
     before.tell(TimerFired(name="heartbeat"))
     (outcomes,) = [e.samples for e in before.others if isinstance(e, KeepOutcomes)]
     after = Talk(_actor(LEARNING))
     after.tell(LengthsLoaded(models={"m": kept}, outcomes={"m": outcomes}, problems={}))
     assert after.ask("Count from 1 to 90.").source == "model"
-    assert after.ask("Hello", temperature=0.0, repeat_key="k").mean == 77
 
 
 def test_a_model_of_another_version_falls_back_to_history_with_one_log_line() -> None:
@@ -281,7 +271,6 @@ def test_outcomes_that_teach_nothing_teach_nothing(fields: dict) -> None:
         {"prompt": "\ud800" * 3},
         {"prompt": "9" * 2048},
         {"structured": "something new"},
-        {"repeat_key": "x" * 10_000},
         {"key": "k" * 10_000},
     ],
 )

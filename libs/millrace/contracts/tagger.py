@@ -20,10 +20,8 @@ class TagRequest(Body, frozen=True, kw_only=True, tag="TagRequest/1"):
         min_tokens: Tokens before which nothing may end the output.
         top_p: Nucleus share.
         penalties: Presence plus frequency penalty plus the repetition penalty's excess over 1.
-        seeded: Whether the client gave a seed: the same call then has the same length.
         stops: Number of stop strings and stop token ids.
         structured: Kind of the output's constraint, ``json_schema``, ``regex``, ...; empty for none.
-        repeat_key: Equal for calls of one prompt whose sampling differs in ``max_tokens`` at most; empty where unknown.
     """
 
     request: str
@@ -38,10 +36,8 @@ class TagRequest(Body, frozen=True, kw_only=True, tag="TagRequest/1"):
     min_tokens: int = 0
     top_p: float = 1.0
     penalties: float = 0.0
-    seeded: bool = False
     stops: int = 0
     structured: str = ""
-    repeat_key: str = ""
 
 
 class LengthTag(Body, frozen=True, kw_only=True, tag="LengthTag/1"):
@@ -51,7 +47,7 @@ class LengthTag(Body, frozen=True, kw_only=True, tag="LengthTag/1"):
         mean: Expected value.
         p50: Median.
         p90: 90th percentile; never below the median.
-        source: What answered: ``stated``, ``cache``, ``model``, ``history`` or ``unknown``.
+        source: What answered: ``stated``, ``model``, ``history`` or ``unknown``.
     """
 
     request: str

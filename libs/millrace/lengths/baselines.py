@@ -74,19 +74,6 @@ class HistoryModel:
         return said
 
 
-def of_lengths(ordered: list[int]) -> LengthEstimate:
-    """Mean and quantiles of real lengths in rising order; at least one."""
-    return LengthEstimate(sum(ordered) / len(ordered), quantile(ordered, 0.5), quantile(ordered, 0.9))
-
-
-def quantile(ordered: list[int], share: float) -> float:
-    """Linear interpolation between order statistics."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def _bucket(value: float) -> int:
     return min(BUCKETS - 1, max(1, int(value)).bit_length() - 1)
 

@@ -31,7 +31,7 @@ SLASH = "%2F"
 #: Models that ship with the package, named as the served model.
 PRETRAINED = Path(__file__).parent / "pretrained"
 
-_HEADER = b"millrace-outcomes/1 %d %d\n" % (FEATURE_VERSION, len(FEATURES))
+_HEADER = b"millrace-outcomes/2 %d %d\n" % (FEATURE_VERSION, len(FEATURES))
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(LengthSample)
 _line = msgspec.json.Decoder(LengthRecord)

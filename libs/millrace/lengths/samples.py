@@ -27,7 +27,7 @@ class LengthSample(msgspec.Struct, frozen=True, array_like=True):
         row: Features as they were when the request came, little-endian float32.
         lengths: Real output lengths, tokens: one per choice, at most CHOICES_MAX.
         cut: Whether ``max_tokens`` ended any of them.
-        key, opening, template, repeat_key: What history and cache need to learn from it again after a restart.
+        key, opening, template: What history needs to learn from it again after a restart.
         at_ns: When it ended, unix ns; 0 where unknown.
     """
 
@@ -37,7 +37,6 @@ class LengthSample(msgspec.Struct, frozen=True, array_like=True):
     key: str
     opening: int
     template: int
-    repeat_key: str
     at_ns: int = 0
 
 
@@ -59,10 +58,8 @@ class LengthRecord(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0
     top_p: float = 1.0
     penalties: float = 0.0
-    seeded: bool = False
     stops: int = 0
     structured: str = ""
-    repeat_key: str = ""
     finish_reasons: list[str] = []
 
     def asked(self, model: str, request: str) -> TagRequest:
@@ -109,4 +106,4 @@ def samples_of(recorded: Iterable[LengthRecord]) -> Iterator[LengthSample]:
             continue
         for length in lengths:
             history.learn(key=request.key, opening=text.opening, template=text.template, length=length)
-        yield LengthSample(pack(row), lengths, cut, one.key, text.opening, text.template, one.repeat_key)
+        yield LengthSample(pack(row), lengths, cut, one.key, text.opening, text.template)

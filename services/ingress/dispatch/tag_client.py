@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
-import msgspec
 from millrace.actor.effects import Log, Request
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import StructuredOutput
@@ -19,8 +16,6 @@ from services.ingress.times import TAG_PAUSE_NS
 
 #: Characters of the prompt that the tagger gets.
 PROMPT_HEAD_MAX = 2_048
-
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 def wants_tag(state: IngressState, call: OpenCall) -> bool:
@@ -66,10 +61,8 @@ def tag_request(call: Call, prompt_tokens: int) -> TagRequest:
         min_tokens=sampling.min_tokens,
         top_p=sampling.top_p,
         penalties=sampling.presence_penalty + sampling.frequency_penalty + sampling.repetition_penalty - 1.0,
-        seeded=sampling.seed is not None,
         stops=len(call.stop) + len(sampling.stop_token_ids),
         structured=_kind(sampling.structured),
-        repeat_key=_repeat_key(call),
     )
 
 
@@ -78,14 +71,6 @@ def _kind(structured: StructuredOutput | None) -> str:
     if structured is None:
         return ""
     return next((name for name in structured.__struct_fields__ if getattr(structured, name)), "")
-
-
-def _repeat_key(call: Call) -> str:
-    """Equal for calls of the same prompts that are sampled alike. What only cuts or shows the output stays out."""
-    bias = sorted((call.sampling.logit_bias or {}).items())
-    sampling = msgspec.structs.replace(call.sampling, max_tokens=1, logprobs=None, logit_bias=None)
-    said = _ENCODER.encode((call.prompts, sampling, bias, call.stop))
-    return blake2b(said, digest_size=8).hexdigest()
 
 
 def take_tag(state: IngressState, pending: PendingTag, tag: LengthTag | None) -> None:
