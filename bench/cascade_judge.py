@@ -1,4 +1,4 @@
-"""Quality and cost of the confidence judge on held-out answers, by model.
+"""Quality and cost of the confidence judge and of the trained LLM judge on held-out answers, by model.
 
 Aims: calibration error of at most 0.05; the oracle (area 1, error 0) stands beside it. Truth: the tasks' check.
 """
@@ -6,15 +6,22 @@ Aims: calibration error of at most 0.05; the oracle (area 1, error 0) stands bes
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import statistics
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from millrace.judging.calibration import area_under_curve, calibration_error
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.judging.calibration import area_under_curve, calibration_error, fit_isotonic
 from millrace.judging.confidence import ConfidenceModel, fit_confidence
 from millrace.judging.evidence import ConfidenceFeature, feature_of
+from numpy.typing import NDArray
 
-from bench.judged.answers import MODELS, recorded
+from bench.judged.answers import BATCH, MODELS, STEP_TIMES, recorded, token_costs
+from bench.judged.record_verdicts import JUDGE, PATH
 
 
 def main() -> int:
@@ -34,7 +41,70 @@ def main() -> int:
             areas, errors = [area for area, _ in found], [error for _, error in found]
             print(f"{model:<16}{name:<26}{_range(areas):>24}{_range(errors):>24}")
     print(f"cost of a judgement: {_cost_us():.0f} us of CPU for an answer of mean length, no GPU, no round trip")
+    if PATH.exists():
+        _trained(options.seeds)
     return 0
+
+
+def _trained(seeds: int) -> None:
+    """The trained judge and confidence on the same answers, whose texts it has read."""
+    with gzip.open(PATH, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    print(f"\n{JUDGE.name}, {len(rows)} prompts, its curves from one half of the prompts")
+    print(f"{'model':<16}{'judge':<26}{'area':>24}{'calibration error':>24}")
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for seed in range(seeds):
+        order = np.random.default_rng(seed).permutation(len(rows))
+        fitted, held_out = ([rows[each] for each in part] for part in np.array_split(order, 2))
+        for key, figures in _by_model(fitted, held_out, seed):
+            found.setdefault(key, []).append(figures)
+    for (model, name), pairs in sorted(found.items(), key=lambda item: MODELS.index(item[0][0])):
+        areas, errors = [area for area, _ in pairs], [error for _, error in pairs]
+        print(f"{model:<16}{name:<26}{_range(areas):>24}{_range(errors):>24}")
+    _cost_of_verdicts(rows)
+
+
+def _by_model(
+    fitted: list[dict[str, Any]], held_out: list[dict[str, Any]], seed: int
+) -> Iterator[tuple[tuple[str, str], tuple[float, float]]]:
+    everything = [told for row in fitted for told in row.values()]
+    verdicts = fit_isotonic(_values(everything, "yes"), _values(everything, "right") > 0)
+    for model in MODELS:
+        known, judged = [row[model] for row in fitted], [row[model] for row in held_out]
+        truth = _values(judged, "right") > 0
+        confidence = fit_isotonic(_values(known, "logprob"), _values(known, "right") > 0)
+        own = fit_isotonic(_values(known, "yes"), _values(known, "right") > 0)
+        by_judge = own.at(_values(judged, "yes"))
+        by_confidence = confidence.at(_values(judged, "logprob"))
+        for name, scores in (
+            ("llm, trained", by_judge),
+            ("llm, one curve of all", verdicts.at(_values(judged, "yes"))),
+            ("confidence (sum)", by_confidence),
+            ("mean of both", (by_judge + by_confidence) / 2),
+        ):
+            yield (model, name), (area_under_curve(scores, truth), calibration_error(scores, truth))
+        drawn = np.random.default_rng([seed, 1]).random(len(truth)) < by_judge
+        yield (
+            (model, "its scores, if all true"),
+            (area_under_curve(by_judge, drawn), calibration_error(by_judge, drawn)),
+        )
+
+
+def _values(told: list[dict[str, Any]], field: str) -> NDArray[np.float64]:
+    """One value per answer; a verdict that the judge did not give counts as undecided."""
+    return np.array([0.5 if each[field] is None else each[field] for each in told], dtype=np.float64)
+
+
+def _cost_of_verdicts(rows: list[dict[str, Any]]) -> None:
+    """Engine time of a verdict beside that of the answer it is about, by the shipped CPU step times."""
+    step = load_step_time(STEP_TIMES[1])
+    for model, per_token in zip(MODELS, token_costs(), strict=True):
+        read = float(np.mean([row[model]["judge_tokens"] for row in rows]))
+        answer_ms = float(per_token * np.mean([row[model]["output_tokens"] for row in rows]))
+        verdict_ms = (
+            step.fixed / BATCH + step.per_prefill_token * read + step.per_prefill_work * read * read / 2
+        ) / 1e6
+        print(f"{model}: a verdict reads {read:.0f} tokens, {verdict_ms:.1f} ms; the answer took {answer_ms:.1f} ms")
 
 
 def _split(index: int, seed: int) -> list[tuple[str, float, float]]:

@@ -21,7 +21,7 @@ _TRADING = ("services/broker", _POLICIES + "trading", *_SIMULATOR)
 _STAGES = (_POLICIES + "stages", "services/coordinator/stages.py")
 _ROLES = (_POLICIES + "roles", "services/coordinator/roles.py")
 _CASCADE = (_LIBS + "cascade", "services/ingress/cascade")
-_JUDGE = (_LIBS + "judging",)
+_JUDGE = (_LIBS + "judging", "services/judge")
 _BLOCK = (*_DISPATCH, *_SIMULATOR)
 
 MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -35,11 +35,12 @@ from millrace.cluster import (
     read_cluster,
     workers_of,
 )
-from millrace.cluster.model_folders import is_repository, model_folder, with_model_folders
+from millrace.cluster.model_folders import is_repository, llm_calibration, model_folder, with_model_folders
 from millrace.cluster.settings import with_cluster_settings
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
+from millrace.supervision.cascade_fields import judge_fields
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.roles import roles_of
 from millrace.supervision.service_fields import (
@@ -99,6 +100,8 @@ def main(words: list[str] | None = None) -> int:
         "workers.yaml": json.dumps(compose_services(spec, slots, out), indent=1),  # JSON is YAML
         ".env": _environment(arguments, out),
     }
+    if spec.cascade is not None:
+        files["judge.json"] = _service("judge-0", Role.JUDGE, passwords, arguments, _judge(spec))
     if spec.api.keys:
         files["keys.toml"] = Path(spec.api.keys).read_text()
     if spares:
@@ -113,9 +116,10 @@ def main(words: list[str] | None = None) -> int:
         files[f"{broker}.json"] = _service(broker, Role.BROKER, passwords, arguments, fields)
     for name, text in files.items():
         _write(out / name, text)
+    judges = ["judge"] if spec.cascade is not None and spec.cascade.judge_processes else []
     migrators = [migrator_of(worker) for worker in workers]
-    _write_targets(out, {"worker": workers, "migrator": migrators})
-    profile = profile_of(spec)
+    _write_targets(out, {"worker": workers, "migrator": migrators, "judge": judges})
+    profile = profile_of(spec) + (" --profile cascade" if judges else "")
     env = f"{os.path.relpath(out, HERE)}/.env"
     print(f"compose: {len(workers)} worker(s) prepared in {os.path.relpath(out)}; next:")
     print(f"  cd compose && docker compose --env-file {env} --profile {profile} up -d --build")
@@ -205,6 +209,8 @@ def _not_for_containers(spec: ClusterSpec) -> str:
         return "models[].groups[].device: GPUs and CPUs in one deployment; the worker's image is built for one of them"
     if spec.cascade is not None and spec.cascade.sample:
         return "cascade.sample: containers do not plan from files of this machine; millrace plan --apply does"
+    if spec.cascade is not None and spec.cascade.judge_processes > 1:
+        return f"cascade.judges: {spec.cascade.judges}; a compose deployment has one of each service"
     if files := step_time_files(spec):
         return f"step_time: {next(iter(files))} is a file of this machine; name a set that ships"
     if len({slot.model.name for slot in workers_of(spec) if slot.spare}) > 1:
@@ -297,6 +303,11 @@ def _worker(spec: ClusterSpec, slot: WorkerSlot) -> dict[str, Any]:
 
 def _coordinator(spec: ClusterSpec) -> dict[str, Any]:
     return merged(coordinator_fields(spec), spec.settings.coordinator)
+
+
+def _judge(spec: ClusterSpec) -> dict[str, Any]:
+    fields = judge_fields(spec, f"{API}/v1", calibration=llm_calibration(spec))
+    return merged(fields, spec.settings.judge)
 
 
 def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argparse.Namespace) -> str:

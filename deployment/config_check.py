@@ -18,6 +18,7 @@ from millrace.enginemodel.coefficients import load_step_time
 from services.broker.config import BrokerConfig, trading_policy
 from services.coordinator.config import CoordinatorConfig, provisioning_policy
 from services.ingress.config import CascadeConfig, IngressConfig, policy_of, policy_parameters
+from services.judge.config import JudgeConfig
 from services.migrator.config import MigratorConfig
 from services.page.config import PageConfig
 from services.predictor.config import PredictorConfig
@@ -35,6 +36,7 @@ SERVICES: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
         "predictor": PredictorConfig,
         "tagger": TaggerConfig,
         "coordinator": CoordinatorConfig,
+        "judge": JudgeConfig,
     }
 )
 
@@ -73,6 +75,12 @@ SET_IN_CLUSTER: Mapping[str, str] = MappingProxyType(
         "coordinator.stages.parameters": "policies.stages.parameters",
         "coordinator.stages.ranges": "models.N.stages",
         "coordinator.cascades": "cascade",
+        "judge.judge": "cascade.judge",
+        "judge.parameters": "cascade.parameters",
+        "judge.url": "cascade.parameters.url",
+        "judge.model": "cascade.parameters.model",
+        "judge.key_file": "cascade.parameters.key_file",
+        "judge.timeout_s": "cascade.parameters.timeout_s",
     }
 )
 
@@ -149,6 +157,7 @@ _CHECKS: Mapping[str, Callable[[Path], object]] = MappingProxyType(
         "migrator": lambda path: load_config(MigratorConfig, path),
         "worker": _worker,
         "predictor": lambda path: load_config(PredictorConfig, path),
+        "judge": lambda path: load_config(JudgeConfig, path),
         "page": lambda path: load_config(PageConfig, path),
         "tagger": lambda path: load_config(TaggerConfig, path),
     }

@@ -13,6 +13,7 @@ SERVICES = (
     "deployment.ingress",
     "deployment.migrator",
     "services.coordinator.__main__",
+    "services.judge.__main__",
     "services.predictor.__main__",
     "services.tagger.__main__",
     "services.worker.__main__",

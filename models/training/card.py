@@ -6,6 +6,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from millrace.judging.files import LlmCalibration, read_llm_judge
+
 from models.training import noisy
 from models.training.model import SHAPES, Llama, parameter_count
 from models.training.tasks import TASKS, make
@@ -56,6 +58,7 @@ pass the check.
 {length_rows}
 """
 
+JUDGE = "millrace-judge"
 AGENT_MODEL = "millrace-agent"
 
 README = """\
@@ -85,6 +88,32 @@ temperature 1):
 {rows}
 """
 
+
+JUDGE_OVERVIEW = """\
+`millrace-judge` answers none of these tasks: it says whether an answer of the other three is right, for the kind of
+judge `llm` of a cascade ([card](millrace-judge/README.md); `python -m models.training.judge`).
+
+"""
+
+JUDGE_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# millrace-judge
+
+millrace-micro ({parameters:,} parameters, bfloat16), trained further to say whether an answer of millrace-nano, -micro
+or -mini is right: the judge of `millrace up --cascade nano,micro,mini --judge llm`. It is asked one question
+(`millrace.judging.question`: request, answer, "Is the answer to the request right? Answer yes or no.") and its share of
+"yes" in the first token is the score, by the calibration in `judge/llm.json`. What it says to anything else means
+nothing.
+
+Trained by `python -m models.training.judge` on greedy answers of the three models to prompts that are not held out;
+truth: the tasks' own checks. On {answers:,} answers to held-out prompts, from these weights, each half judged
+by the curve of the other: area under the ROC curve {area:.3f}, calibration error {error:.3f}. By model, and beside the
+answers' own log-probabilities: `python -m bench cascade_judge`.
+"""
 
 AGENT_OVERVIEW = """\
 `millrace-agent` calls functions and fills in schemas, for trying agents' libraries
@@ -189,6 +218,16 @@ def _example(task: str) -> str:
     return min((make(task, rng, 2).prompt for _ in range(20)), key=len)
 
 
+def judge_card(calibration: LlmCalibration) -> str:
+    """The card of the judge, from its calibration."""
+    return JUDGE_CARD.format(
+        parameters=parameter_count(Llama(SHAPES["micro"])),
+        answers=calibration.answers,
+        area=calibration.area,
+        error=calibration.error,
+    )
+
+
 def agent_card(result: dict[str, Any]) -> str:
     """The card of the agent, from its evaluation."""
     return AGENT_CARD.format(
@@ -198,13 +237,13 @@ def agent_card(result: dict[str, Any]) -> str:
     )
 
 
-def overview(results: dict[str, dict[str, Any]], *, agent: bool) -> str:
-    """models/README.md over all sizes. ``agent``: whether it ships, too."""
+def overview(results: dict[str, dict[str, Any]], *, judge: bool, agent: bool) -> str:
+    """models/README.md over all sizes. ``judge``, ``agent``: whether these ship, too."""
     rows = []
     for task in TASKS:
         rows.append(table_row(task, *(_share(result["tasks"][task]["accuracy"]) for result in results.values())))
     return README.format(
-        others=AGENT_OVERVIEW if agent else "",
+        others=(JUDGE_OVERVIEW if judge else "") + (AGENT_OVERVIEW if agent else ""),
         hours="under two hours on two cores",
         noisy=", ".join(noisy.TASKS),
         sizes=" | ".join(f"[{size}](millrace-{size}/README.md)" for size in results),
@@ -223,10 +262,13 @@ def write_cards(models: Path) -> None:
         if (folder / "evaluation.json").exists():
             results[size] = json.loads((folder / "evaluation.json").read_text())
             (folder / "README.md").write_text(card(results[size]))
+    calibration = read_llm_judge(models / JUDGE)
+    if calibration is not None:
+        (models / JUDGE / "README.md").write_text(judge_card(calibration))
     agent = models / AGENT_MODEL / "evaluation.json"
     if agent.exists():
         (models / AGENT_MODEL / "README.md").write_text(agent_card(json.loads(agent.read_text())))
-    (models / "README.md").write_text(overview(results, agent=agent.exists()))
+    (models / "README.md").write_text(overview(results, judge=calibration is not None, agent=agent.exists()))
 
 
 if __name__ == "__main__":

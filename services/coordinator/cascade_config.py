@@ -30,6 +30,7 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     Attributes:
         name: Clients ask for it as ``model``.
         tiers: In rising order of cost.
+        judge: Kind of judge.
         quality: Mean quality that plans keep, 0 to 100; None for the configured thresholds, or for ``latency_s``.
         latency_s: p95 that plans keep; None where ``quality`` is given.
         sample: File of recorded answers of all tiers, with the truth.
@@ -40,6 +41,7 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     name: str
     tiers: list[CoordinatedTier]
+    judge: str = "confidence"
     quality: float | None = None
     latency_s: float | None = None
     sample: str = ""

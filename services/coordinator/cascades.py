@@ -261,14 +261,15 @@ def next_plan(
             cascade=config.name,
             epoch=plan.epoch + 1 if plan is not None else 1,
             tiers=[_first(tier, serving) for tier in config.tiers],
+            judge=config.judge,
             coordinator=coordinator,
-            reason="thresholds as configured; nothing was planned yet",
+            reason="thresholds as configured; nothing was judged yet",
         )
     tiers = [_present(tier, serving) for tier in plan.tiers]
-    if tiers == plan.tiers:
+    if tiers == plan.tiers and plan.judge == config.judge:
         return None
     change = membership_change(plan, tiers)
-    return msgspec.structs.replace(plan, epoch=plan.epoch + 1, tiers=tiers, reason=change)
+    return msgspec.structs.replace(plan, epoch=plan.epoch + 1, tiers=tiers, judge=config.judge, reason=change)
 
 
 def _first(tier: CoordinatedTier, serving: Serving) -> CascadeTier:
@@ -304,4 +305,4 @@ def membership_change(plan: CascadePlan, tiers: list[CascadeTier]) -> str:
         for tier, old in pairs
         if tier.instances != old.instances
     ]
-    return "; ".join(told)
+    return "; ".join(told) or "the judge was configured anew"

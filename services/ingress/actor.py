@@ -73,7 +73,7 @@ from services.ingress.calls.completion import (
     send_acknowledgements,
 )
 from services.ingress.calls.messages import Call, CallAbandoned, CallSubmitted, RefusalKind
-from services.ingress.cascade.reactions import abandon_call, open_cascade, settle, take_cascade_plan
+from services.ingress.cascade.reactions import abandon_call, interrupt, open_cascade, settle, take_cascade_plan
 from services.ingress.config import IngressConfig
 from services.ingress.dispatch.dispatcher import DISPATCH_TIMER, dispatch_new, dispatch_waiting
 from services.ingress.failover.instance_loss import (
@@ -367,6 +367,7 @@ class IngressActor:
     def _stop_when_idle(self) -> None:
         state = self._state
         if (state.calls or state.parents) and 0 < state.stop_at_ns <= state.now_ns:
+            interrupt(state)
             for call in list(state.calls.values()):
                 refuse_or_fail(state, call, RefusalKind.STOPPING, self._stop_detail)
             settle(state)

@@ -1,4 +1,4 @@
-"""Record of how a service that ingress asks has answered lately (tagger, predictors), and what it may ask."""
+"""Record of how a service that ingress asks has answered lately (tagger, predictors, a judge), and what it may ask."""
 
 from __future__ import annotations
 

@@ -77,11 +77,14 @@ class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cascade that clients may name as ``model``. A plan in the KV bucket ``cascade`` replaces its tiers.
+    """A cascade that clients may name as ``model``. A plan in the KV bucket ``cascade`` replaces tiers and judge.
 
     Attributes:
         name: Not the name of a model.
         tiers: In rising order of cost; empty where only published plans count.
+        judge: Kind of judge: ``confidence`` is computed here, others are asked on ``judge.<name>``.
+        judge_timeout_s: Time for a judge to answer; then confidence decides.
+        judge_pause_s: After three failures in a row the judge is not asked for so long.
         without_score: What becomes of an answer that cannot be scored: ``escalate`` (costs more) or ``accept`` (may be
             wrong).
         entry: Name of an entry policy (``cascade/entry.py``).
@@ -100,6 +103,9 @@ class CascadeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     name: Annotated[str, WIRED]
     tiers: Annotated[list[TierConfig], WIRED] = []
+    judge: Annotated[str, WIRED] = "confidence"
+    judge_timeout_s: Annotated[Span, WIRED] = 2.0
+    judge_pause_s: Annotated[float, CONSTANT] = 5.0
     without_score: Literal["escalate", "accept"] = "escalate"
     entry: Literal["first", "given", "learnt"] = "given"
     entry_file: str = ""

@@ -166,8 +166,13 @@ def _check_parent(state: IngressState, parent: OpenCascade) -> None:
     assert len(again) == len(set(again)), f"{parent.request}: {again} ran again more than once"
     assert not parent.events
     open_attempts = [attempt for attempt in parent.attempts if attempt.request in state.calls]
-    assert parent.phase is not CascadePhase.ENDED
-    assert open_attempts == [parent.attempt]
+    if parent.phase is CascadePhase.JUDGING:
+        assert not open_attempts
+        assert parent.asking in state.pending, f"{parent.request}: its judge is asked while it is judged"
+    else:
+        assert parent.phase is not CascadePhase.ENDED
+        assert open_attempts == [parent.attempt]
+        assert not parent.asking
 
 
 def _check_sequence(state: IngressState, sequence: OpenSequence) -> None:

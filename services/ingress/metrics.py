@@ -24,6 +24,8 @@ class IngressMetrics(MetricSet):
     chunks are ``late`` (old epoch, ended or unknown sequence), ``duplicate``, ``contradiction``, ``gap``, ``unproven``
     (of a granted epoch, before its target is the owner). ``forecasts`` were ``answered``, ``unanswered`` in time,
     ``absurd``, ``outdated`` (of an earlier incarnation), ``unexpected``, or have the predictor's reason for none.
+    ``judgements`` were ``answered``, ``unanswered``, ``unknown`` (no score), ``absurd`` (not within 0 to 100),
+    ``unexpected``, ``paused``; each but the first leaves it to confidence.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -55,6 +57,7 @@ class IngressMetrics(MetricSet):
         text = "Answers of cascades not delivered, by reason."
         self.escalations = counter("escalations", text, "cascade", "reason")
         self.deliveries = counter("deliveries", "Answers of cascades delivered, by reason.", "cascade", "reason")
+        self.judgements = counter("judgements", "Questions to judges of cascades.", "cascade", "result")
         text = "Exceptions and impossible decisions of dispatch policies."
         self.policy_faults = counter("policy_faults", text, "policy")
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0

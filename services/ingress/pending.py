@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from services.ingress.calls.open_call import OpenCall
+from services.ingress.cascade.open_cascade import Attempt, OpenCascade
 from services.ingress.sequence import EpochGrant, OpenSequence
 
 
@@ -55,4 +56,12 @@ class PendingProof(msgspec.Struct, frozen=True):
     grant: EpochGrant
 
 
-Pending = PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof
+class PendingJudge(msgspec.Struct, frozen=True):
+    """An open JudgeAnswer."""
+
+    cascade: OpenCascade
+    attempt: Attempt
+    started_ns: int
+
+
+Pending = PendingJudge | PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof

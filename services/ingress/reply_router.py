@@ -6,12 +6,14 @@ from millrace.contracts.local import Gathered, Replied, RequestFailed, RequestFa
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import SequenceAccepted, SequenceRefused
 
+from services.ingress.cascade.reactions import take_judgement
 from services.ingress.dispatch.dispatcher import on_forecasts, on_tag
 from services.ingress.failover.resend import resend_unanswered
 from services.ingress.lifecycle import Accepted, SequencePhase, SubmissionRefused, SubmissionUnanswered
 from services.ingress.migration.ownership import proof_unanswered, take_proof
 from services.ingress.pending import (
     PendingForecast,
+    PendingJudge,
     PendingProof,
     PendingResend,
     PendingSubmit,
@@ -39,6 +41,8 @@ def take_reply(state: IngressState, reply: Replied | RequestFailed) -> None:
             resend_unanswered(state, pending, failed)
         case PendingResend():
             take_resent(state, pending, answer)
+        case PendingJudge():
+            take_judgement(state, pending, answer)
         case PendingForecast() | None:
             pass  # forecasts come gathered; the question of a call that ended was forgotten
 

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.cluster import ClusterSpec, WorkerSlot, cluster_toml, workers_of
-from millrace.cluster.model_folders import judge_files
+from millrace.cluster.model_folders import judge_files, llm_calibration
 from millrace.cluster.spec import EngineName
 from millrace.contracts.catalog import Role
+from millrace.supervision.cascade_fields import judge_fields
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.service_fields import (
     broker_fields,
@@ -108,6 +109,7 @@ class Layout:
             *self._worker_fork_server(slots),
             *self._workers(running, slots),
             *self._migrators(),
+            *self._judges(),
             *self._extra_services(),
             *self._page(),
             *self._ingresses(),
@@ -317,6 +319,16 @@ class Layout:
     def _judge_files(self) -> dict[str, str]:
         folders = {model.name: Path(model.path) for model in self.spec.models}
         return {name: str(folders[name] / file) for name, file in judge_files(self.spec).items()}
+
+    def _judges(self) -> list[ChildSpec]:
+        """Judge processes, for a cascade whose answers are scored by more than ingress's own confidence."""
+        cascade = self.spec.cascade
+        if cascade is None or not cascade.judge_processes:
+            return []
+        api, calibration = self.spec.api, llm_calibration(self.spec)
+        fields = judge_fields(self.spec, f"http://{_reachable(api.host)}:{api.port}/v1", calibration=calibration)
+        told = merged(fields, self.spec.settings.judge)
+        return self._services("judge", range(cascade.judge_processes), told, stop_order=3)
 
     def _predictors(self) -> list[ChildSpec]:
         count = 0 if Role.PREDICTOR in hosted_by_ingress(self.spec) else self.spec.services.predictors

@@ -94,7 +94,7 @@ class CascadeWatch(Checker):
             assert child.model == attempt.model
             assert sum(child.output_tokens) == attempt.output_tokens, f"{child} and {attempt}"
             whole = attempt.outcome in ("delivered", "rejected")
-            # A complete answer is cancelled, too, where its client leaves as it ends.
+            # A complete answer is cancelled, too, where its client leaves while it is judged.
             assert attempt.outcome == "cancelled" or (child.outcome == "completed") == whole, f"{child} and {attempt}"
 
     def check_against(self, exchanges: Mapping[str, ClientExchange]) -> None:

@@ -1,4 +1,4 @@
-"""The soak of cascades: three models behind one name, and plans that are swapped.
+"""The soak of cascades: three models behind one name, plans that are swapped, and an erratic judge.
 
 Each model reads a token of its own before the prompt, so its text tells it from the others'. The fitted judges make
 some attempts hopeless early; what the engines say of their tokens varies with the sequence.
@@ -26,10 +26,11 @@ from services.ingress.config import CascadeConfig, IngressConfig, TierConfig
 from services.ingress.tokens.detokenizer import TextModel
 from simulator import services
 from simulator.services import SimInstance, SimService
-from simulator.soak import restless_cascade
+from simulator.soak import erratic_judge, restless_cascade
 from simulator.soak.cascade_clients import CascadeClients
 from simulator.soak.cascade_watch import CascadeWatch
 from simulator.soak.cluster import SoakCluster
+from simulator.soak.erratic_judge import ErraticConfig
 from simulator.soak.restless_cascade import SwapConfig
 from simulator.soak.run import SoakRun
 from simulator.soak.shape import SoakShape
@@ -55,7 +56,7 @@ def cascade_shape() -> SoakShape:
 
 
 class CascadeSoakCluster(SoakCluster):
-    """Workers of three models, and a person who swaps the cascade's plan."""
+    """Workers of three models, a person who swaps the cascade's plan, and a judge."""
 
     def models(self) -> tuple[str, ...]:
         """Models that its workers serve."""
@@ -67,10 +68,12 @@ class CascadeSoakCluster(SoakCluster):
         models = {model: TextModel(self._text.vocabulary, frozenset({EOS}), _judge(model)) for model in MODELS}
         self.services[Role.INGRESS] = services.ingress(models, self.clients.handlers)
         self.services[Role.COORDINATOR] = SimService(COORDINATOR_ACCEPTS, _build_coordinator)
+        self.services[Role.JUDGE] = SimService(erratic_judge.ACCEPTS, erratic_judge.build)
 
     def _add_actors(self) -> None:
         super()._add_actors()
         self.add(Role.COORDINATOR, SwapConfig(name="swapper", cascade=CASCADE, models=MODELS))
+        self.add(Role.JUDGE, ErraticConfig(name="judge-0", cascade=CASCADE))
 
     def _instance(self, name: str) -> SimInstance:
         return msgspec.structs.replace(super()._instance(name), model=MODEL_OF[int(name[1:])])
@@ -81,7 +84,7 @@ class CascadeSoakCluster(SoakCluster):
 
     def _ingress(self, name: str) -> IngressConfig:
         tiers = [TierConfig(model=model) for model in MODELS]
-        cascade = CascadeConfig(name=CASCADE, tiers=tiers, tier_wait_s=1.0)
+        cascade = CascadeConfig(name=CASCADE, tiers=tiers, tier_wait_s=1.0, judge_pause_s=1.0)
         return msgspec.structs.replace(super()._ingress(name), cascades=[cascade])
 
 

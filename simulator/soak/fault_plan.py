@@ -50,6 +50,7 @@ class FaultPlan:
             (6 if cluster.network else 0, self._kill_migrator),
             (4 if cluster.network else 0, self._spoil_reads),
             (6 if cluster.shape.trading else 0, self._kill_broker),
+            (4 if cluster.of_role(Role.JUDGE) else 0, self._kill_judge),
         ]
 
     def schedule(self, begin_ns: int, end_ns: int) -> None:
@@ -105,6 +106,9 @@ class FaultPlan:
 
     def _kill_broker(self) -> str:
         return self._kill(Role.BROKER)
+
+    def _kill_judge(self) -> str:
+        return self._kill(Role.JUDGE)
 
     def _spoil_reads(self) -> str:
         network, shape = self._cluster.network, self._cluster.shape.migration

@@ -1,4 +1,4 @@
-"""A person at work on a cascade who never lets its plan be: other thresholds, tiers that come and go."""
+"""A person at work on a cascade who never lets its plan be: other thresholds and judges, tiers that come and go."""
 
 from __future__ import annotations
 
@@ -84,10 +84,12 @@ class RestlessCascadePlanner:
             )
             for model in models
         ]
+        judge = rng.choice(("confidence", "confidence", "llm"))
         return CascadePlan(
             cascade=self._config.cascade,
             epoch=epoch,
             tiers=tiers,
+            judge=judge,
             coordinator=AUTHOR,
             reason="swap",
         )

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from models.training import decode
-from models.training.card import card, overview
+from models.training.card import JUDGE, card, overview
 from models.training.checkpoint import load_model
 from models.training.data import Corpus
 from models.training.evaluate import answers, held_out_examples, prompt_ids
@@ -200,7 +200,9 @@ def test_a_card_is_what_its_evaluation_says(size: str) -> None:
     assert result["parameters"] == parameter_count(Llama(SHAPES[size]))
     assert (folder(size) / "README.md").read_text() == card(result)
     assert all(figures["prompts"] >= 100 for figures in result["tasks"].values())
-    assert (MODELS / "README.md").read_text() == overview({size: evaluation(size) for size in SIZES}, agent=True)
+    assert (MODELS / "README.md").read_text() == overview(
+        {size: evaluation(size) for size in SIZES}, judge=(MODELS / JUDGE).is_dir(), agent=True
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)

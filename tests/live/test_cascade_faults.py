@@ -40,6 +40,8 @@ CLUSTER += f"""
 name = "{CASCADE}"
 tiers = ["small", "middle", "large"]
 thresholds = [100, 100]
+judge = "llm"
+parameters = {{ model = "large" }}
 """
 
 
@@ -78,7 +80,10 @@ async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRi
     own = await _each_models_own(rig)
     await swap_thresholds(rig, CASCADE, 70.0, 70.0)
     assert "large-0 is gone" in rig.cli("drain", "large-0", "--force", "--within", "1")
-    faults: dict[int, Callable[[], Any]] = {40: lambda: swap_thresholds(rig, CASCADE, 0.0, 0.0)}
+    faults: dict[int, Callable[[], Any]] = {
+        15: lambda: kill(rig.pids("services.judge")[0]),
+        40: lambda: swap_thresholds(rig, CASCADE, 0.0, 0.0),
+    }
     answers = await barrage(rig, CASCADE, PROMPTS, count=56, rate=8.0, faults=faults, **LENGTH)
     assert "large-0 is ready" in rig.cli("drain", "large-0", "--back")
     await _until_every_tier_is_planned(rig)

@@ -9,7 +9,7 @@ HEAVY = ("scipy", "torch", "vllm", "sklearn", "transformers")
 MODULES = (
     "deployment.ingress",
     "deployment.migrator",
-    *(f"services.{name}.__main__" for name in ("coordinator", "predictor", "supervisor", "tagger", "worker")),
+    *(f"services.{name}.__main__" for name in ("coordinator", "judge", "predictor", "supervisor", "tagger", "worker")),
 )
 
 PROGRAM = """

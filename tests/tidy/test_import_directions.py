@@ -17,6 +17,7 @@ SHELLS = (
     "coordinator/shell.py",
     "ingress/api/tokenizer.py",
     "ingress/http/*",
+    "judge/shell.py",
     "page/server.py",
     "worker/canary.py",
     "supervisor/buckets.py",

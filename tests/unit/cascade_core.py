@@ -28,13 +28,13 @@ CASCADE = "casc"
 MODELS = ("small", "middle", "large")
 
 
-def cascade_plan(*thresholds: float, epoch: int = 1, **fields: Any) -> CascadePlan:
+def cascade_plan(*thresholds: float, epoch: int = 1, judge: str = "confidence", **fields: Any) -> CascadePlan:
     """Tiers ``small``, ``middle``, ... with these thresholds."""
     tiers = [
         CascadeTier(model=model, threshold=threshold, instances=1)
         for model, threshold in zip(MODELS, thresholds, strict=False)
     ]
-    return CascadePlan(**({"cascade": CASCADE, "epoch": epoch, "tiers": tiers} | fields))
+    return CascadePlan(**({"cascade": CASCADE, "epoch": epoch, "tiers": tiers, "judge": judge} | fields))
 
 
 class CascadeBench(Bench):
@@ -59,7 +59,7 @@ class CascadeBench(Bench):
     def ask(self, request: str = "r", *, options: CascadeOptions | None = None, **fields: Any) -> list[Effect]:
         """Submits a call of the cascade."""
         members = [
-            MemberCall(model=model, prompts=[[1, 2, 3]], sampling=Sampling(max_tokens=50))
+            MemberCall(model=model, prompts=[[1, 2, 3]], sampling=Sampling(max_tokens=50), prompt="bcd")
             for model in fields.pop("members", self.names)
         ]
         values = {"model": CASCADE, "members": members, "stream": False, "cascade": options or CascadeOptions()}

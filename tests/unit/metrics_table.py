@@ -15,6 +15,7 @@ from services.broker.metrics import BrokerMetrics
 from services.coordinator.metrics import ProvisioningMetrics
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.metrics import IngressMetrics
+from services.judge.metrics import JudgeMetrics
 from services.migrator.metrics import MigratorMetrics
 from services.predictor.metrics import PredictorMetrics
 from services.tagger.metrics import TaggerMetrics
@@ -69,6 +70,11 @@ def tagger(registry: CollectorRegistry) -> None:
     TaggerMetrics(registry)
 
 
+def judge(registry: CollectorRegistry) -> None:
+    """Scores of answers."""
+    JudgeMetrics(registry)
+
+
 def coordinator(registry: CollectorRegistry) -> None:
     """Provisioning."""
     ProvisioningMetrics(registry)
@@ -81,6 +87,7 @@ SECTIONS: tuple[tuple[str, Callable[[CollectorRegistry], None]], ...] = (
     ("Migrator", migrator),
     ("Broker", broker),
     ("Tagger", tagger),
+    ("Judge", judge),
     ("Coordinator", coordinator),
     ("Every service", every_service),
 )

@@ -13,9 +13,15 @@ from millrace.actor.errors import ConfigError
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
 from millrace.cluster import ClusterSpec, cluster_toml, instances_of, parse_cluster
-from millrace.cluster.model_folders import judge_files, with_model_folders
+from millrace.cluster.model_folders import judge_files, llm_calibration, with_model_folders
+from millrace.judging.calibration import IsotonicCurve
+from millrace.judging.files import LlmCalibration, write_llm_judge
+from millrace.kvcopy.weights import weights_fingerprint
+from millrace.policies.judges import JUDGES
+from millrace.supervision.cascade_fields import ingress_cascades, judge_fields
 
 from services.coordinator.config import CoordinatorConfig
+from services.judge.config import JudgeConfig
 from services.supervisor.config import LaunchOptions
 from services.supervisor.layout import Layout
 
@@ -28,6 +34,8 @@ path = "nano"
 name = "mini"
 path = "mini"
 """
+API = "http://127.0.0.1:8000/v1"
+EXTERNAL = 'judge = "external"\n[cascade.parameters]\nurl = "https://judge.example/v1"\nmodel = "grader"\n'
 
 
 def _spec(table: str = "", tiers: str = '["nano", "mini"]') -> ClusterSpec:
@@ -50,15 +58,16 @@ def _files(spec: ClusterSpec, folder: Path) -> dict[str, dict[str, Any]]:
 def test_a_cascade_is_its_tiers_and_thresholds_of_seventy() -> None:
     cascade = _spec().cascade
     assert cascade is not None
-    assert (cascade.name, cascade.tiers) == ("cascade", ["nano", "mini"])
+    assert (cascade.name, cascade.tiers, cascade.judge) == ("cascade", ["nano", "mini"], "confidence")
     assert cascade.tier_thresholds == [70.0, 0.0]
+    assert cascade.judge_processes == 0
 
 
 def test_a_cluster_without_the_table_has_none() -> None:
     assert parse_cluster(MODELS).cascade is None
 
 
-@pytest.mark.parametrize("table", ["thresholds = [35.5]", 'quality = 50.0\nsample = "s.jsonl"'])
+@pytest.mark.parametrize("table", ["thresholds = [35.5]", EXTERNAL, 'quality = 50.0\nsample = "s.jsonl"'])
 def test_its_text_reads_as_the_same_cluster(table: str) -> None:
     spec = _spec(table)
     assert parse_cluster(cluster_toml(spec)) == spec
@@ -80,7 +89,13 @@ def test_its_text_reads_as_the_same_cluster(table: str) -> None:
         ("quality = 50", None, "cascade.quality: a target needs cascade.sample"),
         ("latency_s = 2", None, "cascade.latency_s: a target needs cascade.sample"),
         ('quality = 50\nlatency_s = 2\nsample = "s"', None, "cascade.latency_s: not together"),
-        ('judge = "llm"', None, "cascade.*scored by confidence alone"),
+        ('judge = "oracle"', None, "cascade.judge: 'oracle' is none of external, llm"),
+        ('judge = "external"\nparameters = { url = "x", model = "m" }', None, "cascade.parameters.url"),
+        ('judge = "llm"', None, "cascade.parameters.model"),
+        ('judge = "llm"\nparameters = { model = "huge" }', None, "no such model 'huge'"),
+        ("parameters = { url = 'x' }", None, "cascade.parameters: the judge confidence has none"),
+        (EXTERNAL + "timeout = 3", None, "cascade.parameters of external"),
+        ("judges = 0", None, "cascade.judges: Expected `int` >= 1"),
         ("period_s = 0.0", None, "cascade.period_s"),
         ("treshold = 3", None, "cascade"),
     ],
@@ -109,6 +124,8 @@ def test_instances_and_engine_are_as_for_several_models() -> None:
         (["--thresholds", "50"], "--thresholds: only together with --cascade"),
         (["--cascade", "nano,mini", "--thresholds", "high"], "--thresholds high"),
         (["--cascade", "nano,mini", "--thresholds", "500"], "cascade.thresholds"),
+        (["--cascade", "nano,mini", "--set", "cascade.parameters=[]"], "--set cascade.parameters: fields of"),
+        (["--cascade", "nano,mini", "--judge", "llm", "--set", "cascade.parameters.model=huge"], "no model 'huge'"),
         (["--cascade", "nano,mini", "--instances", "1"], "at least one per model"),
         (["--cascade", "nano,huge"], "no model 'huge'"),
     ],
@@ -118,8 +135,9 @@ def test_wrong_options_are_refused_by_name(words: list[str], said: str) -> None:
         _up(*words)
 
 
-def test_the_coordinator_is_told_the_tiers(tmp_path: Path) -> None:
+def test_the_coordinator_is_told_the_tiers_and_needs_no_judge_process(tmp_path: Path) -> None:
     files = _files(_spec("thresholds = [40]"), tmp_path)
+    assert not [name for name in files if name.startswith("judge")]
     config = msgspec.convert(files["coordinator-0"], CoordinatorConfig)
     (cascade,) = config.cascades
     assert [(tier.model, tier.threshold) for tier in cascade.tiers] == [("nano", 40.0), ("mini", 0.0)]
@@ -127,15 +145,86 @@ def test_the_coordinator_is_told_the_tiers(tmp_path: Path) -> None:
 
 
 def test_ingress_is_told_the_cascade_and_each_models_judge(tmp_path: Path) -> None:
-    told = _files(_spec("thresholds = [40]\nsettings = { deadline_s = 1.5 }"), tmp_path)["ingress-0"]
+    told = _files(_spec("thresholds = [40]\nsettings = { judge_timeout_s = 1.5 }"), tmp_path)["ingress-0"]
     assert told["cascades"] == [
         {
             "name": "cascade",
             "tiers": [{"model": "nano", "threshold": 40.0}, {"model": "mini", "threshold": 0.0}],
-            "deadline_s": 1.5,
+            "judge": "confidence",
+            "judge_timeout_s": 1.5,
         }
     ]
     assert all(Path(model["judge"]).is_file() for model in told["models"])
+
+
+def test_judges_start_where_the_kind_needs_them(tmp_path: Path) -> None:
+    files = _files(_spec("judges = 2\n" + EXTERNAL), tmp_path)
+    configs = [msgspec.convert(files[f"judge-{index}"], JudgeConfig) for index in range(2)]
+    assert [(config.judge, config.model) for config in configs] == [("external", "grader")] * 2
+
+
+def test_a_model_of_the_cluster_that_judges_is_asked_through_its_own_api(tmp_path: Path) -> None:
+    spec = _spec('judge = "llm"\nparameters = { model = "mini", timeout_s = 1.0 }')
+    config = msgspec.convert(_files(spec, tmp_path)["judge-0"], JudgeConfig)
+    told = (f"http://127.0.0.1:{spec.api.port}/v1", "mini", 1.0)
+    assert (config.url, config.model, config.timeout_s) == told
+    (cascade,) = ingress_cascades(spec)["cascades"]
+    assert (cascade["judge"], cascade["judge_timeout_s"]) == ("llm", 1.0)
+
+
+def test_a_judging_model_elsewhere_is_asked_there() -> None:
+    spec = _spec('judge = "llm"\nparameters = { model = "other", url = "http://elsewhere/v1" }')
+    assert msgspec.convert(judge_fields(spec, API), JudgeConfig).url == "http://elsewhere/v1"
+
+
+def test_a_judging_model_that_is_no_tier_gets_an_engine_of_its_own() -> None:
+    words = ("--cascade", "nano,mini", "--judge", "llm")
+    spec = _up(*words, "--set", "cascade.parameters.model=micro", "--set", "cascade.parameters.timeout_s=1")
+    assert spec.cascade is not None
+    assert [model.name for model in spec.models] == ["millrace-nano", "millrace-mini", "millrace-micro"]
+    assert [len(instances_of(spec, model)) for model in spec.models] == [1, 1, 1]
+    assert spec.cascade.tiers == ["millrace-nano", "millrace-mini"]
+    assert spec.cascade.parameters == {"model": "millrace-micro", "timeout_s": 1}
+    assert len(_up(*words, "--set", "cascade.parameters.model=mini").models) == 2
+    shipped = _up("--cascade", "nano,mini", "--judge", "llm")
+    assert [model.name for model in shipped.models] == ["millrace-nano", "millrace-mini", "millrace-judge"]
+    calibration = llm_calibration(shipped)
+    assert calibration is not None
+    assert calibration.area > 0.8
+    outside = ("--set", "cascade.parameters.model=huge", "--set", "cascade.parameters.url=http://127.0.0.1:1/v1")
+    assert len(_up(*words, *outside).models) == 2
+
+
+def test_the_llm_judge_has_the_calibration_that_lies_in_its_models_folder(tmp_path: Path) -> None:
+    spec = _spec('judge = "llm"\nparameters = { model = "mini" }')
+    assert llm_calibration(spec) is None
+    folder = tmp_path / "judge"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"weights")
+    spec = msgspec.structs.replace(
+        spec, models=[spec.models[0], msgspec.structs.replace(spec.models[1], path=str(folder))]
+    )
+    curve, own = IsotonicCurve((0.1, 0.9), (0.2, 0.8)), IsotonicCurve((0.0, 1.0), (0.1, 0.9))
+    told = LlmCalibration(
+        curve=curve,
+        curves={"nano": own, "other": own},
+        judged=["nano"],
+        answers=100,
+        area=0.9,
+        error=0.02,
+        fingerprint=weights_fingerprint(folder),
+    )
+    write_llm_judge(folder, told)
+    assert llm_calibration(spec) == told
+    config = msgspec.convert(judge_fields(spec, API, calibration=told), JudgeConfig)
+    _, parameters = JUDGES.choose(config.judge, config.parameters)
+    assert (parameters.curve, parameters.curves) == (curve, {"nano": own})
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(ConfigError, match=r"models\[1\].path: .*other weights"):
+        llm_calibration(spec)
+    (folder / "judge" / "llm.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"models\[1\].path: .*llm.json"):
+        llm_calibration(spec)
 
 
 def test_a_judge_of_other_weights_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from services.broker.config import BrokerConfig
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import IngressConfig
+from services.judge.config import JudgeConfig
 from services.migrator.config import MigratorConfig
 from services.predictor.config import PredictorConfig
 from services.supervisor.compose_host import ComposeHostConfig
@@ -415,15 +416,40 @@ def test_a_cluster_that_containers_cannot_be_is_refused_by_its_field(
     assert wrong in capsys.readouterr().err
 
 
-def test_a_cascade_is_rendered(tmp_path: Path) -> None:
-    table = '[cascade]\ntiers = ["small", "big"]\nthresholds = [40]\n'
+def test_a_cascade_is_rendered_with_its_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = '[cascade]\ntiers = ["small", "big"]\nthresholds = [40]\njudge = "llm"\nparameters = { model = "big" }\n'
     folder = tmp_path / "generated"
     words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + table)), "--out", str(folder)]
     assert _load(COMPOSE / "prepare.py").main(words) == 0
+    assert "--profile gpu --profile cascade up" in capsys.readouterr().out
+    (scraped,) = json.loads((folder / "targets" / "judge.json").read_text())
+    assert scraped == {"targets": ["judge:9100"], "labels": {"role": "judge"}}
+    judge = load_config(JudgeConfig, folder / "judge.json")
+    assert (judge.url, judge.model) == ("http://ingress:8000/v1", "big")
     (cascade,) = load_config(IngressConfig, folder / "ingress.json").cascades
     assert [(tier.model, tier.threshold) for tier in cascade.tiers] == [("small", 40.0), ("big", 0.0)]
     (planned,) = load_config(CoordinatorConfig, folder / "coordinator.json").cascades
     assert [(tier.model, tier.instances) for tier in planned.tiers] == [("small", 1), ("big", 2)]
+    assert "judge" not in _resolved(folder, "gpu")["services"]
+    judging = _resolved(folder, "gpu", "cascade")["services"]["judge"]
+    assert judging["command"] == ["services.judge", "--config", "/run/secrets/judge.json"]
+
+
+def test_a_judge_by_confidence_needs_no_container_and_its_profile_works_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compose refuses to start a service whose secret has no file."""
+    folder = tmp_path / "generated"
+    table = '[cascade]\ntiers = ["small", "big"]\n'
+    words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + table)), "--out", str(folder)]
+    assert _load(COMPOSE / "prepare.py").main(words) == 0
+    assert "--profile gpu up" in capsys.readouterr().out
+    assert json.loads((folder / "targets" / "judge.json").read_text()) == []
+    content = _resolved(folder, "gpu", "cascade")
+    assert "judge" in content["services"]
+    assert Path(content["secrets"]["judge.json"]["file"]).is_file()
+    load_config(JudgeConfig, folder / "judge.json")
+    assert {"judge", "buckets", "nats"} <= set(_resolved(folder, "cascade")["services"])
 
 
 def test_roles_reach_the_coordinator(tmp_path: Path) -> None:

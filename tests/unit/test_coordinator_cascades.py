@@ -114,7 +114,7 @@ def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> 
     story = Story()
     story.register("w0", "nano")
     assert story.plan is not None
-    assert (story.plan.cascade, story.plan.epoch) == ("c", 1)
+    assert (story.plan.cascade, story.plan.epoch, story.plan.judge) == ("c", 1, "confidence")
     assert _thresholds(story.plan) == [60.0, 0.0]
     assert story.counts() == [1, 0]
     assert "configured" in story.plan.reason

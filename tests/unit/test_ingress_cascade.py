@@ -7,6 +7,9 @@ import msgspec
 import pytest
 from millrace.actor.effects import Publish
 from millrace.actor.errors import ConfigError
+from millrace.contracts.judge import AnswerJudged, JudgeAnswer
+from millrace.contracts.local import RequestFailure, StopRequested
+from millrace.contracts.message import ErrorReply
 from millrace.contracts.worker import CancelSequence, RefusalReason, Sampling, SequenceRefused
 from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.confidence import ConfidenceModel
@@ -311,6 +314,22 @@ def test_below_a_tier_that_has_not_come_yet_an_answer_is_not_called_the_last_tie
     assert (bench.report("s").model, bench.report("s").reason) == ("middle", "tier_unavailable")
 
 
+def test_a_swap_that_makes_the_judged_tier_the_last_one_has_its_answer_delivered():
+    bench = CascadeBench(70.0, 70.0, 0.0)
+    bench.put(cascade_plan(70.0, 70.0, 0.0, judge="llm"))
+    bench.ask()
+    bench.answer("ab$", logprob(60))
+    bench.reply(bench.asked(JudgeAnswer)[-1], AnswerJudged(request="r~1", score=60.0, kind="llm"))
+    bench.answer("cd$", logprob(50))
+    bench.put(cascade_plan(70.0, 70.0, epoch=2))
+    bench.reply(bench.asked(JudgeAnswer)[-1], AnswerJudged(request="r~2", score=50.0, kind="llm"))
+    report = bench.report()
+    assert (report.model, report.reason, report.score) == ("middle", "last_tier", 50.0)
+
+
+# What clients ask for.
+
+
 def test_a_client_may_set_the_quality_the_last_tier_and_the_first():
     bench = CascadeBench(70.0, 70.0, 0.0)
     bench.ask("a", options=CascadeOptions(quality=50.0))
@@ -557,13 +576,73 @@ def test_without_any_instance_the_call_is_refused():
     assert bench.actor.state.admission.calls_open == 0
 
 
-def test_a_client_that_leaves_takes_its_attempt_along():
+def test_a_client_that_leaves_takes_its_attempt_and_its_question_along():
     bench = CascadeBench(70.0, 0.0)
     bench.ask()
     bench.accept()
     bench.send(CallAbandoned(request="r", reason="client_gone"))
     assert [c.sequence for c in bench.sent(CancelSequence)] == ["r~1.0"]
     assert [(o.request, o.outcome) for o in bench.outcomes()] == [("r~1", "cancelled"), ("r", "cancelled")]
+    bench.put(cascade_plan(70.0, 0.0, judge="llm"))
+    bench.ask("s")
+    bench.answer("ab$", logprob(60))
+    bench.send(CallAbandoned(request="s", reason="client_gone"))
+    assert not bench.actor.state.pending
+    bench.reply(bench.asked(JudgeAnswer)[0], AnswerJudged(request="s~1", score=90.0, kind="llm"))
+    assert not bench.made(CompleteCall)
+
+
+def test_a_stop_delivers_what_is_being_judged():
+    bench = CascadeBench(70.0, 0.0)
+    bench.put(cascade_plan(70.0, 0.0, judge="llm"))
+    bench.ask()
+    bench.answer("ab$", logprob(60))
+    bench.send(StopRequested(orphaned=True))
+    assert bench.report().reason == "interrupted"
+
+
+# Judges.
+
+
+@pytest.mark.parametrize(
+    ("answer", "result", "model"),
+    [
+        (AnswerJudged(request="r~1", score=90.0, kind="llm"), "answered", "small"),
+        (AnswerJudged(request="r~1", score=10.0, kind="llm"), "answered", "middle"),
+        (AnswerJudged(request="r~1", score=None, kind="llm"), "unknown", "small"),
+        (AnswerJudged(request="r~1", score=math.nan, kind="llm"), "absurd", "small"),
+        (AnswerJudged(request="r~1", score=101.0, kind="llm"), "absurd", "small"),
+        (ErrorReply(reason="busy", detail=""), "unexpected", "small"),
+    ],
+)
+def test_a_judges_score_decides_and_confidence_where_it_gives_none(answer, result, model):
+    bench = CascadeBench(70.0, 0.0)
+    bench.put(cascade_plan(70.0, 0.0, judge="llm"))
+    bench.ask()
+    bench.answer("ab$", logprob(80))
+    (asked,) = bench.asked(JudgeAnswer)
+    assert asked.subject.endswith(f".judge.{CASCADE}")
+    assert (asked.body.answer, asked.body.prompt) == (["ab"], "bcd")
+    bench.reply(asked, answer)
+    if model == "middle":
+        bench.answer("cd$", logprob(80))
+    assert bench.report().model == model
+    assert bench.metrics.judgements.counts == {(CASCADE, result): 1}
+
+
+def test_a_silent_judge_is_not_asked_for_a_while():
+    bench = CascadeBench(70.0, 0.0, judge="llm", judge_pause_s=5.0)
+    for i in range(4):
+        bench.ask(f"r{i}")
+        bench.answer("ab$", logprob(80))
+        if i < 3:
+            bench.fail(bench.asked(JudgeAnswer)[-1], RequestFailure.TIMEOUT)
+        assert bench.report(f"r{i}").model == "small"
+    assert bench.metrics.judgements.counts == {(CASCADE, "unanswered"): 3, (CASCADE, "paused"): 1}
+    bench.pass_time(6.0)
+    bench.ask("again")
+    bench.answer("ab$", logprob(80))
+    assert len(bench.asked(JudgeAnswer)) == 4
 
 
 # The escalation budget.

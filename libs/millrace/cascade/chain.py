@@ -1,4 +1,4 @@
-"""The whole way of requests through a cascade: each pays every tier it reaches."""
+"""The whole way of requests through a cascade: each pays every tier it reaches, and the judge between them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _PARAMETERS = {
     "bidder": "Name of an instance that was asked to take it.",
     "instance": "Name of an instance, which is one engine with its worker.",
     "ingress": "Name of an ingress process.",
-    "role": "Kind of service: ingress, tagger, coordinator, worker, migrator, broker, supervisor.",
+    "role": "Kind of service: ingress, tagger, coordinator, worker, migrator, broker, judge, supervisor.",
     "name": "Unique name of a service's process.",
     "stage": "Name of a stage of the model's plan.",
     "host": "Name of a provisioner: what starts and stops instances on one machine.",

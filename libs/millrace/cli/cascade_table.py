@@ -20,6 +20,7 @@ def cascade_rows(plans: Sequence[CascadePlan]) -> list[dict[str, Any]]:
         {
             "cascade": plan.cascade,
             "epoch": plan.epoch,
+            "judge": plan.judge,
             "quality": plan.quality,
             "quality_low": plan.quality_low,
             "p95_s": plan.p95_ns / 1e9 if plan.p95_ns else None,
@@ -42,13 +43,15 @@ def cascade_table(plans: Sequence[CascadePlan]) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("threshold", "instances", "share"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("judge", no_wrap=True)
     for plan in plans:
         for index, tier in enumerate(plan.tiers):
             last = index == len(plan.tiers) - 1
             threshold = "any" if last else f"{tier.threshold:.1f}"
             share = f"{tier.share:.0%}" if plan.quality is not None else "-"
             name = f"{plan.cascade} (epoch {plan.epoch})" if not index else ""
-            table.add_row(name, tier.model, threshold, str(tier.instances), share)
+            judge = plan.judge if not index else ""
+            table.add_row(name, tier.model, threshold, str(tier.instances), share, judge)
     return table
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from millrace.actor.errors import ConfigError
-from millrace.cli.cascade_flags import cascade_of
+from millrace.cli.cascade_flags import PARAMETERS, cascade_of, judge_model
 from millrace.cli.errors import CliError
 from millrace.cluster import (
     ApiSpec,
@@ -93,6 +93,7 @@ def _add_engine_options(group: _Group) -> None:
         help="of a cascade: least score, 0 to 100, at which an answer is delivered, one per model but the last "
         "(default: 70)",
     )
+    add("--judge", metavar="NAME", help="of a cascade: what scores, a name or a file (default: confidence)")
     add("--served-name", metavar="NAME", help="name under which clients ask for the model (default: the folder's)")
     add("--engine", choices=["vllm", "modelled"], help="vLLM (default), or a model of its scheduler and step times")
     add(
@@ -155,9 +156,8 @@ def cluster_of(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
     given = {name for name, value in vars(arguments).items() if value is not None}
     try:
         spec = _of_file(arguments, given) if arguments.cluster else _of_options(arguments, cores)
-        spec = anchored(
-            with_cluster_settings(_on_this_machine(spec, arguments, given), arguments.set or []), Path.cwd()
-        )
+        settings = [each for each in arguments.set or [] if not (arguments.cascade and each.startswith(PARAMETERS))]
+        spec = anchored(with_cluster_settings(_on_this_machine(spec, arguments, given), settings), Path.cwd())
         spec = with_model_folders(_with_roles(spec, arguments.roles or ""))
         check_spec(spec)
     except ConfigError as error:
@@ -181,11 +181,12 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         raise CliError("--served-name: several models are served under the names of their folders")
     if arguments.stages and len(names) > 1:
         raise CliError("--stages: for several models set the stages of each in a file (--cluster)")
-    groups = _groups(arguments, cores, len(names))
-    models = [_model(arguments, name, group) for name, group in zip(names, groups, strict=True)]
+    served = [*names, *_judging(arguments, names)]
+    groups = _groups(arguments, cores, len(served))
+    models = [_model(arguments, name, group) for name, group in zip(served, groups, strict=True)]
     return ClusterSpec(
         models=models,
-        cascade=cascade_of(arguments, [model.name for model in models]),
+        cascade=cascade_of(arguments, [model.name for model in models[: len(names)]]),
         policies=ClusterPolicies(
             dispatch=PolicyChoice(name=arguments.policy or ""),
             provisioning=PolicyChoice(name=_strategy(arguments)),
@@ -196,6 +197,12 @@ def _of_options(arguments: argparse.Namespace, cores: int) -> ClusterSpec:
         ),
         kv_replicas=KvReplicaSpec(enabled=bool(arguments.kv_replicas)),
     )
+
+
+def _judging(arguments: argparse.Namespace, tiers: list[str]) -> list[str]:
+    """The model that judges, where it is none of the tiers."""
+    judge = judge_model(arguments)
+    return [judge] if judge and model_folder(judge) not in map(model_folder, tiers) else []
 
 
 def _groups(arguments: argparse.Namespace, cores: int, models: int) -> list[GroupSpec]:

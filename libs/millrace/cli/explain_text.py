@@ -187,8 +187,8 @@ def _happened(explained: Explained) -> Iterator[str]:
 
 
 def _delivered(attempts: list[CascadeAttempt], taken: list[ExplainedPlacement], choices: int) -> Iterator[str]:
-    """Of a cascade the attempt that was delivered; its first token is not recorded, as the client waits for the
-    score.
+    """Of a cascade the attempt that was delivered; its first token is not recorded, as the client may wait for the
+    judge.
     """
     attempt = next((each for each in attempts if each.outcome == "delivered"), None)
     if attempt is None:

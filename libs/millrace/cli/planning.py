@@ -23,6 +23,7 @@ from millrace.contracts.codec import MalformedMessage, decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.registered import load_step_times
+from millrace.policies.registry import policy_name
 from millrace.supervision.service_fields import STEP_TIMES
 
 #: Author of plans that a person puts; a coordinator keeps their thresholds.
@@ -136,6 +137,7 @@ def applied(cascade: CascadeSpec, before: CascadePlan | None, result: PlanningRe
         cascade=cascade.name,
         epoch=before.epoch + 1 if before is not None else 1,
         tiers=tiers,
+        judge=policy_name(cascade.judge),
         quality=chosen.quality,
         quality_low=max(0.0, chosen.quality_low),
         p95_ns=round(chosen.p95_s * 1e9),

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from millrace.actor.errors import ConfigError
-from millrace.cluster.cascade_spec import CascadeSpec
+from millrace.cluster.cascade_spec import CONFIDENCE, CascadeSpec
+from millrace.policies.judges import JUDGES
+from millrace.policies.registry import PolicyError
 
 #: Tiers of one cascade.
 TIERS_MAX = 8
+
+#: Parameters of every judge that asks a model; the others are the judge's own.
+REMOTE: Mapping[str, type | tuple[type, ...]] = {
+    "url": str,
+    "model": str,
+    "key_file": str,
+    "timeout_s": (int, float),
+}
 
 
 def check_cascade(cascade: CascadeSpec, models: Sequence[str]) -> None:
@@ -23,6 +33,7 @@ def check_cascade(cascade: CascadeSpec, models: Sequence[str]) -> None:
     _check_tiers(cascade, models)
     _check_thresholds(cascade)
     _check_target(cascade)
+    _check_judge(cascade, models)
 
 
 def _check_tiers(cascade: CascadeSpec, models: Sequence[str]) -> None:
@@ -54,3 +65,25 @@ def _check_target(cascade: CascadeSpec) -> None:
     field = "quality" if cascade.quality is not None else "latency_s" if cascade.latency_s is not None else ""
     if field and not cascade.sample:
         raise ConfigError(f"cascade.{field}: a target needs cascade.sample, recorded answers to plan from")
+
+
+def _check_judge(cascade: CascadeSpec, models: Sequence[str]) -> None:
+    given = cascade.parameters
+    if cascade.judge == CONFIDENCE:
+        if given:
+            raise ConfigError(f"cascade.parameters: the judge {cascade.judge} has none")
+        return
+    for key, kind in REMOTE.items():
+        if key in given and not isinstance(given[key], kind):
+            raise ConfigError(f"cascade.parameters.{key}: {given[key]!r}")
+    own = {key: value for key, value in given.items() if key not in REMOTE}
+    try:
+        JUDGES.choose(cascade.judge, own, key="judge")
+    except PolicyError as error:
+        raise ConfigError(f"cascade.{error}") from None
+    if "url" in given and not given["url"].startswith(("http://", "https://")):
+        raise ConfigError("cascade.parameters.url: it begins with http:// or https://")
+    if not given.get("model"):
+        raise ConfigError(f"cascade.parameters.model: the judge {cascade.judge} needs one")
+    if "url" not in given and given["model"] not in models:
+        raise ConfigError(f"cascade.parameters.model: no such model {given['model']!r}; there are {', '.join(models)}")

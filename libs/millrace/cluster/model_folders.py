@@ -11,7 +11,7 @@ import msgspec
 
 from millrace.actor.errors import ConfigError
 from millrace.cluster.spec import ClusterSpec
-from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, read_judge
+from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, LlmCalibration, read_judge, read_llm_judge
 
 #: Models that ship are named so; ``nano`` means ``millrace-nano``.
 SHIPPED_PREFIX = "millrace-"
@@ -81,6 +81,22 @@ def judge_files(spec: ClusterSpec) -> dict[str, Path]:
             raise ConfigError(f"models[{index}].path: {error}") from None
         found[model.name] = CONFIDENCE_FILE
     return found
+
+
+def llm_calibration(spec: ClusterSpec) -> LlmCalibration | None:
+    """Calibration of the cluster's LLM judge; None where its model has none, or no model of the cluster judges.
+
+    Raises:
+        ConfigError: it is unreadable, or of other weights than those that lie there.
+    """
+    cascade = spec.cascade
+    if cascade is None or not cascade.judging_model:
+        return None
+    index, model = next((i, m) for i, m in enumerate(spec.models) if m.name == cascade.judging_model)
+    try:
+        return read_llm_judge(Path(model.path))
+    except (JudgeUnreadable, OSError) as error:
+        raise ConfigError(f"models[{index}].path: {error}") from None
 
 
 def with_model_folders(spec: ClusterSpec) -> ClusterSpec:

@@ -193,7 +193,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Further fields of the services' configurations, laid over what follows from the rest of the file.
 
     Attributes:
-        ingress, migrator, broker, predictor, tagger, coordinator: For every process of that service.
+        ingress, migrator, broker, predictor, tagger, coordinator, judge: For every process of that service.
         worker: For all workers. A group's own ``settings`` lie over it.
         workers: For single workers, by name; over the group's.
     """
@@ -206,6 +206,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     predictor: dict[str, Any] = {}
     tagger: dict[str, Any] = {}
     coordinator: dict[str, Any] = {}
+    judge: dict[str, Any] = {}
 
 
 class KvReplicaSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -43,6 +43,7 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
     Attributes:
         cascade: Its name; clients give it as ``model``. It is not the name of a model.
         epoch: Rises by one with each change. A request is judged by the plan in force when its answer is judged.
+        judge: ``confidence``, which ingress computes, or the name of the judge that is asked.
         quality: Mean score that the planner expects of delivered answers, 0 to 100; None where nothing was judged yet.
         quality_low: Its lower 95 % confidence bound.
         p95_ns: End-to-end 95th percentile that the planner expects; 0 for unknown.
@@ -54,6 +55,7 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
     cascade: str
     epoch: int
     tiers: list[CascadeTier]
+    judge: str = "confidence"
     quality: float | None = None
     quality_low: float | None = None
     p95_ns: int = 0

@@ -16,6 +16,7 @@ from millrace.contracts.ingress import (
     TokensGenerated,
     TokensResent,
 )
+from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
@@ -66,6 +67,16 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.INGRESS,),
         receivers=(Role.PREDICTOR,),
         summary="What would happen if that instance took this request? Asked of several instances at once.",
+    ),
+    Channel(
+        name="judge",
+        subject="judge.{cascade}",
+        messages=(JudgeAnswer,),
+        replies=(AnswerJudged, ErrorReply),
+        queue_group="judge",
+        senders=(Role.INGRESS,),
+        receivers=(Role.JUDGE,),
+        summary="How likely is that answer right?",
     ),
     Channel(
         name="submit",
@@ -179,6 +190,7 @@ CHANNELS: tuple[Channel, ...] = (
             Role.WORKER,
             Role.MIGRATOR,
             Role.BROKER,
+            Role.JUDGE,
             Role.SUPERVISOR,
         ),
         receivers=(Role.INGRESS, Role.WORKER, Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
@@ -288,7 +300,7 @@ BUCKETS: tuple[Bucket, ...] = (
         key="{cascade}",
         value=CascadePlan,
         writers=(Role.COORDINATOR, Role.OPERATOR),
-        watchers=(Role.COORDINATOR, Role.INGRESS, Role.OBSERVER),
+        watchers=(Role.COORDINATOR, Role.INGRESS, Role.JUDGE, Role.OBSERVER),
         summary="Tiers of a cascade, their models and thresholds.",
     ),
     Bucket(

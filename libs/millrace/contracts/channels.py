@@ -19,6 +19,7 @@ class Role(StrEnum):
     WORKER = "worker"
     MIGRATOR = "migrator"
     BROKER = "broker"
+    JUDGE = "judge"
     SUPERVISOR = "supervisor"
     OPERATOR = "operator"  # a person at the command line: reads everything, asks for migrations and drains
     OBSERVER = "observer"  # tap, status, top: reads everything, writes nothing

@@ -96,10 +96,10 @@ class CascadeAttempt(msgspec.Struct, frozen=True, kw_only=True):
         tier: Position of its model in the plan, from 0.
         outcome: ``delivered``, ``rejected``, ``rejected_early`` (before it was complete), ``failed`` or ``cancelled``.
         score: 0 to 100; None where it was not judged.
-        judge: What the score comes from: ``confidence`` or ``confidence_uncalibrated``; empty without a score.
+        judge: What the score comes from: a kind of judge, or ``confidence_uncalibrated``; empty without a score.
         threshold: Least score at which it would have been delivered; None where it was not judged.
         epoch: Of the cascade's plan by which it was judged.
-        detail: A sentence where the attempt failed.
+        detail: A sentence where the judge did not answer or the attempt failed.
     """
 
     request: str

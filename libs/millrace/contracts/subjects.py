@@ -50,6 +50,10 @@ class Subjects:
         """Requests to an instance's predictor (queue group ``predictor``)."""
         return f"{self.prefix}.predict.{subject_token(model)}.{subject_token(instance)}"
 
+    def judge(self, cascade: str) -> str:
+        """Requests to judge answers of a cascade (queue group ``judge``)."""
+        return f"{self.prefix}.judge.{subject_token(cascade)}"
+
     def engine(self, instance: str, verb: str) -> str:
         """An instance's inbox; ``verb`` is submit, cancel, resend, acknowledge, drain, or one of a migrator's:
         lease, freeze, end, reserve, pull, unreserve (``*`` for all).

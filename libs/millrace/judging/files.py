@@ -1,7 +1,8 @@
 """The files of judges, and recordings of judged answers. The only I/O of this package.
 
 A confidence judge lies in its model's folder, as JSON (CONFIDENCE_FILE). It names the weights whose answers it was
-fitted to, and is refused for others.
+fitted to, and is refused for others. The folder of a model that judges has its calibration (LLM_FILE), which names the
+weights of the judge.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.evidence import usable
 from millrace.kvcopy.weights import weights_fingerprint
@@ -20,6 +22,8 @@ FORMAT = "millrace-judge/1"
 
 #: Below a model's folder.
 CONFIDENCE_FILE = Path("judge") / "confidence.json"
+LLM_FILE = Path("judge") / "llm.json"
+LLM_FORMAT = "millrace-llm-judge/1"
 
 
 class JudgeUnreadable(ValueError):
@@ -33,6 +37,29 @@ class RecordingUnreadable(ValueError):
 class _JudgeFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str = FORMAT
     judge: ConfidenceModel
+
+
+class LlmCalibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Calibration of a model that judges answers of others.
+
+    Attributes:
+        curve: From its share of "yes" to the probability of a right answer, of all models' answers together.
+        curves: The same of each model's answers by themselves, which are right more or less often; others by ``curve``.
+        judged: Models whose answers it was fitted to.
+        answers: It was fitted to.
+        area: Under the ROC curve, on answers left out of the fit.
+        error: Expected calibration error, likewise.
+        fingerprint: Of the judge's weights.
+    """
+
+    format: str = LLM_FORMAT
+    curve: IsotonicCurve
+    curves: dict[str, IsotonicCurve] = {}
+    judged: list[str]
+    answers: int
+    area: float
+    error: float
+    fingerprint: str
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +141,36 @@ def _write(path: Path, content: msgspec.Struct) -> None:
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=0) + b"\n")
     temporary.replace(path)
+
+
+def read_llm_judge(folder: Path) -> LlmCalibration | None:
+    """Reads the calibration of a model that judges; None for a folder that has none.
+
+    Raises:
+        JudgeUnreadable: it is torn, of another version, or of other weights than those in the folder.
+        OSError: it cannot be read.
+    """
+    path = folder / LLM_FILE
+    if not path.is_file():
+        return None
+    try:
+        told = msgspec.json.decode(path.read_bytes(), type=LlmCalibration)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise JudgeUnreadable(f"{path}: {error}") from None
+    if told.format != LLM_FORMAT:
+        raise JudgeUnreadable(f"{path}: format {told.format}, not {LLM_FORMAT}")
+    if told.fingerprint != weights_fingerprint(folder):
+        raise JudgeUnreadable(f"{path}: fitted with other weights than those in {folder}")
+    return told
+
+
+def write_llm_judge(folder: Path, calibration: LlmCalibration) -> None:
+    """Writes the calibration into the folder of the model that judges, atomically.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    _write(folder / LLM_FILE, calibration)
 
 
 def read_answers(paths: Sequence[Path], model: str) -> list[JudgedAnswer]:

@@ -29,6 +29,7 @@ STEP_TIMES = {
     "millrace-mini": "cpu-8m",
     "millrace-micro": "cpu-2m",
     "millrace-nano": "cpu-500k",
+    "millrace-judge": "cpu-2m",
     "millrace-load-100m": "cpu-100m",
 }
 

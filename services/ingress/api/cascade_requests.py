@@ -12,6 +12,9 @@ from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_ca
 from services.ingress.api.requests import Shared
 from services.ingress.calls.messages import Call, CascadeOptions, MemberCall
 
+#: Bytes of the rendered prompt that judges get; its end is kept.
+JUDGED_PROMPT_BYTES_MAX = 65_536
+
 
 def able_variants(parsed: ParsedRequest, limit: Callable[[ServedModel], int]) -> ParsedRequest:
     """The request without the models that its prompt cannot fit, however it is tokenised.
@@ -63,9 +66,20 @@ def build_any_call(
 
 
 def _member(parsed: ParsedRequest, call: Call) -> MemberCall:
+    texts = parsed.texts or []
     return MemberCall(
-        model=parsed.model.name, prompts=call.prompts, sampling=call.sampling, prompt_head=call.prompt_head
+        model=parsed.model.name,
+        prompts=call.prompts,
+        sampling=call.sampling,
+        prompt_head=call.prompt_head,
+        prompt=_end_of(texts[0]) if len(texts) == 1 else "",
     )
+
+
+def _end_of(text: str) -> str:
+    if len(text) * 4 <= JUDGED_PROMPT_BYTES_MAX:
+        return text
+    return text.encode("utf-8", "replace")[-JUDGED_PROMPT_BYTES_MAX:].decode("utf-8", "ignore")
 
 
 def _options(request: Shared) -> CascadeOptions:

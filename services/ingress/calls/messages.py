@@ -58,12 +58,14 @@ class MemberCall(msgspec.Struct, frozen=True, kw_only=True):
         prompts: Token ids of this model's tokenizer, one list per prompt.
         sampling: With this model's bound of output tokens.
         prompt_head: As in Call.
+        prompt: The rendered prompt for judges; its last 64 KiB where it is longer, empty for several prompts.
     """
 
     model: str
     prompts: list[list[int]]
     sampling: Sampling
     prompt_head: str = ""
+    prompt: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

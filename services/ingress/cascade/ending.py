@@ -70,6 +70,8 @@ def _close(
 ) -> None:
     """Release what the call was counted with; publish its outcome and record its spans."""
     del state.parents[parent.request]
+    state.pending.pop(parent.asking, None)
+    parent.asking = ""
     state.admission.release(parent.call, parent.choices, _charged(parent), state.now_ns)
     state.metrics.calls_open = state.admission.calls_open
     state.metrics.sequences_open = state.admission.sequences_open

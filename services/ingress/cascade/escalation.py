@@ -144,7 +144,7 @@ def commits_early(state: IngressState, parent: OpenCascade) -> bool:
 def rejection_bound(state: IngressState, parent: OpenCascade) -> float | None:
     """Evidence below which the current attempt cannot reach its threshold; None where that cannot be known early."""
     config, judge = parent.served.config, state.judges.get(parent.attempt.model)
-    if judge is None or not config.early_rejection or parent.attempt.again:
+    if judge is None or not config.early_rejection or parent.served.plan.judge != "confidence" or parent.attempt.again:
         return None
     return judge.least_value(threshold_now(state, parent))
 

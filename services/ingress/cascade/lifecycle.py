@@ -3,6 +3,7 @@
 The call of a client is the *parent*; an *attempt* is a call of one member model, placed and continued like any other.
 
     ATTEMPTING  one attempt is open; nothing was sent to the client
+    JUDGING     an attempt is complete, and its judge is asked
     STREAMING   it is settled who answers; the attempt's tokens go to the client as they come
     ENDED       terminal
 
@@ -22,6 +23,7 @@ class CascadePhase(Enum):
     """State of a cascade's call."""
 
     ATTEMPTING = "attempting"
+    JUDGING = "judging"
     STREAMING = "streaming"
     ENDED = "ended"
 
@@ -59,10 +61,20 @@ class TextReady(msgspec.Struct, frozen=True):
     reason: DeliveryReason
 
 
+class AnswerScored(msgspec.Struct, frozen=True):
+    """The judge has answered, or confidence stands in for it. The attempt holds the score."""
+
+
+class JudgementGivenUp(msgspec.Struct, frozen=True):
+    """This ingress stops while a judge is asked. An open attempt fails by itself then."""
+
+
 class ClientGone(msgspec.Struct, frozen=True):
     """Nobody reads the answer any more."""
 
     reason: str
 
 
-CascadeEvent = AnswerCompleted | AttemptFailed | ScoreOutOfReach | TextReady | ClientGone
+CascadeEvent = (
+    AnswerCompleted | AttemptFailed | ScoreOutOfReach | TextReady | AnswerScored | JudgementGivenUp | ClientGone
+)

@@ -63,6 +63,14 @@ class Attempt:
     def usage(self) -> Usage:
         return Usage(0, 0) if self.call is None else self.call.usage()
 
+    def texts(self) -> list[str]:
+        """Text of each choice that was not yet delivered."""
+        assert self.call is not None
+        texts = [""] * len(self.call.sequences)
+        for delta in self.deltas:
+            texts[delta.index] += delta.text
+        return texts
+
     def told(self) -> CascadeAttempt:
         usage = self.usage()
         return CascadeAttempt(
@@ -102,6 +110,7 @@ class OpenCascade:
         phase: State in ``cascade/lifecycle.py``; changed by ``cascade/reactions.py`` only.
         events: Of its attempts, in order; handled after the message that caused them, when their books are closed.
         progressed: Tokens or deltas of the current attempt arrived that may settle who answers.
+        asking: Correlation of the open question to the judge; empty for none.
         entry: Why it entered where it did.
         last: Highest tier that is asked for a better answer, by the entry policy; None for the plan's last.
         accepted: An instance has accepted an attempt: the call has an outcome.
@@ -120,6 +129,7 @@ class OpenCascade:
     attempts: list[Attempt] = field(default_factory=list)
     events: deque[tuple[Attempt, CascadeEvent]] = field(default_factory=deque)
     progressed: bool = False
+    asking: str = ""
     entry: str = ""
     last: int | None = None
     accepted: bool = False

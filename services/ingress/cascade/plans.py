@@ -9,6 +9,7 @@ from millrace.actor.errors import ConfigError
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.subjects import subject_token
 
+from services.ingress.answer_health import AnswerHealth
 from services.ingress.config import CascadeConfig
 
 #: Cascades at once; an operator publishes a handful.
@@ -53,14 +54,16 @@ class ServedCascade:
 
     Attributes:
         config: As configured; defaults for a cascade that only a published plan names.
+        health: How its judge has answered.
     """
 
-    __slots__ = ("_budgets", "_plan", "_positions", "config", "unconfirmed")
+    __slots__ = ("_budgets", "_plan", "_positions", "config", "health", "unconfirmed")
 
     def __init__(self, config: CascadeConfig, plan: CascadePlan) -> None:
         self.config = config
         self.plan = plan
         self.unconfirmed = True  # no published plan is known: any epoch replaces this one
+        self.health = AnswerHealth()
         self._budgets: dict[str, EscalationBudget] = {}
 
     @property
@@ -181,6 +184,6 @@ def _configured_plan(config: CascadeConfig) -> CascadePlan:
     """
     tiers = [CascadeTier(model=tier.model, threshold=tier.threshold, instances=1) for tier in config.tiers]
     try:
-        return CascadePlan(cascade=config.name, epoch=0, tiers=tiers, reason="configured")
+        return CascadePlan(cascade=config.name, epoch=0, tiers=tiers, judge=config.judge, reason="configured")
     except ValueError as error:
         raise ConfigError(f"cascade {config.name}: {error}") from None

@@ -26,23 +26,28 @@ from services.ingress.cascade.escalation import (
     may_follow,
     next_tier,
     out_of_reach,
+    planned_threshold,
     planned_tiers,
     resumable,
     score_by_confidence,
     threshold_now,
     usable_tiers,
 )
+from services.ingress.cascade.judge_client import ask_judge, take_answer, wants_judge
 from services.ingress.cascade.lifecycle import (
     AnswerCompleted,
+    AnswerScored,
     AttemptFailed,
     CascadeEvent,
     CascadePhase,
     ClientGone,
     DeliveryReason,
+    JudgementGivenUp,
     ScoreOutOfReach,
     TextReady,
 )
 from services.ingress.cascade.open_cascade import OpenCascade
+from services.ingress.pending import PendingJudge
 from services.ingress.state import IngressState
 
 
@@ -127,6 +132,19 @@ def _look_at_progress(state: IngressState, parent: OpenCascade) -> None:
         fire(state, parent, ScoreOutOfReach())
 
 
+def take_judgement(state: IngressState, pending: PendingJudge, answer: Any) -> None:
+    """Handle the answer of a judge, or the lack of one (None)."""
+    take_answer(state, pending, answer)
+    _scored(state, pending.cascade)
+
+
+def interrupt(state: IngressState) -> None:
+    """This ingress stops: calls whose answer is being judged deliver it; open attempts are failed after this."""
+    for parent in list(state.parents.values()):
+        if parent.phase is CascadePhase.JUDGING:
+            fire(state, parent, JudgementGivenUp())
+
+
 def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> None:
     """Advance a call by an event and carry out the reaction.
 
@@ -136,9 +154,6 @@ def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> None:
     attempt = parent.attempt
     if isinstance(event, AnswerCompleted):
         attempt.outcome, attempt.ended_ns = "complete", state.now_ns
-        score_by_confidence(state, attempt)
-        if parent.phase is CascadePhase.ATTEMPTING and not is_last(parent):
-            _compare(state, parent)
     elif isinstance(event, AttemptFailed):
         attempt.outcome, attempt.ended_ns, attempt.detail = "failed", state.now_ns, event.refusal.detail
         parent.refusal = event.refusal
@@ -152,6 +167,21 @@ def fire(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> None:
 # Reactions.
 
 
+def judge(state: IngressState, parent: OpenCascade, event: AnswerCompleted) -> None:
+    """Score the answer: here, or by its judge where the score can change anything."""
+    score_by_confidence(state, parent.attempt)
+    open_choice = next_tier(state, parent)[0] is not None or len(parent.attempts) > 1
+    if not (open_choice and planned_threshold(parent) > 0 and wants_judge(state, parent)):
+        _scored(state, parent)
+    else:
+        ask_judge(state, parent)
+
+
+def _scored(state: IngressState, parent: OpenCascade) -> None:
+    _compare(state, parent)
+    fire(state, parent, AnswerScored())
+
+
 def _compare(state: IngressState, parent: OpenCascade) -> None:
     """Note the threshold in force for the attempt's score, and the score for the next one's."""
     attempt = parent.attempt
@@ -159,9 +189,7 @@ def _compare(state: IngressState, parent: OpenCascade) -> None:
     parent.served.budget(attempt.model).note(attempt.score, state.now_ns)
 
 
-def escalate(
-    state: IngressState, parent: OpenCascade, event: AnswerCompleted | AttemptFailed | ScoreOutOfReach
-) -> None:
+def escalate(state: IngressState, parent: OpenCascade, event: AnswerScored | AttemptFailed | ScoreOutOfReach) -> None:
     """Start the next tier's attempt."""
     position, _ = next_tier(state, parent)
     assert position is not None
@@ -203,13 +231,14 @@ def commit(state: IngressState, parent: OpenCascade, event: TextReady) -> None:
     ending.accept(state, parent, attempt)
 
 
-def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted) -> None:
+def deliver(state: IngressState, parent: OpenCascade, event: AnswerCompleted | AnswerScored) -> None:
     """Deliver the current attempt's answer whole."""
     attempt = parent.attempt
-    last = DeliveryReason.TIER_UNAVAILABLE if attempt.again else DeliveryReason.LAST_TIER
-    reason = last if is_last(parent) else acceptance(parent)
-    assert reason is not None, "an answer is delivered that neither ends the plan nor is good enough"
-    attempt.reason = reason
+    if isinstance(event, AnswerCompleted):
+        score_by_confidence(state, attempt)
+        attempt.reason = DeliveryReason.TIER_UNAVAILABLE if attempt.again else DeliveryReason.LAST_TIER
+    else:
+        attempt.reason = acceptance(parent) or DeliveryReason.LAST_TIER
     ending.accept(state, parent, attempt)
     ending.complete(state, parent, attempt)
 
@@ -229,11 +258,14 @@ def _why_best(state: IngressState, parent: OpenCascade, event: CascadeEvent) -> 
     if isinstance(event, AttemptFailed):
         late = event.refusal.kind in (RefusalKind.TIMEOUT, RefusalKind.STOPPING)
         return DeliveryReason.INTERRUPTED if late else DeliveryReason.TIER_UNAVAILABLE
+    if not isinstance(event, AnswerScored):
+        return DeliveryReason.INTERRUPTED
     return next_tier(state, parent)[1]
 
 
 def complete(state: IngressState, parent: OpenCascade, event: AnswerCompleted) -> None:
     """The attempt that streams has ended."""
+    score_by_confidence(state, parent.attempt)
     ending.complete(state, parent, parent.attempt)
 
 
@@ -289,9 +321,7 @@ _S = CascadePhase
 #: Life cycle of a cascade's call.
 CASCADE_TRANSITIONS = TransitionTable[CascadePhase, type[CascadeEvent], Guard, Reaction](
     Transition(_S.ATTEMPTING, AnswerCompleted, _S.ENDED, deliver, guard=ends_the_plan),
-    Transition(_S.ATTEMPTING, AnswerCompleted, _S.ENDED, deliver, guard=good_enough),
-    Transition(_S.ATTEMPTING, AnswerCompleted, _S.ATTEMPTING, escalate, guard=may_escalate),
-    Transition(_S.ATTEMPTING, AnswerCompleted, _S.ENDED, deliver_best),
+    Transition(_S.ATTEMPTING, AnswerCompleted, _S.JUDGING, judge),
     Transition(_S.ATTEMPTING, AttemptFailed, _S.ATTEMPTING, escalate, guard=may_escalate),
     Transition(_S.ATTEMPTING, AttemptFailed, _S.ENDED, deliver_best, guard=has_answer),
     Transition(_S.ATTEMPTING, AttemptFailed, _S.ATTEMPTING, run_again, guard=may_resume),
@@ -299,6 +329,13 @@ CASCADE_TRANSITIONS = TransitionTable[CascadePhase, type[CascadeEvent], Guard, R
     Transition(_S.ATTEMPTING, ScoreOutOfReach, _S.ATTEMPTING, reject_early),
     Transition(_S.ATTEMPTING, TextReady, _S.STREAMING, commit),
     Transition(_S.ATTEMPTING, ClientGone, _S.ENDED, leave),
+    #
+    Transition(_S.JUDGING, AnswerScored, _S.ENDED, deliver, guard=good_enough),
+    Transition(_S.JUDGING, AnswerScored, _S.ENDED, deliver, guard=ends_the_plan),
+    Transition(_S.JUDGING, AnswerScored, _S.ATTEMPTING, escalate, guard=may_escalate),
+    Transition(_S.JUDGING, AnswerScored, _S.ENDED, deliver_best),
+    Transition(_S.JUDGING, JudgementGivenUp, _S.ENDED, deliver_best),
+    Transition(_S.JUDGING, ClientGone, _S.ENDED, leave),
     #
     Transition(_S.STREAMING, AnswerCompleted, _S.ENDED, complete),
     Transition(_S.STREAMING, AttemptFailed, _S.ENDED, fail),

@@ -9,7 +9,9 @@ import pytest
 
 from tests.testbed.up_cluster import UpRig
 
-WORDS = ("--cascade", "nano,micro", "--thresholds", "70")
+#: micro also judges: no verdict of it means much, but there is a judge to kill.
+JUDGE = ("--set", "cascade.parameters.model=micro")
+WORDS = ("--cascade", "nano,micro", "--thresholds", "70", "--judge", "llm", *JUDGE)
 
 
 @pytest.fixture(scope="package")

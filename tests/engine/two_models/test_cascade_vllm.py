@@ -21,15 +21,20 @@ PROMPTS = (
 
 
 @pytest.mark.timeout(240)
-async def test_requests_are_answered_through_the_kill_of_a_tier(rig: UpRig) -> None:
-    faults = {16: lambda: kill(rig.log_pids("worker-1")[-1])}
+async def test_requests_are_answered_through_kills_of_the_judge_and_of_a_tier(rig: UpRig) -> None:
+    faults = {
+        8: lambda: kill(rig.pids("services.judge")[0]),
+        16: lambda: kill(rig.log_pids("worker-1")[-1]),
+    }
     answers = await barrage(rig, "cascade", PROMPTS, count=32, rate=4.0, faults=faults, max_tokens=48)
     for answer in answers:
         answer.check(TIERS)
         assert answer.text
-    before_any_fault = Counter(answer.model for answer in answers[:16])
+    before_any_fault = Counter(answer.model for answer in answers[:8])
     assert set(before_any_fault) == set(TIERS)
+    assert await rig.metric("millrace_ingress_judgements_total") > 0, "the judge was never asked"
     await rig.well(2, limit_s=120.0)
+    assert rig.pids("services.judge"), "the judge did not come back"
     (again,) = await barrage(rig, "cascade", PROMPTS[1:2], count=1, rate=4.0, faults={}, max_tokens=48)
     again.check(TIERS)
     assert again.model == TIERS[1]

@@ -1,0 +1,1 @@
+"""External: a grade from 0 to 100."""

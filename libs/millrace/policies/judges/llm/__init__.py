@@ -1,0 +1,1 @@
+"""LLM: the probability of yes."""
