@@ -268,8 +268,10 @@ class HttpConnection(asyncio.Protocol):
     def _request(self, body: bytes) -> HttpRequest:
         url = self._url
         if not url.startswith(b"/") and url.lower().startswith(b"http"):  # as a proxy writes it
-            url = httptools.parse_url(url).path or b"/"
-        path = url.partition(b"?")[0].partition(b"#")[0].decode("latin-1")
+            parts = httptools.parse_url(url)
+            url = (parts.path or b"/") + b"?" + (parts.query or b"")
+        before, _, query = url.partition(b"#")[0].partition(b"?")
+        path = before.decode("latin-1")
         return HttpRequest(
             method=self._parser.get_method().decode("ascii"),
             path=unquote(path) if "%" in path else path,
@@ -277,6 +279,7 @@ class HttpConnection(asyncio.Protocol):
             body=body,
             keep_alive=self._keep_alive,
             chunked=self._chunked,
+            query=query,
         )
 
     def _leave(self, reason: DisconnectReason) -> None:

@@ -35,6 +35,7 @@ class HttpRequest(msgspec.Struct, gc=False):
         headers: By lower-case name; of repeated ones the last.
         keep_alive: Whether the connection outlives the response.
         chunked: Whether the response may use chunked coding (HTTP/1.1).
+        query: As it was sent, without the question mark.
     """
 
     method: str
@@ -43,6 +44,7 @@ class HttpRequest(msgspec.Struct, gc=False):
     body: bytes
     keep_alive: bool
     chunked: bool
+    query: bytes = b""
 
 
 class HttpRefusal(msgspec.Struct, frozen=True, kw_only=True):
