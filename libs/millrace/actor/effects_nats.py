@@ -18,6 +18,7 @@ from millrace.actor.local_bus import LocalBus
 from millrace.actor.meter import RuntimeMeter
 from millrace.actor.ports import TelemetrySink
 from millrace.actor.store_link import StoreLink
+from millrace.actor.stored_values import StoredValues
 from millrace.actor.watches import Watches
 from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, encode
 from millrace.contracts.local import RequestFailure, TimerFired
@@ -70,6 +71,7 @@ class EffectCarrier:
             makes_buckets=store is connection,
         )
         self._keys = KeyStore(self.store, spawn)
+        self.values = StoredValues(self.store, self._keys)
         self.watches = Watches(self.store)
         #: Set where actors of this runtime reach each other without the server.
         self.local: LocalBus | None = None

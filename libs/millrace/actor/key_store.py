@@ -13,7 +13,7 @@ from millrace.actor.effects import DeleteKey, PutKey
 from millrace.actor.headers import read_status
 from millrace.actor.inbox import Deliver
 from millrace.actor.store_link import StoreAway, StoreLink
-from millrace.contracts.codec import encode
+from millrace.contracts.codec import PAYLOAD_BYTES_MAX, encode
 from millrace.contracts.local import KeyFailure, KeyNotPut, KeyPut
 from millrace.contracts.message import Body, Message
 from millrace.contracts.permissions import key_subject
@@ -114,6 +114,7 @@ class KeyStore:
             headers += b"KV-Operation: DEL\r\n"
         else:
             payload = encode(effect.value)
+            assert len(payload) <= PAYLOAD_BYTES_MAX, f"{effect.key} is too large for a message"
         if expected is not None:
             headers += f"Nats-Expected-Last-Subject-Sequence: {expected}\r\n".encode()
         subject = f"{key_subject(self._link.subjects, effect.bucket)}.{effect.key}"

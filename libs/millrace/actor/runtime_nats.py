@@ -40,6 +40,7 @@ from millrace.actor.headers import read_headers
 from millrace.actor.local_bus import LocalBus
 from millrace.actor.meter import RuntimeMeter
 from millrace.actor.ports import TelemetrySink
+from millrace.actor.stored_values import StoredValues
 from millrace.contracts.channels import Role
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.local import (
@@ -138,6 +139,11 @@ class NatsRuntime:
         if self._ended is not None:
             self._start(cell)
         return ActorHandle(self, cell)
+
+    @property
+    def values(self) -> StoredValues:
+        """Keys of the store, for the shell."""
+        return self._carrier.values
 
     async def connect(self) -> None:
         """Connects and opens the inbox.

@@ -30,6 +30,7 @@ from millrace.contracts.provisioner import (
     StopInstance,
     UpdateCluster,
 )
+from millrace.contracts.responses import ResponseEvents, StoredResponse
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import (
@@ -277,6 +278,9 @@ CHANNELS: tuple[Channel, ...] = (
     *MIGRATION_CHANNELS,
 )
 
+#: How long responses can be asked for, seconds.
+RESPONSE_S = 86_400.0
+
 BUCKETS: tuple[Bucket, ...] = (
     Bucket(
         name="plan",
@@ -318,6 +322,26 @@ BUCKETS: tuple[Bucket, ...] = (
         writers=(Role.COORDINATOR,),
         watchers=(Role.COORDINATOR,),
         summary="The active coordinator of a model.",
+    ),
+    Bucket(
+        name="response",
+        key="{response}",
+        value=StoredResponse,
+        writers=(Role.INGRESS,),
+        watchers=(Role.INGRESS,),
+        ttl_s=RESPONSE_S,
+        bytes_max=128 << 20,
+        summary="Responses that clients may ask for again.",
+    ),
+    Bucket(
+        name="response_log",
+        key="{response}.{n}",
+        value=ResponseEvents,
+        writers=(Role.INGRESS,),
+        watchers=(Role.INGRESS,),
+        ttl_s=RESPONSE_S,
+        bytes_max=128 << 20,
+        summary="Events of responses that are made in the background; under an ingress's name its sign of life.",
     ),
 )
 

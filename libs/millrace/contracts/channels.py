@@ -73,6 +73,7 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
         writers: Roles that put and delete keys.
         watchers: Roles that follow it. Observers and operators may read it.
         ttl_s: Age after which a key is dropped, seconds; 0 for never.
+        bytes_max: Size beyond which the oldest keys are dropped; 0 for none.
     """
 
     name: str
@@ -81,4 +82,5 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     writers: tuple[Role, ...]
     watchers: tuple[Role, ...]
     ttl_s: float = 0.0
+    bytes_max: int = 0
     summary: str = ""
