@@ -5,6 +5,8 @@ from __future__ import annotations
 from millrace.actor.metric_set import MetricSet
 from prometheus_client.registry import CollectorRegistry
 
+from services.ingress.vllm_metrics import VllmMetrics
+
 #: Seconds. First tokens and gaps from a modelled engine's fraction of a millisecond to an overloaded one's minute.
 _SHORT_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 #: Seconds. Whole requests, to the default deadline.
@@ -30,6 +32,7 @@ class IngressMetrics(MetricSet):
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__("millrace_ingress", registry)
+        self.vllm = VllmMetrics(registry)
         counter, latency = self.counter, self.latency
         self.ttft = latency("ttft", "Time from arrival to the first token.", _SHORT_S)
         self.itl = latency("itl", "Time between two token messages of one sequence.", _SHORT_S)

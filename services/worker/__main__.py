@@ -136,7 +136,9 @@ async def _serve_bus(config: WorkerConfig, incarnation: int, links: list[EngineL
         ]
         actors = [_actor(origin) for origin in origins]
         telemetry.registry.register(
-            WorkerCollector(lambda: [(a.name, a.figures, a.reporter.snapshot, a.ledger.forgotten) for a in actors])
+            WorkerCollector(
+                lambda: [(a.name, a.figures, a.reporter.snapshot, a.ledger.forgotten) for a in actors], config.model
+            )
         )
         telemetry.serve_metrics()
         for actor, link in zip(actors, links, strict=True):

@@ -26,8 +26,9 @@ FILE = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
 INTRODUCTION = """# Metrics
 
 Every service serves these at `/metrics` on its metrics port (9100 and up with `./task up`; ingress on its own port as
-well). Names are `millrace_<noun>_<unit>`; times are seconds, lengths are tokens. A histogram `x` gives `x_bucket`,
-`x_sum` and `x_count`. Besides, each service has Prometheus's `process_*` figures (CPU, memory, file descriptors).
+well). Names are `millrace_<noun>_<unit>`, or vLLM's (`vllm:*`), so that its dashboards show data; times are seconds,
+lengths are tokens. A histogram `x` gives `x_bucket`, `x_sum` and `x_count`. Besides, each service has Prometheus's
+`process_*` figures (CPU, memory, file descriptors).
 
 Written by `python -m tests.unit.metrics_table` from the services' own collectors; a test fails where it is stale.
 """
@@ -97,7 +98,7 @@ def families(register: Callable[[CollectorRegistry], None]) -> Iterator[Metric]:
     """Families of one section by name, without the process's own."""
     registry = CollectorRegistry()
     register(registry)
-    named = (family for family in registry.collect() if family.name.startswith("millrace_"))
+    named = (family for family in registry.collect() if family.name.startswith(("millrace_", "vllm:")))
     yield from sorted(named, key=lambda family: family.name)
 
 

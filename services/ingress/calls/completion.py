@@ -115,6 +115,7 @@ def complete_if_ended(state: IngressState, call: OpenCall) -> None:
         return
     if call.listener.is_client:
         state.metrics.e2e.observe(state.now_ns - call.arrival_ns)
+    state.metrics.vllm.of(call.call.model).complete(call, state.now_ns)
     _note_errors(state, call)
     call.listener.on_completed(call)
     _close(state, call, "completed", "")

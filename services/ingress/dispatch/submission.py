@@ -138,6 +138,7 @@ def accept(state: IngressState, sequence: OpenSequence, event: Accepted) -> None
         call.accepted = True
         state.metrics.queue.observe(now_ns - call.arrival_ns)
         state.metrics.prompt_tokens += call.prompt_tokens
+        state.metrics.vllm.of(call.call.model).prompt_tokens += call.prompt_tokens
         call.listener.on_accepted(call)
         call.deliver_held()
 

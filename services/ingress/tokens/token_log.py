@@ -197,7 +197,9 @@ def _note_time(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -
     """Observe the latency of one chunk with tokens."""
     now_ns = state.now_ns
     if not sequence.fresh:
-        state.metrics.itl.observe(now_ns - sequence.last_ns)
+        gap_ns = now_ns - sequence.last_ns
+        state.metrics.itl.observe(gap_ns)
+        state.metrics.vllm.of(sequence.call.call.model).between.observe(gap_ns / 1e9)
     else:
         _note_first(state, sequence, chunk.cached_tokens)
     sequence.last_ns = now_ns

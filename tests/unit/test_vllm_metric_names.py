@@ -1,0 +1,61 @@
+"""Metrics under the names that vLLM's shipped dashboards ask for: each is there, with its model."""
+
+from millrace.actor.engine import EngineSnapshot
+from millrace.contracts.ingress import FinishReason
+from millrace.contracts.status import BatchComposition
+from prometheus_client import CollectorRegistry, generate_latest
+
+from services.worker.metrics import WorkerCollector, WorkerFigures
+from tests.unit.ingress_core import MODEL, Bench, chunk
+
+#: Of vLLM 0.32's examples/observability: the two Grafana dashboards, and that of prometheus_grafana.
+HISTOGRAMS = (
+    "e2e_request_latency_seconds",
+    "inter_token_latency_seconds",
+    "iteration_tokens_total",
+    "request_decode_time_seconds",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_prefill_time_seconds",
+    "request_prompt_tokens",
+    "request_queue_time_seconds",
+    "request_time_per_output_token_seconds",
+    "time_to_first_token_seconds",
+)
+FIGURES = (
+    "generation_tokens_total",
+    "kv_cache_usage_perc",
+    "num_requests_running",
+    "num_requests_waiting",
+    "prompt_tokens_total",
+    "request_success_total",
+)
+
+
+def test_every_metric_of_vllms_dashboards_is_told_with_its_model():
+    bench = Bench()
+    instance = bench.run_call()
+    bench.tokens(instance, chunk("abc"))
+    bench.pass_time(0.5)
+    bench.tokens(instance, chunk("de", 3, finish=FinishReason.LENGTH))
+    snapshot = EngineSnapshot(
+        step=1, at_ns=1, running=[], waiting=[], blocks_free=3, blocks_total=4, preemptions=0, step_duration_ns=1,
+        batch=BatchComposition(),
+    )  # fmt: skip
+    registry = CollectorRegistry()
+    registry.register(bench.metrics.vllm)
+    registry.register(WorkerCollector(lambda: [("w0", WorkerFigures(), snapshot, 0)], MODEL))
+    text = generate_latest(registry).decode()
+    told = {line.partition(" ")[0] for line in text.splitlines() if 'model_name="tiny"' in line}
+    names = {sample.partition("{")[0] for sample in told}
+    wanted = {f"vllm:{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "count", "sum")}
+    assert wanted | {f"vllm:{name}" for name in FIGURES} <= names
+    for line in (
+        'vllm:request_success_total{finished_reason="length",model_name="tiny"} 1.0',
+        'vllm:prompt_tokens_total{model_name="tiny"} 3.0',
+        'vllm:request_generation_tokens_sum{model_name="tiny"} 5.0',
+        'vllm:inter_token_latency_seconds_sum{model_name="tiny"} 0.5',
+        'vllm:request_decode_time_seconds_sum{model_name="tiny"} 0.5',
+        'vllm:kv_cache_usage_perc{engine="w0",model_name="tiny"} 0.25',
+    ):
+        assert line in text
