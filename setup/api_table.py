@@ -37,7 +37,7 @@ BODIES: tuple[tuple[str, type[msgspec.Struct], tuple[str, ...]], ...] = (
 )
 #: Path, or its beginning -> what to do instead.
 INSTEAD = {
-    "/v1/responses/": "nothing is stored: send the whole conversation, and hang up to cancel",
+    "/v1/responses/render": "`/tokenize` renders and counts",
     "/v1/chat/completions/batch": "send the chats one by one, at once",
     "/v1/chat/completions/": "`/tokenize` renders and counts, `/detokenize` goes back",
     "/v1/completions/": "`/tokenize` renders and counts, `/detokenize` goes back",

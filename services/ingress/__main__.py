@@ -24,6 +24,7 @@ from millrace.cascade.entry_files import ENTRY_FILE, read_entry
 from millrace.cluster.model_parsers import HERMES, ModelParsers, model_parsers
 from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
+from millrace.contracts.subjects import subject_token
 from millrace.hosting.service import Joining, masked
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
@@ -42,6 +43,7 @@ from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import LOOK_S, OpenCalls, Tracer
+from services.ingress.http.responses import Responses
 from services.ingress.parsing.messages import ParsedModel
 from services.ingress.parsing.process import ParserProcess
 from services.ingress.state import IngressDeps
@@ -111,6 +113,14 @@ class IngressProcess:
             parsers=self._parsers,
         )
 
+        self._responses = Responses(
+            calls=self._calls,
+            models=self._models,
+            owner=f"{subject_token(config.name)}.{self._incarnation}",
+            on_bug=self._report_bug,
+            now_s=time.time,
+        )
+
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT and the drain after it.
 
@@ -127,6 +137,7 @@ class IngressProcess:
             local=bool(self._companions),
         )
         await runtime.connect()
+        self._responses.values = runtime.values
         for companion in self._companions:
             companion.join(runtime, self._telemetry)
         self.attach(runtime)
@@ -180,6 +191,7 @@ class IngressProcess:
         app = App(
             models=self._models,
             calls=self._calls,
+            responses=self._responses,
             bounds=Bounds(prompts=PROMPTS_MAX, choices=CHOICES_MAX),
             keys=self._keys,
             metrics=self._metrics,

@@ -12,7 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from millrace.actor.store_link import StoreAway
+from millrace.actor.stored_values import KeyConflict
 from millrace.cluster.model_parsers import ModelParsers
+from millrace.contracts.codec import decode, encode
+from millrace.contracts.message import Body
 from millrace.contracts.worker import Sampling
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
@@ -40,6 +44,7 @@ from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, Tracer
+from services.ingress.http.responses import Responses
 from services.ingress.parsing.messages import ParsedModel
 from services.ingress.parsing.process import ParserProcess
 
@@ -66,6 +71,36 @@ def write_model_folder(folder: Path, template: str = TEMPLATE, max_model_len: in
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<|end|>"}))
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": max_model_len}))
     return folder
+
+
+class MemoryValues:
+    """The store of responses, without a server; ``away``: it does not answer."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], tuple[Body, int]] = {}
+        self.away = False
+        self._revision = 0
+
+    async def get(self, bucket: str, key: str) -> tuple[Body | None, int]:
+        await self._answer()
+        return self.kept.get((bucket, key), (None, 0))
+
+    async def put(self, bucket: str, key: str, value: Body, expected: int | None = None) -> int:
+        await self._answer()
+        if expected is not None and self.kept.get((bucket, key), (None, 0))[1] != expected:
+            raise KeyConflict(key)
+        self._revision += 1
+        self.kept[bucket, key] = (decode(encode(value)), self._revision)
+        return self._revision
+
+    async def delete(self, bucket: str, key: str) -> None:
+        await self._answer()
+        self.kept.pop((bucket, key), None)
+
+    async def _answer(self) -> None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise StoreAway
 
 
 class FakeCore:
@@ -119,7 +154,11 @@ class FakeCore:
         choices = len(call.prompts) * call.n
         prompt_tokens = sum(map(len, call.prompts))
         tokens = min(call.sampling.max_tokens, self.tokens_max)
-        for i in range(tokens):
+        if call.begun:
+            said = "".join(self.words(call, i) for i in range(len(call.begun)))
+            begun = ChoiceDelta(0, said, len(call.begun), token_ids=call.begun)
+            self._do(DeliverDeltas(request=call.request, deltas=[begun], usage=Usage(prompt_tokens, len(call.begun))))
+        for i in range(len(call.begun), tokens):
             await asyncio.sleep(self.pace_s)
             if i == self.fail_after:
                 self._do(FailCall(request=call.request, kind=RefusalKind.CONTINUATION_FAILED, detail="no instance"))
@@ -135,7 +174,7 @@ class FakeCore:
         if call.sampling.logprobs is not None:
             top = [(word, -0.5, word.encode())][: call.sampling.logprobs]
             logprobs = [DeltaLogprob(word, -0.5, word.encode(), top)]
-        ids = list(word.encode()) if call.tell_tokens else None
+        ids = [i] if call.tell_tokens else None
         return ChoiceDelta(choice, word, 1, self.finish if last else "", None, logprobs, ids)
 
     def _do(self, effect: Any) -> None:
@@ -171,6 +210,8 @@ async def served(
     cascades: Mapping[str, Sequence[str]] = MappingProxyType({}),
     parsers: Mapping[str, ModelParsers] = MappingProxyType({}),
     max_model_len: int = MAX_MODEL_LEN,
+    values: MemoryValues | None = None,
+    owner: str = "ingress-0.1",
 ) -> AsyncIterator[Rig]:
     """Serves models ``tiny`` and ``tools``, and cascades of them, on a free port of the loopback."""
     core, registry, bugs = core or FakeCore(), CollectorRegistry(), []
@@ -201,10 +242,20 @@ async def served(
         parsers=process if parsers else None,
     )
     core.handlers = dict(calls.handlers())
+    responses = Responses(
+        calls=calls,
+        models=registry_of_models,
+        owner=owner,
+        on_bug=lambda error, path: bugs.append(error),
+        now_s=time.time,
+        lost_s=0.2,
+    )
+    responses.values = values
     rig.models, rig.calls = registry_of_models, calls
     app = App(
         models=registry_of_models,
         calls=calls,
+        responses=responses,
         bounds=Bounds(),
         keys=keys,
         metrics=metrics,

@@ -201,6 +201,22 @@ def test_ingresses_share_a_port_and_the_other_goes_on_when_one_is_killed(rig: Up
     assert len(after & before) == 1
 
 
+def test_streams_in_the_background_go_on_after_their_ingress_was_killed(rig: UpRig, client: openai.OpenAI):
+    fields: Any = {"model": MODEL, "input": "name five birds", "max_output_tokens": 400, "temperature": 0}
+    fields |= {"extra_body": {"ignore_eos": True}}
+    text = client.responses.create(**fields).output_text
+    streams = [client.responses.create(**fields, background=True, stream=True) for _ in range(8)]
+    seen = [[next(stream) for _ in range(6)] for stream in streams]
+    kill(rig.pids("ingress-0.json")[0])
+    for events in seen:
+        first: Any = events[0]
+        for event in client.responses.retrieve(first.response.id, stream=True, starting_after=5):
+            events.append(event)
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
+        assert client.responses.retrieve(first.response.id).output_text == text
+
+
 def test_a_stopped_ingress_finishes_what_runs(rig: UpRig):
     body = {"model": MODEL, "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{rig.url}/v1/completions", json=body, timeout=30) as answer:

@@ -525,3 +525,15 @@ def test_a_placement_that_comes_to_nothing_is_a_failed_span():
     bench.fail(bench.submissions()[0], RequestFailure.TIMEOUT)
     (span,) = bench.made(RecordSpan)
     assert (span.name, span.error) == ("dispatch", "timeout")
+
+
+def test_a_call_goes_on_after_tokens_that_another_ingress_had():
+    bench = Bench()
+    instance = bench.run_call(begun=ids("abc"), tell_tokens=True, stop=["cd"])
+    assert bench.last_submission()[0].body.output_token_ids == ids("abc")
+    (begun,) = bench.made(DeliverDeltas)
+    assert [(d.text, d.tokens, d.token_ids) for d in begun.deltas] == [("ab", 3, ids("abc"))]  # "c" may begin a stop
+    bench.tokens(instance, chunk("xe", 3, finish=LENGTH))
+    assert bench.text() == "abcxe"
+    (done,) = bench.made(CompleteCall)
+    assert done.usage == Usage(3, 5)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from services.ingress.api.responses import CollectedResponse
 from services.ingress.api.streams import EventStream, ResponseHead
+
+#: Gets the last bytes of an answer, and what hands them to the client, now or later.
+Keep = Callable[[bytes, Callable[[bytes], None]], None]
+
+
+def hand_on(last: bytes, tell: Callable[[bytes], None]) -> None:
+    """Store nothing."""
+    tell(last)
 
 
 class AnswerForm(Protocol):
@@ -13,10 +22,14 @@ class AnswerForm(Protocol):
 
     Attributes:
         prefix: Beginning of its id.
+        keep: What stores it.
     """
 
     @property
     def prefix(self) -> str: ...
+
+    @property
+    def keep(self) -> Keep: ...
 
     def stream(self, head: ResponseHead) -> EventStream:
         """Writer of its events."""

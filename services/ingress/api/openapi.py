@@ -82,6 +82,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         "Response": _response("choices"),
         "Models": _response("data"),
     }
+    stored = _get("response", "A stored response.", {"type": "object"}, parameter="response_id")
     ping = _get("ping", "The same, as SageMaker asks.", {"type": "object"})
     return {
         "openapi": "3.1.0",
@@ -94,6 +95,8 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
             "/v1/chat/completions": _post("chat", "A chat completion.", "ChatRequest", _ref("Response")),
             "/v1/completions": _post("complete", "A completion.", "CompletionRequest", _ref("Response")),
             "/v1/responses": _post("respond", "A response.", "ResponsesRequest", {"type": "object"}),
+            "/v1/responses/{response_id}": stored | {"delete": stored["get"] | {"operationId": "delete_response"}},
+            "/v1/responses/{response_id}/cancel": {"post": stored["get"] | {"operationId": "cancel_response"}},
             "/v1/messages": _post("message", "A message.", "MessagesRequest", {"type": "object"}),
             "/v1/messages/count_tokens": _post(
                 "count", "Tokens of a message.", "CountTokensRequest", {"type": "object"}
@@ -188,7 +191,7 @@ def _get(
     if parameter:
         schema = {"type": "string", "minLength": 1}
         operation["parameters"] = [{"name": parameter, "in": "path", "required": True, "schema": schema}]
-        operation["responses"] |= _errors(("404", "There is no such model."))
+        operation["responses"] |= _errors(("404", "There is no such thing."))
     if busy:
         operation["responses"]["503"] = _json(response, "Not yet.")
     return {"get": operation}

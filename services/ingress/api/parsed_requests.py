@@ -66,6 +66,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
             request itself is then that of the first one.
         cascade: Name of the cascade; empty for none.
         form: Form of the answer; None for that of the kind.
+        begun: Of a call without a client: output tokens that it has from another ingress. None for others.
     """
 
     kind: CallKind
@@ -82,6 +83,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[ParsedRequest, ...] = ()
     cascade: str = ""
     form: AnswerForm | None = None
+    begun: list[int] | None = None
 
     @property
     def variants(self) -> tuple[ParsedRequest, ...]:
@@ -212,12 +214,13 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         limits=caller.limits,
         stream=bool(request.stream),
         skip_special_tokens=request.skip_special_tokens is not False and not (opened and opened.special_tokens),
-        tell_tokens=opened is not None or bool(request.return_token_ids),
+        tell_tokens=opened is not None or parsed.begun is not None or bool(request.return_token_ids),
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
         traceparent=caller.traceparent,
         parent_span_id=caller.parent_span_id,
         client_id=caller.client_id,
         constraint_param=_constraint_param(parsed, structured),
+        begun=parsed.begun or [],
     )
 
 

@@ -46,8 +46,6 @@ _COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 _STATELESS = "send the whole conversation as `input`"
 _RESPONSES: dict[str, tuple[tuple[Any, ...], str]] = {
-    "background": ((None, False), "use `stream`"),
-    "previous_response_id": ((None,), _STATELESS),
     "conversation": ((None,), _STATELESS),
     "prompt": ((None,), "send `input`"),
     "truncation": ((None, "disabled"), "shorten the input"),

@@ -10,7 +10,7 @@ from millrace.contracts.worker import Sampling
 
 from services.ingress.calls.limits import Refusal
 from services.ingress.calls.listener import Listener
-from services.ingress.calls.messages import Call, RefusalKind
+from services.ingress.calls.messages import Call, ChoiceDelta, RefusalKind
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
@@ -77,9 +77,20 @@ def open_call(state: IngressState, call: Call, listener: Listener | None = None)
         sequence = OpenSequence(opened, index, samplings[index % call.n], text, state.now_ns)
         opened.sequences.append(sequence)
         state.sequences[sequence.id] = sequence
+    if call.begun:
+        _begin_with(opened, call.begun)
     state.calls[call.request] = opened
     state.deadline_ns = min(state.deadline_ns, opened.deadline_ns)
     return opened
+
+
+def _begin_with(opened: OpenCall, tokens: list[int]) -> None:
+    """Take the tokens that another ingress had as the log of the one sequence."""
+    sequence = opened.sequences[0]
+    sequence.log += tokens
+    text = sequence.output.stream.push(tokens, False, False)
+    sequence.output.pushed = opened.output_tokens = len(tokens)
+    opened.held.append(ChoiceDelta(0, text.text, len(tokens), token_ids=list(tokens)))
 
 
 def _of_choice(sampling: Sampling, choice: int) -> Sampling:

@@ -97,6 +97,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         priority: As in SubmitSequence; clients' calls have 0.
         tell_tokens: Deltas have their token ids.
         tokens_as_ids: Log-probabilities name a token as ``token_id:<id>``.
+        begun: Output tokens of its one choice that another ingress was given before it was lost. They are delivered
+            once more, as the first delta.
     """
 
     request: str
@@ -124,6 +126,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     tell_tokens: bool = False
     tokens_as_ids: bool = False
+    begun: list[int] = []
 
 
 class CallSubmitted(Body, frozen=True, kw_only=True, tag="local.CallSubmitted/1"):

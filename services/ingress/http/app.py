@@ -15,14 +15,15 @@ from services.ingress.api.messages_api.parsing import parse_count_request, parse
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
 from services.ingress.api.parsed_requests import Bounds, ParsedRequest, parse_chat_request, parse_completion_request
-from services.ingress.api.responses_api.parsing import parse_responses_request
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize, tokenizer_info
 from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, bearer, client_id
+from services.ingress.http.responses import Responses
 
 _encode = msgspec.json.Encoder().encode
 _MODELS = "/v1/models/"
+_RESPONSES = "/v1/responses/"
 
 #: What a browser lets a page of an allowed origin read, and send; it remembers the latter for ten minutes.
 _ALLOWED = ((b"vary", b"origin"), (b"access-control-expose-headers", b"*"))
@@ -43,6 +44,7 @@ class App:
         *,
         models: ModelRegistry,
         calls: OpenCalls,
+        responses: Responses,
         bounds: Bounds,
         keys: ApiKeyStore | None,
         metrics: HttpMetrics,
@@ -65,11 +67,11 @@ class App:
         parsers: dict[str, Callable[[bytes], ParsedRequest]] = {
             "/v1/chat/completions": lambda body: parse_chat_request(body, models, bounds),
             "/v1/completions": lambda body: parse_completion_request(body, models, bounds),
-            "/v1/responses": lambda body: parse_responses_request(body, models),
             "/v1/messages": lambda body: parse_messages_request(body, models),
         }
         self._routes: dict[str, dict[str, Handler]] = {
             **{path: {"POST": self._calls_of(path, parse)} for path, parse in parsers.items()},
+            "/v1/responses": {"POST": responses.create},
             "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/v1/models": {"GET": self._list_models},
             "/tokenize": {"POST": self._tokenize},
@@ -85,6 +87,7 @@ class App:
             "/openapi.json": {"GET": self._document},
         }
         #: Answered without a key: what probes, scrapers and people who look for the API need.
+        self._responses = responses
         self._open = frozenset({"/health", "/ping", "/ready", "/load", "/metrics", "/version", "/openapi.json"})
 
     def handle(self, exchange: Exchange) -> None:
@@ -116,6 +119,10 @@ class App:
         methods = self._routes.get(request.path)
         if methods is None and request.path.startswith(_MODELS):
             methods = {"GET": self._show_model}
+        elif methods is None and request.path.startswith(_RESPONSES):
+            cancels = request.path.endswith("/cancel")
+            stored: dict[str, Handler] = {"GET": self._responses.show, "DELETE": self._responses.delete}
+            methods = {"POST": self._responses.cancel} if cancels else stored
         if methods is None:
             raise ApiError(
                 404,

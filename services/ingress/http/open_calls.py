@@ -24,6 +24,7 @@ from millrace.telemetry.tracecontext import (
     sample,
 )
 
+from services.ingress.api.answer_forms import Keep, hand_on
 from services.ingress.api.cascade_reports import answering_headers
 from services.ingress.api.cascade_requests import able_variants, build_any_call
 from services.ingress.api.dialects import error_body
@@ -73,6 +74,7 @@ class ResponseView:
     """One call as the client sees it. ``stream`` or ``collected`` is set, as the client asked.
 
     Attributes:
+        keep: Gets its last bytes, and what hands them to the client.
         reader: Tells reasoning and calls apart from text; None where all is text.
         shape: Of a cascade's call until it is known which model answers: sets one of the two for that model.
         opens_early: Whether its stream may begin with comments: a cascade's, which may be undecided for long.
@@ -88,6 +90,7 @@ class ResponseView:
         "ending",
         "exchange",
         "headers",
+        "keep",
         "opens_early",
         "path",
         "pending",
@@ -105,6 +108,7 @@ class ResponseView:
         self.headers = headers
         self.stream: EventStream | None = None
         self.collected: CollectedResponse | None = None
+        self.keep: Keep = hand_on
         self.reader: OutputReader | None = None
         self.shape: Callable[[str], None] | None = None
         self.pending: list[bytes] = []
@@ -353,6 +357,7 @@ class OpenCalls:
         elif parsed.echo and parsed.request.max_tokens == 0:
             view.reader = PromptOnlyReader()
         if parsed.form is not None:
+            view.keep = parsed.form.keep
             if call.stream:
                 view.stream = parsed.form.stream(head)
             else:
@@ -461,12 +466,16 @@ class OpenCalls:
         usage = msgspec.structs.replace(effect.usage, reasoning_tokens=view.reasoning_tokens)
         if view.stream is not None:
             view.pending.append(view.stream.closing(usage))
-            view.exchange.end(b"".join(view.pending))
-            view.pending.clear()
+            self._end_stream(view)
             return
         assert view.collected is not None
         self._metrics.responses.add(view.path, "200")
-        view.exchange.respond(200, view.collected.body(usage, effect.report), headers=view.headers)
+        body = view.collected.body(usage, effect.report)
+        view.keep(body, lambda body: view.exchange.respond(200, body, headers=view.headers))
+
+    def _end_stream(self, view: ResponseView) -> None:
+        view.keep(b"".join(view.pending), view.exchange.end)
+        view.pending.clear()
 
     def _drop(self, request: str) -> ResponseView | None:
         view = self._views.pop(request, None)
@@ -491,8 +500,7 @@ class OpenCalls:
         self._drop(request)
         if view.exchange.streaming:
             view.pending.append(error_event(error) if view.stream is None else view.stream.failed(error))
-            view.exchange.end(b"".join(view.pending))
-            view.pending.clear()
+            self._end_stream(view)
         else:
             self.answer_error(view.exchange, view.path, error, view.headers)
 

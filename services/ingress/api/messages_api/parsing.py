@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from services.ingress.api.answer_forms import Keep, hand_on
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.messages_api.events import MessageBody, MessageStream
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
@@ -24,6 +25,7 @@ class MessageForm(msgspec.Struct, frozen=True):
     """Form of the answer: a message of Anthropic's API."""
 
     prefix: str = "msg_"
+    keep: Keep = hand_on
 
     def stream(self, head: ResponseHead) -> EventStream:
         """Writer of its events."""

@@ -25,13 +25,14 @@ _encode = msgspec.json.Encoder().encode
 class ResponseDocument:
     """The response as every event that carries it shows it; what the request fixes is encoded once."""
 
-    __slots__ = ("_fixed", "_head", "names", "report", "wants_carried")
+    __slots__ = ("_fixed", "_head", "background", "names", "report", "wants_carried")
 
     def __init__(self, head: ResponseHead, request: ResponsesRequest, names: dict[str, ToolName]) -> None:
         """``names``: of tools whose calls are shown in another way than as a function's."""
         self._head = head
         self._fixed = b"," + _encode(_asked(request))[1:]
         self.names = names
+        self.background = bool(request.background)
         self.report: CascadeReport | None = None
         self.wants_carried = ENCRYPTED in (request.include or ())
 
@@ -73,9 +74,17 @@ class ResponseDocument:
 
 
 class ResponseStream:
-    """An EventStream of one response."""
+    """An EventStream of one response.
 
-    __slots__ = ("_answer", "_blank", "_item", "_logprobs", "_next", "_output", "_reason", "_text")
+    Attributes:
+        count: Number of events so far.
+        tokens: Ids of the tokens that they cover, where deltas have them.
+    """
+
+    __slots__ = (
+        "_answer", "_blank", "_item", "_logprobs", "_output", "_reason", "_replayed", "_resumed", "_text", "count",
+        "tokens",
+    )  # fmt: skip
 
     def __init__(self, answer: ResponseDocument) -> None:
         self._answer = answer
@@ -84,23 +93,42 @@ class ResponseStream:
         self._text: list[str] = []
         self._blank = ""
         self._logprobs: list[dict[str, Any]] = []
-        self._next = 0
+        self.count = self._resumed = self._replayed = 0
+        self.tokens: list[int] = []
         self._reason = ""
 
+    def resume(self, count: int, tokens: int) -> None:
+        """Go on after so many events, which covered the first ``tokens``: they come once more, and are not told."""
+        self.count = self._resumed = count
+        self._replayed = tokens
+
     def opening(self) -> bytes:
-        body = self._answer.body("in_progress", [])
+        if self._resumed:
+            return b""
+        body = self.document("in_progress")
         return self._carrying("created", body) + self._carrying("in_progress", body)
 
     def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
         out = b""
         for delta in deltas:
-            if delta.reasoning:
-                out += self._reasoning(delta.reasoning)
-            if delta.text or delta.logprobs:
-                out += self._message(delta.text, chat_logprobs(delta.logprobs or [])["content"])
-            for part in delta.calls:
-                out += self._call(part)
-            self._reason = delta.finish_reason or self._reason
+            made = self._delta_events(delta)
+            if self._replayed > 0:
+                self._replayed -= delta.tokens
+                self.count = self._resumed
+            else:
+                out += made
+                self.tokens += delta.token_ids or ()
+        return out
+
+    def _delta_events(self, delta: ChoiceDelta) -> bytes:
+        out = b""
+        if delta.reasoning:
+            out += self._reasoning(delta.reasoning)
+        if delta.text or delta.logprobs:
+            out += self._message(delta.text, chat_logprobs(delta.logprobs or [])["content"])
+        for part in delta.calls:
+            out += self._call(part)
+        self._reason = delta.finish_reason or self._reason
         return out
 
     def closing(self, usage: Usage) -> bytes:
@@ -113,9 +141,17 @@ class ResponseStream:
         self._answer.report = report
 
     def failed(self, error: ApiError) -> bytes:
-        """Events that end a stream which cannot go on."""
+        """Events that end a stream which cannot go on. One in the background has none where its ingress stops: another
+        one goes on with it.
+        """
+        if error.code == "stopping" and self._answer.background:
+            return b""
         out = self._end_item("incomplete")
         return out + self._carrying("failed", self._answer.body("failed", self._output, error=error))
+
+    def document(self, status: str, error: ApiError | None = None) -> bytes:
+        """The response without any output."""
+        return self._answer.body(status, [], error=error)
 
     def body(self, usage: Usage) -> bytes:
         """The whole response, after its last delta."""
@@ -250,8 +286,8 @@ class ResponseStream:
         return b'event: %b\ndata: {"type":"%b","sequence_number":%d,"response":%b}\n\n' % fields
 
     def _number(self) -> int:
-        self._next += 1
-        return self._next - 1
+        self.count += 1
+        return self.count - 1
 
 
 class ResponseBody:
@@ -274,6 +310,29 @@ class ResponseBody:
         return self._stream.body(usage)
 
 
+class _Told(msgspec.Struct):
+    status: str
+
+
+class _Event(msgspec.Struct):
+    response: msgspec.Raw = msgspec.Raw()
+
+
+def last_response(last: bytes) -> tuple[str, bytes] | None:
+    """Status and JSON of the response in a body or in the last of some events; None where that has none."""
+    if not last.startswith(b"{"):
+        last = bytes(msgspec.json.decode(last.rstrip().rpartition(b"\ndata: ")[2], type=_Event).response)
+        if not last:
+            return None
+    return msgspec.json.decode(last, type=_Told).status, last
+
+
+def unstored(last: bytes) -> bytes:
+    """A body, or some events that end with a response, which says that it was not stored."""
+    before, _, after = last.rpartition(b'"store":true')
+    return before + b'"store":false' + after
+
+
 def _asked(request: ResponsesRequest) -> dict[str, Any]:
     """Fields of the request that a response repeats."""
     reasoning, text = request.reasoning, request.text
@@ -284,13 +343,12 @@ def _asked(request: ResponsesRequest) -> dict[str, Any]:
         "max_tool_calls": request.max_tool_calls,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
         "reasoning": {"effort": reasoning and reasoning.effort, "summary": None},
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
-        "background": False,
-        "store": False,
+        "background": bool(request.background),
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "text": {"format": form or {"type": "text"}},
         "tool_choice": "auto" if request.tool_choice is None else _told(request.tool_choice),
@@ -299,6 +357,7 @@ def _asked(request: ResponsesRequest) -> dict[str, Any]:
         "top_p": 1.0 if request.top_p is None else request.top_p,
         "truncation": "disabled",
         "user": request.user,
+        "store": request.store is not False,  # the last: see unstored
     }
 
 

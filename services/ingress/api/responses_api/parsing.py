@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
+from services.ingress.api.answer_forms import Keep, hand_on
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.parsed_requests import ParsedRequest
@@ -16,32 +19,65 @@ from services.ingress.api.translated_requests import parse_translated
 from services.ingress.api.unsupported import refuse_unsupported
 
 
-class ResponsesForm(msgspec.Struct, frozen=True):
-    """Form of the answer: a response."""
+class ResponsesForm:
+    """Form of the answer: a response.
 
-    request: ResponsesRequest
-    names: dict[str, ToolName]
-    prefix: str = "resp_"
+    Attributes:
+        keep: Stores it before its client is told its end.
+        head: Of one made in the background, whose id is given out before its call begins; None for others.
+        made: Told of the writer of its events.
+    """
+
+    prefix = "resp_"
+
+    def __init__(self, request: ResponsesRequest, names: dict[str, ToolName], keep: Keep) -> None:
+        self.keep = keep
+        self.head: ResponseHead | None = None
+        self.made: Callable[[ResponseStream], None] | None = None
+        self._request = request
+        self._names = names
 
     def stream(self, head: ResponseHead) -> EventStream:
         """Writer of its events."""
-        return self._stream(head)
+        stream = self.writer(self.head or head)
+        if self.made is not None:
+            self.made(stream)
+        return stream
 
     def collected(self, head: ResponseHead) -> CollectedResponse:
         """Writer of its body."""
-        return ResponseBody(self._stream(head))
+        return ResponseBody(self.writer(head))
 
-    def _stream(self, head: ResponseHead) -> ResponseStream:
-        return ResponseStream(ResponseDocument(head, self.request, self.names))
+    def writer(self, head: ResponseHead) -> ResponseStream:
+        """A writer of events."""
+        return ResponseStream(ResponseDocument(head, self._request, self._names))
 
 
-def parse_responses_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
-    """Read and check a request for a response.
+def read_responses_request(body: bytes) -> ResponsesRequest:
+    """Read a request for a response.
 
     Raises:
         ApiError: what the client has to change.
     """
     request = decode_body(body, ResponsesRequest)
     refuse_unsupported(request)
+    return request
+
+
+def parse_responses(
+    request: ResponsesRequest, models: ModelRegistry, *, keep: Keep = hand_on, begun: list[int] | None = None
+) -> ParsedRequest:
+    """Check a request for a response.
+
+    Args:
+        begun: Output tokens that a response in the background has; None for one with a client.
+
+    Raises:
+        ApiError: what the client has to change.
+    """
     tools = flat_tools(request.tools)
-    return parse_translated(chat_request(request, tools), models, ResponsesForm(request, tools.names))
+    form = ResponsesForm(request, tools.names, keep)
+    if begun is None:
+        return parse_translated(chat_request(request, tools), models, form)
+    request = msgspec.structs.replace(request, stream=True)
+    return msgspec.structs.replace(parse_translated(chat_request(request, tools), models, form), begun=begun)

@@ -34,7 +34,7 @@ from services.ingress.api.requests import (
 )
 
 
-class InputPart(Struct, kw_only=True):
+class InputPart(Struct, kw_only=True, omit_defaults=True):
     """A part of an item: only text."""
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
@@ -45,7 +45,7 @@ class InputPart(Struct, kw_only=True):
 Parts = list[InputPart]
 
 
-class InputItem(Struct, kw_only=True):
+class InputItem(Struct, kw_only=True, omit_defaults=True):
     """One item of ``input``: a message where ``type`` is left out. Which fields count depends on the type.
 
     Attributes:
@@ -150,7 +150,7 @@ class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
 class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/responses."""
 
-    model: Name
+    model: Name | None = None
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MESSAGES_MAX)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
@@ -166,6 +166,9 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: TopLogprobs | None = None
     top_p: TopP | None = None
     include: list[str] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
     # vLLM's own
     top_k: TopK | None = None
     min_p: MinP | None = None
@@ -186,7 +189,6 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     # Millrace's own
     cascade: CascadeWishes | None = None
     # Taken and without effect; docs/API.md says so.
-    store: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -196,8 +198,6 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     service_tier: Literal["auto", "default"] | None = None
     max_tool_calls: Count | None = None
     # Known, not supported: only the values that change nothing (see api/unsupported.py for the words).
-    background: Any = UNSET
-    previous_response_id: Any = UNSET
     conversation: Any = UNSET
     prompt: Any = UNSET
     truncation: Any = UNSET

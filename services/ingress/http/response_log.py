@@ -1,0 +1,206 @@
+"""Events of a response that is made in the background: written to the store as they come, and read from there.
+
+The call runs as one that streams; in place of a client's connection it has a ``BackgroundExchange``. What is not yet
+in the store, nobody has seen: so another ingress can go on from there (``responses.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+from millrace.actor.store_link import StoreAway
+from millrace.actor.stored_values import KeyConflict
+from millrace.contracts.message import Body
+from millrace.contracts.responses import ResponseEvents, StoredResponse
+from millrace.http.exchange import DisconnectReason, Exchange, HeaderPairs, HttpRequest
+
+from services.ingress.api.errors import ApiError
+from services.ingress.api.responses_api.events import ResponseStream, last_response
+from services.ingress.api.streams import COMMENT
+
+RESPONSES, LOG = "response", "response_log"
+#: How often a log looks whether its response was cancelled at another ingress, and tries again to reach the store.
+LOOK_S = 1.0
+#: Bytes of events, or of a response, with its input: they are stored in one value.
+BYTES_MAX = 900_000
+_TOO_LARGE = ApiError(413, "The response is larger than can be stored.")
+
+
+class Values(Protocol):
+    """The store, as ``millrace.actor.stored_values.StoredValues`` has it."""
+
+    async def get(self, bucket: str, key: str) -> tuple[Body | None, int]: ...
+
+    async def put(self, bucket: str, key: str, value: Body, expected: int | None = None) -> int: ...
+
+    async def delete(self, bucket: str, key: str) -> None: ...
+
+
+class _Failure(msgspec.Struct):
+    message: str
+    code: str | None = None
+
+
+class _Failed(msgspec.Struct):
+    error: _Failure
+
+
+class BackgroundExchange(Exchange):
+    """Takes the answer of a call for its log."""
+
+    def __init__(self, request: HttpRequest, log: ResponseLog) -> None:
+        self.request = request
+        self.headers = ()
+        self.on_gone = None
+        self.closed = self._streaming = False
+        self._log = log
+
+    def respond(
+        self, status: int, body: bytes, content_type: bytes = b"application/json", headers: HeaderPairs = ()
+    ) -> None:
+        """A refusal: a call that is taken streams."""
+        self._close()
+        error = msgspec.json.decode(body, type=_Failed).error
+        self._log.end(self._log.stream.failed(ApiError(status, error.message, code=error.code)))
+
+    def start_stream(self, headers: HeaderPairs, first: bytes) -> None:
+        self._streaming = True
+        self.write(first)
+
+    def write(self, events: bytes) -> None:
+        if events != COMMENT:
+            self._log.write(events)
+
+    def end(self, events: bytes = b"") -> None:
+        self._close()
+        self._log.end(events)
+
+
+class ResponseLog:
+    """Writer of one response's log.
+
+    Attributes:
+        stream: Makes its events.
+        chunks: Those in the store.
+        head: The response in the store.
+    """
+
+    def __init__(
+        self, values: Values, identity: str, head: StoredResponse, stream: ResponseStream, *, chunks: int = 0
+    ) -> None:
+        self.stream = stream
+        self.chunks = chunks
+        self._values = values
+        self._id = identity
+        self.head = head
+        self._revision = 0
+        self._events = b""
+        self._first = self._count = stream.count
+        self._tokens = 0
+        self._ended = self._left = self._unsure = False
+        self._exchange: Exchange | None = None
+        self._wake = asyncio.Event()
+        self._grown = asyncio.Event()
+
+    def exchange(self, request: HttpRequest) -> Exchange:
+        """What stands for the connection of its call."""
+        self._exchange = BackgroundExchange(request, self)
+        return self._exchange
+
+    def write(self, events: bytes) -> None:
+        """Add events: all that the stream made, so they cover all tokens that it saw."""
+        self._events += events
+        self._count, self._tokens = self.stream.count, len(self.stream.tokens)
+        self._wake.set()
+
+    def end(self, events: bytes) -> None:
+        """Add the last events. A call that ends because its ingress does has none: another ingress goes on with it."""
+        self._ended = bool(events) and last_response(events) is not None
+        self._left = not self._ended
+        self.write(events)
+
+    def leave(self) -> None:
+        """Stop the call: its response was cancelled or deleted, or is made elsewhere."""
+        self._left = True
+        self._wake.set()
+        if self._exchange is not None:
+            self._exchange.gone(DisconnectReason.CLIENT_GONE)
+
+    async def grown(self) -> None:
+        """Wait until there may be more in the store, LOOK_S at most."""
+        self._grown.clear()
+        await _until(self._grown)
+
+    async def run(self, revision: int) -> None:
+        """Write until the end. ``revision``: of the response in the store."""
+        self._revision = revision
+        loop = asyncio.get_running_loop()
+        looked_s = loop.time()
+        while not self._left:
+            await _until(self._wake)
+            self._wake.clear()
+            try:
+                if self._unsure or loop.time() - looked_s >= LOOK_S:
+                    await self._look()
+                    looked_s = loop.time()
+                if self._events:
+                    await self._flush()
+            except KeyConflict:
+                self.leave()
+            except StoreAway:
+                self._unsure = True
+                await asyncio.sleep(LOOK_S)
+                self._wake.set()
+            self._grown.set()
+
+    async def _look(self) -> None:
+        """Find out how the response stands.
+
+        Raises:
+            KeyConflict: it is not this log's any more.
+        """
+        found, revision = await self._values.get(RESPONSES, self._id)
+        if not isinstance(found, StoredResponse) or found.owner != self.head.owner or found.status == "cancelled":
+            raise KeyConflict(self._id)
+        self._revision = revision
+
+    async def _flush(self) -> None:
+        """Put what came: the response itself before the event that ends it, so that who saw that finds the other."""
+        expected = None if self._unsure else 0
+        events, last, size, count = self._events, self._ended, len(self._events), self._count
+        tokens = self.stream.tokens[: self._tokens]
+        if size + len(self.head.input) > BYTES_MAX:
+            events, last = b"", True
+            await self._put_head("failed", self.stream.document("failed", _TOO_LARGE))
+        elif last:
+            told = last_response(events)
+            assert told is not None
+            await self._put_head(*told)
+        elif self.head.status == "queued":
+            await self._put_head("in_progress", self.stream.document("in_progress"))
+        chunk = ResponseEvents(first=self._first, events=events, token_ids=tokens, last=last)
+        await self._values.put(LOG, f"{self._id}.{self.chunks}", chunk, expected)
+        self.chunks += 1
+        self._unsure = False
+        self._events = self._events[size:]
+        del self.stream.tokens[: len(tokens)]
+        self._tokens -= len(tokens)
+        self._first = count
+        if last:
+            self.leave()
+
+    async def _put_head(self, status: str, document: bytes) -> None:
+        request = self.head.request if status == "in_progress" else b""
+        head = msgspec.structs.replace(self.head, status=status, document=document, request=request)
+        if head != self.head:
+            self._revision = await self._values.put(RESPONSES, self._id, head, self._revision)
+            self.head = head
+
+
+async def _until(event: asyncio.Event) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), LOOK_S)
+    except TimeoutError:
+        pass

@@ -1,0 +1,391 @@
+"""Responses as clients ask for them again: stored, chained, cancelled, made in the background, gone on with.
+
+A response that is made in the background belongs to the ingress that began it. One that finds its owner without a
+sign of life for ``LOST_S`` takes it over when somebody asks for it: the call goes on after the tokens in the log, and
+its events after those in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from millrace.actor.store_link import StoreAway
+from millrace.actor.stored_values import KeyConflict
+from millrace.contracts.responses import ResponseEvents, StoredResponse
+from millrace.http.exchange import Exchange, HttpRequest
+
+from services.ingress.api.answer_forms import Keep, hand_on
+from services.ingress.api.errors import SERVER, ApiError, bad_value, unsupported
+from services.ingress.api.models import ModelRegistry
+from services.ingress.api.responses_api.chaining import input_items, with_earlier
+from services.ingress.api.responses_api.events import ResponseStream, last_response, unstored
+from services.ingress.api.responses_api.parsing import ResponsesForm, parse_responses, read_responses_request
+from services.ingress.api.responses_api.requests import ResponsesRequest
+from services.ingress.api.streams import COMMENT, ResponseHead
+from services.ingress.http.keys import KeyHolder
+from services.ingress.http.open_calls import OpenCalls
+from services.ingress.http.response_log import BYTES_MAX, LOG, RESPONSES, ResponseLog, Values
+
+PATH = "/v1/responses"
+#: An ingress with responses in the background says so as often, and is lost when it has not for so long, seconds.
+BEAT_S, LOST_S = 1.0, 5.0
+#: Time for the store to take a response before its client is told that it did not.
+STORE_S = 2.0
+#: Pause of readers at another ingress than the one that makes the response.
+POLL_S = 0.1
+_OPEN = ("queued", "in_progress")
+
+
+class _Stored(msgspec.Struct):
+    id: str
+    created_at: int
+
+
+class Responses:
+    """The routes below ``/v1/responses``."""
+
+    def __init__(
+        self,
+        *,
+        calls: OpenCalls,
+        models: ModelRegistry,
+        owner: str,
+        on_bug: Callable[[BaseException, str], None],
+        now_s: Callable[[], float],
+        lost_s: float = LOST_S,
+    ) -> None:
+        """``owner``: this ingress, in this incarnation."""
+        #: Set once there is a store.
+        self.values: Values | None = None
+        self._calls = calls
+        self._models = models
+        self._owner = owner
+        self._on_bug = on_bug
+        self._now_s = now_s
+        self._lost_s = lost_s
+        self._logs: dict[str, ResponseLog] = {}
+        self._beats: dict[str, tuple[int, float]] = {}
+        self._beating = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Requests
+
+    def create(self, exchange: Exchange, holder: KeyHolder) -> None:
+        """POST /v1/responses.
+
+        Raises:
+            ApiError: what the client has to change.
+        """
+        request = read_responses_request(exchange.request.body)
+        if request.background and request.store is False:
+            raise bad_value("background", "background can only be used when `store` is true")
+        if self.values is None:
+            if request.background or request.previous_response_id is not None:
+                raise _no_store()
+            request = msgspec.structs.replace(request, store=False)
+        if request.previous_response_id is None and not request.background:
+            self._begin(exchange, request, holder)
+        else:
+            self._serve(exchange, self._begin_stored(exchange, request, holder))
+
+    def show(self, exchange: Exchange, holder: KeyHolder) -> None:
+        """GET /v1/responses/{id}, as a stream from an event on where asked for."""
+        query = {name: values[-1] for name, values in parse_qs(exchange.request.query.decode("latin-1")).items()}
+        after = query.get("starting_after", "-1")
+        if not after.removeprefix("-").isdecimal():
+            raise bad_value("starting_after", "`starting_after` is the number of an event.")
+        identity = exchange.request.path.rpartition("/")[2]
+        self._serve(exchange, self._show(exchange, identity, holder, query.get("stream") == "true", int(after)))
+
+    def delete(self, exchange: Exchange, holder: KeyHolder) -> None:
+        """DELETE /v1/responses/{id}."""
+        self._serve(exchange, self._delete(exchange, exchange.request.path.rpartition("/")[2], holder))
+
+    def cancel(self, exchange: Exchange, holder: KeyHolder) -> None:
+        """POST /v1/responses/{id}/cancel."""
+        self._serve(exchange, self._cancel(exchange, exchange.request.path.split("/")[3], holder))
+
+    def _serve(self, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+        async def served() -> None:
+            try:
+                await work
+            except ApiError as error:
+                self._calls.answer_error(exchange, PATH, error)
+            except StoreAway:
+                self._calls.answer_error(exchange, PATH, _no_store())
+
+        self._spawn(served(), exchange)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], exchange: Exchange | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (bug := task.exception()) is not None:
+                self._on_bug(bug, PATH)
+                if exchange is not None and not exchange.streaming:
+                    self._calls.answer_error(exchange, PATH, ApiError(500, "Internal error.", kind=SERVER))
+
+        task.add_done_callback(done)
+
+    # Responses with a client
+
+    def _begin(self, exchange: Exchange, request: ResponsesRequest, holder: KeyHolder) -> None:
+        keep = hand_on if request.store is False else self._keeper(request, holder)
+        parsed = parse_responses(request, self._models, keep=keep)
+        self._calls.submit(exchange, PATH, parsed, holder)
+
+    async def _begin_stored(self, exchange: Exchange, request: ResponsesRequest, holder: KeyHolder) -> None:
+        earlier = request.previous_response_id
+        if earlier is not None:
+            found, _ = await self._stored(earlier, holder)
+            if found.status in _OPEN:
+                raise bad_value("previous_response_id", f"Response {earlier} is not complete.")
+            request = with_earlier(request, found)
+        if request.background:
+            await self._begin_in_background(exchange, request, holder)
+        else:
+            self._begin(exchange, request, holder)
+
+    def _keeper(self, request: ResponsesRequest, holder: KeyHolder) -> Keep:
+        async def keep(last: bytes, tell: Callable[[bytes], None]) -> None:
+            told = last_response(last)
+            assert told is not None
+            status, document = told
+            identity = msgspec.json.decode(document, type=_Stored).id
+            body = StoredResponse(
+                holder=holder.name, status=status, document=document, input=msgspec.json.encode(input_items(request))
+            )
+            kept = len(body.document) + len(body.input) <= BYTES_MAX
+            try:
+                if kept:
+                    assert self.values is not None
+                    await asyncio.wait_for(self.values.put(RESPONSES, identity, body), STORE_S)
+            except (StoreAway, TimeoutError):
+                kept = False
+            tell(last if kept else unstored(last))
+
+        return lambda last, tell: self._spawn(keep(last, tell))
+
+    # Stored responses
+
+    async def _stored(self, identity: str, holder: KeyHolder) -> tuple[StoredResponse, int]:
+        found, revision = await self._values().get(RESPONSES, identity) if _is_id(identity) else (None, 0)
+        if not isinstance(found, StoredResponse) or found.holder != holder.name:
+            raise ApiError(404, f"Response with id {identity[:100]} not found.", code="response_not_found")
+        return found, revision
+
+    def _values(self) -> Values:
+        if self.values is None:
+            raise _no_store()
+        return self.values
+
+    async def _show(self, exchange: Exchange, identity: str, holder: KeyHolder, stream: bool, after: int) -> None:
+        found, revision = await self._stored(identity, holder)
+        if found.status in _OPEN:
+            await self._take_if_lost(identity, found, revision, holder)
+        if not stream:
+            exchange.respond(200, found.document)
+        elif not found.owner:
+            raise bad_value("stream", "Only a response made in the background can be streamed again.")
+        else:
+            await self._replay(exchange, identity, holder, after)
+
+    async def _delete(self, exchange: Exchange, identity: str, holder: KeyHolder) -> None:
+        found, _ = await self._stored(identity, holder)
+        values = self._values()
+        await values.delete(RESPONSES, identity)
+        if identity in self._logs:
+            self._logs[identity].leave()
+        chunk = 0
+        while found.owner and (await values.get(LOG, f"{identity}.{chunk}"))[0] is not None:
+            await values.delete(LOG, f"{identity}.{chunk}")
+            chunk += 1
+        body = {"id": identity, "object": "response", "deleted": True}
+        exchange.respond(200, msgspec.json.encode(body))
+
+    async def _cancel(self, exchange: Exchange, identity: str, holder: KeyHolder) -> None:
+        values = self._values()
+        while True:
+            found, revision = await self._stored(identity, holder)
+            if found.status not in _OPEN:
+                raise bad_value("response_id", "Cannot cancel a synchronous response.")
+            document = msgspec.json.decode(found.document) | {"status": "cancelled"}
+            body = msgspec.structs.replace(
+                found, status="cancelled", document=msgspec.json.encode(document), request=b""
+            )
+            try:
+                await values.put(RESPONSES, identity, body, revision)
+                break
+            except KeyConflict:
+                continue  # it went on, or ended
+        if identity in self._logs:
+            self._logs[identity].leave()
+        exchange.respond(200, body.document)
+
+    # In the background
+
+    async def _begin_in_background(self, exchange: Exchange, request: ResponsesRequest, holder: KeyHolder) -> None:
+        identity = f"resp_{self._calls.next_id()}"
+        log, start = self._open(exchange.request, identity, request, holder)
+        if len(log.head.input) + len(log.head.request) > BYTES_MAX:
+            raise bad_value("background", "The input is larger than can be stored.")
+        revision = await self._values().put(RESPONSES, identity, log.head, 0)
+        start(revision)
+        if request.stream:
+            await self._replay(exchange, identity, holder, -1)
+        else:
+            exchange.respond(200, log.head.document)
+
+    def _open(
+        self,
+        sent: HttpRequest,
+        identity: str,
+        request: ResponsesRequest,
+        holder: KeyHolder,
+        *,
+        chunks: list[ResponseEvents] | None = None,
+        created: int = 0,
+    ) -> tuple[ResponseLog, Callable[[int], None]]:
+        """The log of a response, and what starts its call.
+
+        Args:
+            chunks: Of its log, where another ingress began it.
+            created: When that was, Unix seconds.
+        """
+        chunks = chunks or []
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        count = sum(chunk.events.count(b"\n\n") for chunk in chunks)
+        parsed = parse_responses(request, self._models, begun=tokens)
+        if parsed.members:
+            raise unsupported("background", "`background` is not supported for a cascade: use `stream`.")
+        form = parsed.form
+        assert isinstance(form, ResponsesForm)
+        form.head = ResponseHead(identity, created or int(self._now_s()), parsed.model.name, 1)
+        stream = form.writer(form.head)
+        stream.resume(count, 0)
+        head = StoredResponse(
+            holder=holder.name,
+            status="in_progress" if chunks else "queued",
+            document=stream.document("in_progress" if chunks else "queued"),
+            input=msgspec.json.encode(input_items(request)),
+            request=msgspec.json.encode(request),
+            owner=self._owner,
+        )
+        log = ResponseLog(self._values(), identity, head, stream, chunks=len(chunks))
+
+        def made(writer: ResponseStream) -> None:
+            writer.resume(count, len(tokens))
+            log.stream = writer
+
+        def start(revision: int) -> None:
+            form.made = made
+            self._logs[identity] = log
+            self._spawn(self._run(identity, log, revision))
+            if not self._beating:
+                self._spawn(self._beat())
+            background = log.exchange(sent)
+            try:
+                self._calls.submit(background, PATH, parsed, holder)
+            except ApiError as error:
+                self._calls.answer_error(background, PATH, error)
+
+        return log, start
+
+    async def _run(self, identity: str, log: ResponseLog, revision: int) -> None:
+        try:
+            await log.run(revision)
+        finally:
+            del self._logs[identity]
+
+    async def _beat(self) -> None:
+        """Say that this ingress lives, as long as it makes responses in the background."""
+        self._beating = True
+        while self._logs:
+            try:
+                await self._values().put(LOG, self._owner, ResponseEvents())
+            except StoreAway:
+                pass
+            await asyncio.sleep(BEAT_S)
+        self._beating = False
+
+    async def _replay(self, exchange: Exchange, identity: str, holder: KeyHolder, after: int) -> None:
+        """Send the events behind number ``after``, those in the store and those that come."""
+        exchange.start_stream([(b"x-request-id", identity.removeprefix("resp_").encode())], COMMENT)
+        chunk, over = 0, False
+        while not exchange.closed:
+            try:
+                found, _ = await self._values().get(LOG, f"{identity}.{chunk}")
+                if isinstance(found, ResponseEvents):
+                    chunk += 1
+                    exchange.write(_behind(found, after))
+                    over = found.last
+                elif over:
+                    break
+                else:
+                    over = not await self._goes_on(identity, holder)
+            except StoreAway:
+                await asyncio.sleep(BEAT_S)
+            except ApiError:  # it was deleted
+                over = True
+        exchange.end()
+
+    async def _goes_on(self, identity: str, holder: KeyHolder) -> bool:
+        """Wait for more of a response; False where its log may only be read to its end."""
+        log = self._logs.get(identity)
+        if log is not None:
+            await log.grown()
+            return True
+        await asyncio.sleep(POLL_S)
+        found, revision = await self._stored(identity, holder)
+        if found.status not in _OPEN:
+            return False
+        await self._take_if_lost(identity, found, revision, holder)
+        return True
+
+    async def _take_if_lost(self, identity: str, found: StoredResponse, revision: int, holder: KeyHolder) -> None:
+        """Go on with a response whose ingress gives no sign of life."""
+        if found.owner == self._owner or not await self._lost(found.owner):
+            return
+        values = self._values()
+        body = msgspec.structs.replace(found, owner=self._owner)
+        try:
+            revision = await values.put(RESPONSES, identity, body, revision)
+        except KeyConflict:
+            return  # another one did
+        chunks = list[ResponseEvents]()
+        while isinstance((chunk := (await values.get(LOG, f"{identity}.{len(chunks)}"))[0]), ResponseEvents):
+            chunks.append(chunk)
+        request = read_responses_request(found.request)
+        created = msgspec.json.decode(found.document, type=_Stored).created_at
+        sent = HttpRequest(method="POST", path=PATH, headers={}, body=b"", keep_alive=False, chunked=False)
+        _, start = self._open(sent, identity, request, holder, chunks=chunks, created=created)
+        start(revision)
+
+    async def _lost(self, owner: str) -> bool:
+        _, revision = await self._values().get(LOG, owner)
+        now_s = asyncio.get_running_loop().time()
+        seen, since = self._beats.get(owner, (-1, now_s))
+        if revision != seen:
+            since = now_s
+        self._beats[owner] = (revision, since)
+        return now_s - since > self._lost_s
+
+
+def _behind(chunk: ResponseEvents, after: int) -> bytes:
+    """Events of a chunk behind the one of that number."""
+    events = chunk.events.split(b"\n\n")
+    return b"\n\n".join(events[max(0, after + 1 - chunk.first) :])
+
+
+def _is_id(identity: str) -> bool:
+    return identity.startswith("resp_") and identity.isascii() and identity.replace("-", "").replace("_", "").isalnum()
+
+
+def _no_store() -> ApiError:
+    return ApiError(503, "The store of responses does not answer.", kind=SERVER, code="no_store")

@@ -1,0 +1,186 @@
+"""Responses that are stored: asked for again, gone on with, made in the background, taken over by another ingress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from millrace.contracts.keyfile import KeyFile, KeyRecord, format_key_file, hash_key
+
+from services.ingress.http.keys import ApiKeyStore
+from tests.live.ingress_rig import MemoryValues, Rig, served
+
+ASK: Any = {"model": "tiny", "input": "hi"}
+
+
+@asynccontextmanager
+async def ingress(
+    folder: Path, values: MemoryValues | None, *, owner: str = "a.1", keys: ApiKeyStore | None = None, key: str = "none"
+) -> AsyncIterator[tuple[Rig, openai.AsyncOpenAI]]:
+    """One ingress, with a client of it."""
+    async with (
+        served(folder / owner, values=values, owner=owner, keys=keys) as rig,
+        openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0) as client,
+    ):
+        yield rig, client
+        assert not rig.bugs
+
+
+async def events_of(stream: Any) -> list[dict[str, Any]]:
+    return [event.model_dump() async for event in stream]
+
+
+async def ended(client: openai.AsyncOpenAI, identity: str) -> Any:
+    for _ in range(500):
+        found = await client.responses.retrieve(identity)
+        if found.status not in ("queued", "in_progress"):
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{identity} does not end")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_asked_for_again_gone_on_with_and_deleted(tmp_path: Path, stream: bool):
+    async with ingress(tmp_path, MemoryValues()) as (rig, client):
+        answer: Any = await client.responses.create(**ASK, instructions="be brief", max_output_tokens=2, stream=stream)
+        if stream:
+            answer = [event async for event in answer][-1].response
+        assert answer.store
+        assert await client.responses.retrieve(answer.id) == answer
+        await client.responses.create(model="tiny", input="more", previous_response_id=answer.id, max_output_tokens=2)
+        head = rig.core.calls[-1].prompt_head
+        assert head == "<|user|>hi<|end|><|assistant|>w0 w1 <|end|><|user|>more<|end|><|assistant|>"
+        await client.responses.delete(answer.id)
+        for asked in (
+            client.responses.retrieve(answer.id),
+            client.responses.create(**ASK, previous_response_id=answer.id),
+        ):
+            with pytest.raises(openai.NotFoundError, match=f"Response with id {answer.id} not found"):
+                await asked
+
+
+async def test_what_is_not_stored_says_so_and_is_not_found(tmp_path: Path):
+    values = MemoryValues()
+    async with ingress(tmp_path, values) as (_, client):
+        unwanted = await client.responses.create(**ASK, store=False, max_output_tokens=2)
+        values.away = True
+        lost = await client.responses.create(**ASK, max_output_tokens=2)
+        values.away = False
+        for answer in (unwanted, lost):
+            assert answer.store is False
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(answer.id)
+        with pytest.raises(openai.BadRequestError, match="background can only be used when `store` is true"):
+            await client.responses.create(**ASK, background=True, store=False)
+
+
+async def test_a_response_is_found_with_its_own_key_only(tmp_path: Path):
+    file = tmp_path / "keys"
+    records = [KeyRecord(name=name, sha256=hash_key(name.encode())) for name in ("ada", "ben")]
+    file.write_text(format_key_file(KeyFile(keys=records)))
+    keys, values = ApiKeyStore(str(file)), MemoryValues()
+    async with ingress(tmp_path, values, keys=keys, key="ada") as (_, client):
+        answer = await client.responses.create(**ASK, max_output_tokens=2)
+        other = client.with_options(api_key="ben")
+        for asked in (other.responses.retrieve(answer.id), other.responses.delete(answer.id)):
+            with pytest.raises(openai.NotFoundError):
+                await asked
+        assert (await client.responses.retrieve(answer.id)).id == answer.id
+
+
+async def test_a_response_in_the_background_is_queued_then_complete(tmp_path: Path):
+    async with ingress(tmp_path, MemoryValues()) as (_, client):
+        queued = await client.responses.create(**ASK, background=True, max_output_tokens=3)
+        assert (queued.status, queued.background) == ("queued", True)
+        done = await ended(client, queued.id)
+        assert (done.id, done.status, done.output_text) == (queued.id, "incomplete", "w0 w1 w2 ")
+        with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+            await client.responses.cancel(queued.id)
+
+
+async def test_one_that_is_refused_in_the_background_fails(tmp_path: Path):
+    async with ingress(tmp_path, MemoryValues()) as (_, client):
+        queued = await client.responses.create(**ASK, background=True, max_output_tokens=10**6)
+        failed = await ended(client, queued.id)
+        assert failed.status == "failed"
+        assert "maximum context length" in failed.error.message
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_one_that_is_cancelled_stops_its_call_and_stays_so(tmp_path: Path, elsewhere: bool):
+    values = MemoryValues()
+    async with ingress(tmp_path, values) as (rig, client), ingress(tmp_path, values, owner="b.1") as (_, other):
+        rig.core.pace_s = 0.05
+        stream = await client.responses.create(**ASK, background=True, stream=True)
+        identity = (await anext(aiter(stream))).response.id
+        cancelled = await (other if elsewhere else client).responses.cancel(identity)
+        assert cancelled.status == "cancelled"
+        async for _ in stream:  # it ends
+            pass
+        for _ in range(100):
+            if rig.core.abandoned:
+                break
+            await asyncio.sleep(0.05)
+        assert [told.request for told in rig.core.abandoned] == [rig.core.calls[0].request]
+        assert (await client.responses.retrieve(identity)).status == "cancelled"
+
+
+async def test_a_stream_goes_on_from_any_event(tmp_path: Path):
+    async with ingress(tmp_path, MemoryValues()) as (_, client):
+        stream = await client.responses.create(**ASK, background=True, stream=True, max_output_tokens=4)
+        whole = await events_of(stream)
+        assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+        identity = whole[0]["response"]["id"]
+        for after in range(len(whole)):
+            again = await client.responses.retrieve(identity, stream=True, starting_after=after)
+            assert await events_of(again) == whole[after + 1 :]
+        answer = await client.responses.create(**ASK, max_output_tokens=2)
+        with pytest.raises(openai.BadRequestError, match="made in the background"):
+            await client.responses.retrieve(answer.id, stream=True)
+
+
+class DeadStore(MemoryValues):
+    """A store that an ingress which died does not reach any more."""
+
+    def __init__(self, shared: MemoryValues) -> None:
+        super().__init__()
+        self.kept = shared.kept
+        self._shared = shared
+
+    async def put(self, bucket: str, key: str, value: Any, expected: int | None = None) -> int:
+        await self._answer()
+        return await self._shared.put(bucket, key, value, expected)
+
+
+@pytest.mark.parametrize("seen", [0, 3, 9])
+async def test_another_ingress_goes_on_with_the_stream_of_one_that_died(tmp_path: Path, seen: int):
+    values = MemoryValues()
+    first = DeadStore(values)
+    async with ingress(tmp_path, first) as (rig, client), ingress(tmp_path, values, owner="b.1") as (heir, other):
+        rig.core.pace_s = heir.core.pace_s = 0.01
+        stream = await client.responses.create(**ASK, background=True, stream=True, max_output_tokens=30)
+        events = list[dict[str, Any]]()
+        async for event in stream:
+            events.append(event.model_dump())
+            if event.sequence_number == seen:
+                break
+        first.away = True
+        identity = events[0]["response"]["id"]
+        rest = await other.responses.retrieve(identity, stream=True, starting_after=events[-1]["sequence_number"])
+        events += await events_of(rest)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        text = "".join(f"w{i} " for i in range(30))
+        assert "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta") == text
+        done = await other.responses.retrieve(identity)
+        assert (done.status, done.output_text, done.created_at) == (
+            "incomplete",
+            text,
+            events[0]["response"]["created_at"],
+        )
+        (call,) = heir.core.calls
+        assert call.begun == list(range(len(call.begun)))
