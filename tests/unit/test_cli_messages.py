@@ -28,7 +28,7 @@ from millrace.contracts.migration import (
     MigrationFinished,
     MigrationOutcome,
 )
-from millrace.contracts.observers import CandidateScore, DecisionMade, ProvisioningDecided
+from millrace.contracts.observers import CandidateScore, DecisionMade
 from millrace.contracts.worker import AcknowledgeSequences, Sampling, SubmitSequence
 
 AT_NS = 1_795_245_192_986_000_000
@@ -101,20 +101,6 @@ def test_a_decision_shows_who_was_chosen_by_what_with_which_scores() -> None:
         scores=[CandidateScore("w0", 12.0), CandidateScore("w1", 0.0, "draining")],
     )
     assert "dispatch to w0 by least_tokens [w0:12 w1:draining] fewest tokens" in line(decision)
-
-
-def test_a_provisioning_decision_shows_what_is_asked_for_and_why() -> None:
-    decision = ProvisioningDecided(
-        model="m",
-        coordinator="c",
-        strategy="relief",
-        action="stop",
-        count=1,
-        instances=["w2"],
-        reason="utilisation 0.1 below 0.2 for 120 s",
-        serving=3,
-    )
-    assert "stop 1 [w2] by relief: utilisation 0.1 below 0.2 for 120 s; serving=3 starting=0" in line(decision)
 
 
 def test_an_unknown_version_is_read_without_types() -> None:

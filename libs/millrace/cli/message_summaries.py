@@ -15,15 +15,15 @@ from millrace.contracts.broker import LoadReported
 from millrace.contracts.ingress import TokenChunk, TokensGenerated
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished
-from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
+from millrace.contracts.observers import DecisionMade
 from millrace.contracts.plan import Plan, Stage
-from millrace.contracts.status import InstanceRecord, InstanceSummary, StatusSnapshot
+from millrace.contracts.status import InstanceSummary, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
 
 B = TypeVar("B", bound=Body)
 
 #: Fields that a line shows before the text, or that say nothing to a person.
-_BESIDE = ("request", "sequence", "incarnation", "endpoint", "token_ids", "checksums", "submission")
+_BESIDE = ("request", "sequence", "incarnation", "endpoint", "token_ids", "checksums", "submission", "block_hashes")
 
 
 def summary(body: Body) -> str:
@@ -93,41 +93,6 @@ def _decision(body: DecisionMade) -> str:
     return f"{body.kind} to {body.chosen or 'nobody'}{epoch} by {body.policy}{instead} {scores}{futures} {body.reason}"
 
 
-def _finished(body: RequestFinished) -> str:
-    return f"{body.outcome} " + shown_fields(
-        {
-            "prompt": body.prompt_tokens,
-            "cached": body.cached_tokens or None,
-            "predicted_cached": body.predicted_cached_tokens or None,
-            "output": body.output_tokens,
-            "finish": body.finish_reasons,
-            "ttft_ns": body.ttft_ns,
-            "e2e_ns": body.e2e_ns,
-            "predicted_e2e_ns": body.predicted_e2e_ns,
-            "continuations": body.continuations or None,
-            "migrations": body.migrations or None,
-            "instances": body.instances,
-            "detail": body.detail,
-        }
-    )
-
-
-def _provisioning(body: ProvisioningDecided) -> str:
-    whom = f" {bounded_list(body.instances)}" if body.instances else ""
-    return (
-        f"{body.action} {body.count}{whom} by {body.strategy}: {body.reason}; serving={body.serving} "
-        f"starting={body.starting} stopping={body.stopping} utilisation={body.utilisation:.2g}"
-    )
-
-
-def _record(body: InstanceRecord) -> str:
-    return (
-        f"{body.engine} {body.engine_version} {body.model} max_len={body.max_model_len} "
-        f"sequences={body.max_sequences} budget={body.token_budget} blocks={body.blocks_total}x{body.block_size} "
-        f"kv={','.join(body.kv.copiers) if body.kv is not None else 'none ' + body.kv_refusal}".rstrip()
-    )
-
-
 def _with_role(stage: Stage, instance: str) -> str:
     role = stage.roles.get(instance)
     return f"{instance}:{role}" if role is not None else instance
@@ -171,9 +136,6 @@ _SUMMARIES: dict[type[Body], Callable[[Body], str]] = dict(
         _entry(StatusSnapshot, _status),
         _entry(InstanceSummary, _summary),
         _entry(DecisionMade, _decision),
-        _entry(RequestFinished, _finished),
-        _entry(ProvisioningDecided, _provisioning),
-        _entry(InstanceRecord, _record),
         _entry(Plan, _plan),
         _entry(LoadReported, _load),
         _entry(MigrationFinished, _migrated),
