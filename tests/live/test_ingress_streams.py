@@ -54,8 +54,8 @@ async def test_a_chat_stream_is_role_then_content_then_finish_then_done(rig: Rig
     assert got[-1] == "[DONE]"
     choices = [e["choices"][0] for e in got[:-1]]
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
-    assert [c["delta"].get("content") for c in choices[1:-1]] == ["w0 ", "w1 ", "w2 ", "w3 "]
-    assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "length")
+    assert [c["delta"].get("content") for c in choices[1:]] == ["w0 ", "w1 ", "w2 ", "w3 "]
+    assert [c["finish_reason"] for c in choices] == [None] * 4 + ["length"]
     assert {e["object"] for e in got[:-1]} == {"chat.completion.chunk"}
     assert len({(e["id"], e["created"], e["model"]) for e in got[:-1]}) == 1
     assert all("usage" not in e for e in got[:-1])

@@ -1,7 +1,7 @@
 """Server-sent events of a streamed response, from byte templates made once per stream.
 
-One event per delta. A chat stream is: a role event per choice, content events, one event with the finish reason per
-choice, a usage event where asked for, ``[DONE]``. Text that a decoder still holds back gives no event.
+One event per delta. A chat stream is: a role event per choice, content events, the last of a choice with its finish
+reason, a usage event where asked for, ``[DONE]``. Text that a decoder still holds back gives no event.
 """
 
 from __future__ import annotations
@@ -167,15 +167,14 @@ class ChatStream:
         return error_event(error)
 
     def _events(self, delta: ChoiceDelta, tail: bytes) -> bytes:
-        out, ids = b"", _ids(self._head, delta)
-        if delta.text or delta.logprobs or delta.reasoning or delta.calls or (ids and not delta.finish_reason):
-            logprobs = b"null" if delta.logprobs is None else _encode(chat_logprobs(delta.logprobs))
-            own = b'{"index":%d,"delta":' % delta.index + _encode(self._content(delta))
-            out = self._parts.head + own + b',"logprobs":' + logprobs + ids + b',"finish_reason":null}]' + tail
-            ids = b""
-        if delta.finish_reason:
-            out += self._parts.head + finish_choice(delta, b'"delta":{},"logprobs":null' + ids) + tail
-        return out
+        """One event, as vLLM has it: the finish reason comes with the last of the output."""
+        ids, told = _ids(self._head, delta), delta.text or delta.logprobs or delta.reasoning or delta.calls
+        if not (told or ids or delta.finish_reason):
+            return b""
+        content = self._content(delta) if told or not delta.finish_reason else {}
+        logprobs = b"null" if delta.logprobs is None else _encode(chat_logprobs(delta.logprobs))
+        own = b'"delta":' + _encode(content) + b',"logprobs":' + logprobs + ids
+        return self._parts.head + finish_choice(delta, own) + tail
 
     def _content(self, delta: ChoiceDelta) -> dict[str, Any]:
         parts: dict[str, Any] = {}
