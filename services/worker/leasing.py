@@ -168,7 +168,7 @@ class Leasing:
         if lease is None:
             self._ended.put(body.migration)  # a lease that comes after its end was overtaken by it
             return []
-        if lease.held.sequence != body.sequence or lease.held.epoch != body.epoch:
+        if lease.held.sequence != body.sequence or body.epoch not in (-1, lease.held.epoch):
             return []
         moved = body.moved and lease.frozen is not None
         # One that never stood still, or went on since, cannot have moved: whoever says so is behind.

@@ -519,6 +519,14 @@ def test_an_end_in_another_epoch_ends_nothing() -> None:
     assert made.actor.snapshot()["leases"] == {"m1": {"sequence": "r1.0", "epoch": 0, "frozen": True}}
 
 
+def test_an_end_of_a_lease_whose_answer_did_not_come_in_time_knows_no_epoch() -> None:
+    made = bench()
+    made.say(lease(), reply_to="s")
+    assert only(made.say(end(moved=False, epoch=-1)), EndLeaseInEngine)
+    assert made.actor.snapshot()["leases"] == {}
+    assert only(made.say(lease(migration="m2"), reply_to="s"), LeaseInEngine), "another migration may try it at once"
+
+
 # --- the sequence ends under its lease
 
 

@@ -104,6 +104,7 @@ class EndLease(Body, frozen=True, kw_only=True, tag="EndLease/2"):
     """Ends a lease at the source. No answer: where it is lost, the lease ends at its deadline.
 
     Attributes:
+        epoch: As in LeaseKv: -1 where no answer told it.
         moved: The target decodes it: the sequence is let go and its blocks are freed. Otherwise a frozen sequence
             decodes on.
     """
