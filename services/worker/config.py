@@ -72,7 +72,8 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         enabled: Whether this instance gives and takes KV at all.
         verify: Share of the blocks that are compared by checksum after they were copied, 0 to 1, or true or false for
             all or none; None for all where KV lies in host memory, and for one in sixteen on a GPU.
-        copy_bytes_per_step: What a copier that uses the engine's processor copies between two steps, bytes.
+        copy_bytes_per_step: What a copier that uses the engine's processor copies between two steps of 10 ms,
+            bytes; as much more between longer ones.
         copiers: The only ones used, best first; empty for all that both ends offer, in the source's order.
         self_test: Whether the engine moves a sequence to itself at its start, and moves nothing where tokens differ;
             None for where vLLM's paths were read and not run (all but the V1 runner on a CPU).

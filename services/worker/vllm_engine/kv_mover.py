@@ -9,6 +9,7 @@ process that is.
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,12 @@ from services.worker.vllm_engine.kv_words import KvCall, KvSettings, Offer
 #: Copied at a time where no sequence waits for the next step: some 10 ms, so that one that comes does not wait long.
 IDLE_BYTES = 64 << 20
 
+#: ``copy_bytes_per_step`` is of a step of so many seconds; a longer one has as much more, up to so many times.
+STEP_S = 0.01
+STEPS_MAX = 32.0
+#: Part of a step's time after which the answers that are left wait for the next one.
+WORK_SHARE = 0.1
+
 
 class Mover:
     """RequestLeases and reservations of one engine, and the work for them."""
@@ -52,6 +59,7 @@ class Mover:
         row_bytes = sum(group_bytes(config[index]) for index in columns)
         self._ranks = Ranks(core.model_executor, columns)
         self._jobs: list[Job] = []
+        self._worked_s = time.monotonic()
         self.groups = groups
         self.leases = RequestLeases(self._scheduler, groups, verify=settings.verify, row_bytes=row_bytes)
         self.reservations = Reservations(
@@ -116,12 +124,19 @@ class Mover:
         return self.reservations.reserve(command, copier, match_prefix=call.match_prefix)
 
     def work(self) -> None:
-        """Does a step's share for every answer that is owed."""
-        if not self._jobs:
-            return
-        share = (IDLE_BYTES if self._idle() else self._settings.copy_bytes_per_step) // len(self._jobs)
+        """Does a step's share for the answers that are owed, in the order in which they were asked for.
+
+        Shared evenly, the first would be there when the last is: too late for all of them where steps are long. So a
+        long step has a larger share, and those that come later wait where the first ones have taken its time.
+        """
+        now_s = time.monotonic()
+        step_s, self._worked_s = now_s - self._worked_s, now_s
+        steps = min(max(step_s / STEP_S, 1.0), STEPS_MAX)
+        share = IDLE_BYTES if self._idle() else int(steps * self._settings.copy_bytes_per_step)
         for job in self._jobs:
-            job.advance(max(share, 1))
+            job.advance(share)
+            if time.monotonic() - now_s > WORK_SHARE * steps * STEP_S:
+                break
         self._jobs = [job for job in self._jobs if not job.answer.done()]
 
     def owes(self) -> bool:
