@@ -11,6 +11,7 @@ from millrace.actor.engine import EndLeaseInEngine, FreezeInEngine, LeaseInEngin
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.worker import Sampling
 
+from services.worker.config import MigrationConfig
 from services.worker.vllm_engine.startup import checked_config, engine_args
 from tests.engine.bench_engine import BenchEngine, config
 from tests.engine.moving import ask, prompt_of, tell, until_tokens
@@ -35,7 +36,7 @@ def test_a_mamba_model_starts_without_the_prefix_cache_that_it_cannot_have(tmp_p
 
 def test_a_hybrid_model_takes_a_prompt_of_several_blocks_on_a_cpu(tmp_path: Path) -> None:
     """Plain vLLM's engine dies of it where it caches prefixes, as it would choose."""
-    engine = start(moving_families.build(tmp_path, "granite4-hybrid"))
+    engine = start(moving_families.build(tmp_path, moving_families.FAMILIES["granite4-hybrid"]))
     try:
         assert len(engine.run(prompt_of(100), PLAIN).tokens) == PLAIN.max_tokens
     finally:
@@ -66,9 +67,8 @@ def test_a_model_whose_module_cannot_be_imported_is_refused_in_a_line(tmp_path: 
 
 def test_a_sequence_that_is_to_be_computed_elsewhere_stands_still_and_goes_on_here_or_anew(tmp_path: Path) -> None:
     """In an engine whose KV cannot move."""
-    guesses = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-    engine = start(tiny_llama.build(tmp_path / "llama"), engine_args={"speculative_config": guesses})
-    assert engine.info.kv_refusal == "it decodes speculatively"
+    engine = start(tiny_llama.build(tmp_path / "llama"), migration=MigrationConfig(enabled=False))
+    assert engine.info.kv_refusal == "migration is off"
     sampling, prompt = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True), prompt_of(40)
     try:
         expected = engine.run(prompt, sampling).tokens

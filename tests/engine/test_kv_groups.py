@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from services.worker.vllm_engine.kv_groups import CacheGroups, ReservedBlocks
+from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.segment_queue import new_blocks
 
 BLOCK, WINDOW, BLOCKS = 16, 40, 200
@@ -171,3 +173,12 @@ def test_a_part_of_a_sequence_is_of_use_as_far_as_each_group_reaches(names: tupl
     assert held.reach(195, 4) == 0, "its window begins later"
     held.free()
     assert target.free() == BLOCKS - 1
+
+
+@pytest.mark.parametrize(("drafts", "chunk"), [(0, 2), (3, 4)])
+def test_prompts_leave_one_that_arrives_its_token_and_what_it_may_draft(drafts: int, chunk: int) -> None:
+    prompt = SimpleNamespace(num_tokens_with_spec=90, num_computed_tokens=0)
+    engine: Any = SimpleNamespace(
+        running=[prompt] * 3, kv_holding_waiting=[object()], max_num_scheduled_tokens=9, num_spec_tokens=drafts
+    )
+    assert MovingMixin._chunk_beside_arrivals(engine, 0) == chunk

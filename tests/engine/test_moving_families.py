@@ -1,6 +1,8 @@
-"""A sequence of each family of models says what plain vLLM says, and moves there and back with its KV.
+"""A sequence of each family of models says what plain vLLM says, moves there and back with its KV, and goes on from
+its tokens alone elsewhere.
 
-`./task test` runs those of ``SHORT``, `./task test:families` all. The table in docs/MIGRATION.md has a row for each.
+`./task test` runs those of ``SHORT``, `./task test:families` all; with ``MILLRACE_FAMILIES=N`` each moves N times under
+load besides. The table in docs/MIGRATION.md has a row for each.
 """
 
 from __future__ import annotations
@@ -10,35 +12,54 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from millrace.contracts.worker import Sampling
 
 from services.worker.config import MigrationConfig
 from tests.engine.bench_engine import BenchEngine, Decoded, config, reference
 from tests.engine.moving import Pair, begin, prompt_of, recomputed, settled, until_tokens, whole
+from tests.engine.travelling import COMPUTED_AGAIN, FAULTS, KINDS, travel
 from tests.testbed import moving_families
+from tests.testbed.moving_families import Family
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SHORT = ("gemma3",)
-CHOSEN = list(moving_families.FAMILIES) if os.environ.get("MILLRACE_FAMILIES") else list(SHORT)
+MOVES = int(os.environ.get("MILLRACE_FAMILIES") or 0)
+CHOSEN = list(moving_families.FAMILIES) if MOVES else list(SHORT)
 #: Output tokens at which a sequence moves: before its window of 64 is full, across its end, long after it.
 POINTS = (20, 60, 260)
 
 
 @pytest.fixture(scope="module", params=CHOSEN)
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    return request.param, moving_families.build(tmp_path_factory.mktemp("family"), request.param)
+def family(request: pytest.FixtureRequest) -> Family:
+    return moving_families.FAMILIES[request.param]
 
 
 @pytest.fixture(scope="module")
-def engines(family: tuple[str, Path]) -> Iterator[Pair]:
-    fields: dict[str, Any] = {"kv_bytes": 8 << 20, "migration": MigrationConfig(copy_bytes_per_step=64 << 10)}
-    source = BenchEngine(config(family[1], **fields))
-    target = BenchEngine(config(family[1], **fields, seed=99), "t")
+def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return moving_families.build(tmp_path_factory.mktemp("family"), family)
+
+
+@pytest.fixture(scope="module")
+def engines(family: Family, folder: Path) -> Iterator[Pair]:
+    fields: dict[str, Any] = {
+        "kv_bytes": 8 << 20,
+        "migration": MigrationConfig(copy_bytes_per_step=64 << 10),
+        "engine_args": family.engine,
+    }
+    source = BenchEngine(config(folder, **fields))
+    target = BenchEngine(config(folder, **fields, seed=99), "t")
     yield Pair(source, target)
     for engine in (source, target):
         engine.stop()
+
+
+def _sampling(family: Family, tokens: int, seed: int) -> Sampling:
+    """Random but for families that draft: how many numbers those have drawn depends on what was drafted."""
+    temperature = 0.0 if "speculative_config" in family.engine else 1.0
+    return Sampling(max_tokens=tokens, temperature=temperature, seed=seed, ignore_eos=True)
 
 
 def _moved(pair: Pair, prompt: list[int], sampling: Sampling, at: int) -> Decoded:
@@ -56,23 +77,41 @@ def _moved(pair: Pair, prompt: list[int], sampling: Sampling, at: int) -> Decode
 
 
 @pytest.mark.parametrize("at", POINTS)
-def test_a_sequence_goes_there_and_back_as_if_it_had_stayed(engines: Pair, at: int) -> None:
+def test_a_sequence_goes_there_and_back_as_if_it_had_stayed(engines: Pair, family: Family, at: int) -> None:
     assert engines.source.info.kv_refusal == ""
-    sampling = Sampling(max_tokens=at + 1000, temperature=1.0, seed=at, ignore_eos=True)
+    sampling = _sampling(family, at + 200, seed=at)
     prompt = prompt_of(20, salt=at)
     expected = engines.source.run(prompt, sampling)
     since = len(engines.target.events)
     moved = _moved(engines, prompt, sampling, at)
     assert moved.tokens == expected.tokens
-    assert not recomputed(engines.target, since), "nothing was computed again"
+    if "speculative_config" not in family.engine:  # steps that verify drafts count as computing
+        assert not recomputed(engines.target, since), "nothing was computed again"
     settled(engines)
 
 
-def test_text_is_what_plain_vllm_says(engines: Pair, family: tuple[str, Path]) -> None:
+@pytest.mark.parametrize("at", POINTS)
+def test_a_sequence_goes_on_elsewhere_from_its_tokens(engines: Pair, family: Family, at: int) -> None:
+    """As after a kill."""
+    sampling = _sampling(family, at + 100, seed=at)
+    prompt = prompt_of(20, salt=at)
+    expected = engines.source.run(prompt, sampling).tokens
+    assert engines.target.run(prompt, sampling, expected[:at]).tokens == expected[at:]
+
+
+def test_text_is_what_plain_vllm_says(engines: Pair, family: Family, folder: Path) -> None:
     sampling = Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)
     fields = {"max_tokens": 300, "temperature": 0.0, "ignore_eos": True}
     prompts = [prompt_of(length, salt=length) for length in (9, 100)]
     told = [engines.source.run(prompt, sampling).tokens for prompt in prompts]
     # With its prefix cache plain vLLM's engine dies on a CPU of the hybrid family's second prompt.
-    plain = reference(family[1], [(prompt, fields) for prompt in prompts], enable_prefix_caching=False)
+    plain = reference(folder, [(prompt, fields) for prompt in prompts], enable_prefix_caching=False, **family.engine)
     assert told == [tokens for tokens, _, _ in plain]
+
+
+@pytest.mark.skipif(MOVES < 2, reason="MILLRACE_FAMILIES=N, N > 1, has each family move N times")
+def test_many_moves_change_no_token(engines: Pair, family: Family) -> None:
+    kinds = KINDS
+    if "speculative_config" in family.engine:
+        kinds = tuple((length, msgspec.structs.replace(how, temperature=0.0)) for length, how in KINDS)
+    travel(engines, MOVES, kinds=kinds, faults=[fault for fault in FAULTS if fault not in COMPUTED_AGAIN])

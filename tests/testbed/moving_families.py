@@ -1,7 +1,7 @@
 """Small models with random weights of the families that people run, written to a folder: each keeps its state in other
 groups of layers.
 
-``FAMILIES`` has for each its configuration, for transformers. A family is in it that was seen to move.
+``FAMILIES`` has for each its configuration, for transformers, and what its engines are started with.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ _SHAPE: dict[str, Any] = {
 }
 
 
+#: Drafts by n-grams that came before.
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
 class Family(NamedTuple):
     """Recipe of one.
 
@@ -36,15 +40,20 @@ class Family(NamedTuple):
         config: Name of its configuration in transformers.
         fields: Of that, beside those of all.
         keeps: Groups of layers, for people.
+        engine: VLLM's arguments.
     """
 
     config: str
     fields: dict[str, Any]
     keeps: str
+    engine: dict[str, Any] = {}
 
 
 FAMILIES = {
     "llama": Family("LlamaConfig", {}, "full attention"),
+    "llama-ngram": Family(
+        "LlamaConfig", {}, "full attention, tokens drafted by n-grams", {"speculative_config": NGRAM}
+    ),
     "mistral": Family("MistralConfig", {"sliding_window": 64}, "sliding window"),
     "gemma3": Family(
         "Gemma3TextConfig",
@@ -77,12 +86,11 @@ FAMILIES = {
 }
 
 
-def build(folder: Path, name: str, *, seed: int = 0) -> Path:
+def build(folder: Path, family: Family, *, seed: int = 0) -> Path:
     """Writes config.json, weights and tokenizer of a family; returns the folder."""
     import torch
     import transformers
 
-    family = FAMILIES[name]
     torch.manual_seed(seed)
     config = getattr(transformers, family.config)(**{**_SHAPE, **family.fields})
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.float32)

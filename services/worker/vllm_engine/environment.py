@@ -19,6 +19,8 @@ COMMON = {
 #: For engines without a GPU.
 CPU = {
     "OMP_NUM_THREADS": "1",
+    # Drafting by n-grams starts numba's threads, which raise OpenMP's number to theirs for every operator.
+    "NUMBA_NUM_THREADS": "1",
     # The engine's core is set by the worker (sched_setaffinity); vLLM's own binding would put every engine on the
     # same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

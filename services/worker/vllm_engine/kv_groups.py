@@ -265,8 +265,17 @@ def need_of(spec: Any) -> KvNeed:
 
 def unknown_groups(kv_cache_config: Any) -> str:
     """Names of what some groups keep and nothing here knows how to move; empty for none."""
-    specs = [spec for group in kv_cache_config.kv_cache_groups for spec in iter_layer_specs(group.kv_cache_spec)]
-    return ", ".join(sorted({type(spec).__name__ for spec in specs if type(spec) not in _NEEDS}))
+    kinds = {type(spec) for spec in _specs(kv_cache_config)}
+    return ", ".join(sorted(kind.__name__ for kind in kinds - _NEEDS.keys()))
+
+
+def has_state(kv_cache_config: Any) -> bool:
+    """Whether some layers keep one."""
+    return any(isinstance(spec, MambaSpec) for spec in _specs(kv_cache_config))
+
+
+def _specs(kv_cache_config: Any) -> list[Any]:
+    return [spec for group in kv_cache_config.kv_cache_groups for spec in iter_layer_specs(group.kv_cache_spec)]
 
 
 def layer_spec(group: Any, layer: str) -> Any:

@@ -31,7 +31,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from services.worker.vllm_engine import continuation, kv_words, length_estimates, process
-from services.worker.vllm_engine.kv_groups import CacheGroups, described, group_bytes, unknown_groups
+from services.worker.vllm_engine.kv_groups import CacheGroups, described, group_bytes, has_state, unknown_groups
 from services.worker.vllm_engine.kv_ranks import Job, Ranks, ReadFailed
 from services.worker.vllm_engine.kv_source import RequestLeases, denied
 from services.worker.vllm_engine.kv_target import Reservations
@@ -202,8 +202,9 @@ class MovingMixin(_Base):
         prompts = sum(tokens > 1 for tokens in wants)
         if not prompts:
             return threshold
-        others = len(wants) - prompts + len(self.kv_holding_waiting)
-        chunk: int = max(1, (self.max_num_scheduled_tokens - others) // prompts)
+        arrival = 1 + self.num_spec_tokens  # vLLM pads one that comes to as many tokens as it may draft, or asserts
+        others = len(wants) - prompts + len(self.kv_holding_waiting) * arrival
+        chunk: int = max(arrival, (self.max_num_scheduled_tokens - others) // prompts)
         return min(threshold or chunk, chunk)
 
     def yielding_blocks(self) -> int:
@@ -291,11 +292,13 @@ def unmovable(vllm_config: Any, kv_cache_config: Any) -> str:
     """Reasons why an engine of this configuration moves nothing; empty where it can."""
     parallel = vllm_config.parallel_config
     unknown = unknown_groups(kv_cache_config)
+    drafts = vllm_config.speculative_config
     found = {
         "migration is off": kv_words.SETTINGS not in vllm_config.additional_config,
         "its layers keep no KV": not kv_cache_config.kv_cache_groups,
         f"its layers keep {unknown}": bool(unknown),
-        "it decodes speculatively": vllm_config.speculative_config is not None,
+        f"it drafts tokens with {drafts and drafts.method}": drafts is not None and drafts.method != "ngram",
+        "it drafts tokens, and its layers keep a state": drafts is not None and has_state(kv_cache_config),
         "it serves LoRA adapters": vllm_config.lora_config is not None,
         "it has a KV connector of its own": vllm_config.kv_transfer_config is not None,
         "its layers are spread over pipeline stages": parallel.pipeline_parallel_size > 1,

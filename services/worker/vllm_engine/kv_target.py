@@ -228,7 +228,7 @@ class Reservations:
             else:
                 tokens = 0
         # Who waits with its blocks is preempted by nobody: without room for all its tokens it might wait for ever.
-        if tokens and self._make_room(held.blocks.lacks_to_settle(tokens, request.num_tokens)):
+        if tokens and self._make_room(held.blocks.lacks_to_settle(tokens, self._first_step(request))):
             self._adopt(request, held, tokens)
         else:
             held.blocks.free()
@@ -258,8 +258,12 @@ class Reservations:
         )
         BlockRead(self, held, command, ranks).advance(_ALL)
 
+    def _first_step(self, request: Request) -> int:
+        """Tokens of it after its first step, drafted ones with them."""
+        return int(min(request.num_tokens + self._scheduler.num_spec_tokens, self._scheduler.max_model_len))
+
     def _adopt(self, request: Request, held: BlockReservation, tokens: int) -> None:
-        tables = held.blocks.settle(tokens, request.num_tokens)
+        tables = held.blocks.settle(tokens, self._first_step(request))
         for group, table in zip(self.groups.all, tables, strict=True):
             group.manager.req_to_blocks[request.request_id] = table
             named = min(held.matched * group.columns, tokens // group.block_tokens)
