@@ -40,12 +40,11 @@ from simulator import services
 from simulator.cluster import BUS, CLUSTER, SimulatedCluster
 from simulator.host import HostShape, SimulatedHost
 from simulator.policy_faults import PolicyFaultSink
-from simulator.scenarios import lengths_known, observer, scenario_operator
+from simulator.scenarios import lengths_known, observer
 from simulator.scenarios.counting_clients import CountingClients
 from simulator.scenarios.head_estimates import HeadEstimates
 from simulator.scenarios.lengths_known import Expected, KnowingTagger
 from simulator.scenarios.observer import EngineSample, Observer
-from simulator.scenarios.scenario_operator import ScenarioOperator
 from simulator.scenarios.spec import Group, ScenarioSpec
 from simulator.services import SimInstance, SimService
 from simulator.vocabulary import byte_vocabulary
@@ -160,14 +159,6 @@ class ScenarioCluster(SimulatedCluster):
             add(Role.INGRESS, self._ingress(f"ingress-{index}"))
         if self.spec.rescheduling.policy:
             self._add_rescheduler()
-        self.operator = self._add_operator() if self.spec.orders else None
-
-    def _add_operator(self) -> ScenarioOperator:
-        """The cell that gives the scenario's orders."""
-        model = self.spec.cluster.groups[0].model
-        made = ScenarioOperator(self.spec.orders, cluster=CLUSTER, model=model, begin_ns=self.begin_ns)
-        self.simulation.add(lambda _start: made, node=made.name, accepts=scenario_operator.ACCEPTS, role=Role.OPERATOR)
-        return made
 
     def _add_rescheduler(self) -> None:
         """The actor that moves sequences from one place, with the rights of an operator."""

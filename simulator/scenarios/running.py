@@ -46,7 +46,6 @@ class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
         details: First detail of each kind of failure.
         fallbacks: Decisions that were made without the predictions that the policy asked for.
         engine_steps: Steps of all engines.
-        answers: Of the coordinator to the scenario's orders.
         trades: What brokers counted, see ScenarioCluster.trades; empty without brokers.
     """
 
@@ -63,7 +62,6 @@ class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[EngineSample]
     migrations: list[MigrationRecord] = []
     trades: dict[str, int] = {}
-    answers: list[str] = []
 
 
 def run_scenario(
@@ -195,7 +193,6 @@ class _Run:
             samples=cluster.samples,
             migrations=cluster.observer.migrations,
             trades=cluster.trades(),
-            answers=cluster.operator.answers if cluster.operator is not None else [],
         )
 
 

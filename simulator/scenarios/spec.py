@@ -12,7 +12,6 @@ from millrace.workloads.lengths import LogNormalLengths
 from services.coordinator.config import RolePolicyConfig, StagesConfig, StepBoundsConfig
 from simulator.scenarios.head_estimates import HeadSpec
 from simulator.scenarios.migration_spec import MigrationSpec
-from simulator.scenarios.order_spec import OrderSpec
 from simulator.scenarios.provisioning_spec import ProvisioningSpec
 from simulator.scenarios.trading_spec import TradingSpec
 
@@ -28,7 +27,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         model: What they serve. Groups may serve the same model or different ones.
         instances: How many.
         members: Their names, where they have others.
-        spares: Instances beyond those, like these, that provisioning or an operator may start.
+        spares: Instances beyond those, like these, that provisioning may start.
         shape: What they run on, as an operator names it; empty for the group's name.
         step_time: A set of step-time coefficients that ships, or the path of one.
         speed: How much faster than that they are.
@@ -335,7 +334,6 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prediction: PredictionSpec = PredictionSpec()
     network: NetworkSpec = NetworkSpec()
     faults: tuple[FaultSpec, ...] = ()
-    orders: tuple[OrderSpec, ...] = ()
     slo: SloSpec = SloSpec()
     intervals: IntervalSpec = IntervalSpec()
     output: OutputSpec = OutputSpec()
