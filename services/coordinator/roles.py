@@ -312,7 +312,7 @@ class RolesActor(Controller):
         plan, known = self._led.plan(body.model), self._models.get(body.model)
         if plan is None or known is None or not self._led.leads(body.model, now_ns):
             return []
-        refused = old_plan(body, plan) or self._refusal(body, plan, known, now_ns)
+        refused = old_plan(body, plan) or self._refusal(body, plan, known)
         if refused is not None:
             return answer(reply_to, refused)
         stage = next(s for s in plan.stages if body.instance in s.instances)
@@ -323,7 +323,7 @@ class RolesActor(Controller):
         orders = {body.instance: body.role}
         return [self._propose(body.model, known, now_ns, orders), *answer(reply_to, accepted)]
 
-    def _refusal(self, body: SetRole, plan: Plan, known: ModelRoles, now_ns: int) -> OrderRefused | None:
+    def _refusal(self, body: SetRole, plan: Plan, known: ModelRoles) -> OrderRefused | None:
         stage = next((s for s in plan.stages if body.instance in s.instances), None)
         if stage is None:
             detail = f"no {body.instance} in the plan of {body.model}"
@@ -335,16 +335,6 @@ class RolesActor(Controller):
         if not _is_capable([*roles.values()]):
             detail = f"with {body.instance} as {body.role} its stage could not prefill, or not decode"
             return OrderRefused(reason=OrderRefusal.NOT_CAPABLE, detail=detail)
-        if body.wait:
-            return None
-        if held := self._fence(known, stage.name, body.instance, now_ns):
-            reason = OrderRefusal.FLIP_OPEN if stage.name in known.open else OrderRefusal.FLIPPED_LATELY
-            return OrderRefused(reason=reason, detail=held)
-        indicators = self._indicators(body.instance)
-        arriving = indicators.decode.moving if indicators is not None else 0
-        if moves := self._leaving(body.instance, now_ns) + arriving:
-            detail = f"{moves} moves from or to {body.instance} are under way"
-            return OrderRefused(reason=OrderRefusal.MOVES_OPEN, detail=detail)
         return None
 
     def _target(self, known: ModelRoles, plan: Plan, name: str) -> InstanceRole:

@@ -67,14 +67,14 @@ class RoleOperator:
         await self._bus.subscribe(self._subjects.migrations(), cb=on_message)
 
     async def order(
-        self, instance: str, role: InstanceRole, *, epoch: int = 0, wait: bool = True, limit_s: float = 30.0
+        self, instance: str, role: InstanceRole, *, epoch: int = 0, limit_s: float = 30.0
     ) -> OrderAccepted | OrderRefused:
         """Gives an order until somebody answers it.
 
         Raises:
             TimeoutError: nobody does within the limit.
         """
-        body = SetRole(model=self._rig.model, instance=instance, role=role, plan_epoch=epoch, wait=wait)
+        body = SetRole(model=self._rig.model, instance=instance, role=role, plan_epoch=epoch)
         subject = self._subjects.coordinate(body.model, "role")
         until = time.monotonic() + limit_s
         while time.monotonic() < until:

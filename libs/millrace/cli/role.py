@@ -3,9 +3,8 @@
 The coordinator of the instance's model changes the role in two steps. First the instance has the role `both`: it takes
 new requests and keeps its own until no migration from it is open. Then it gets its new role. Running requests
 continue without a pause. The order waits while another flip is under way, and for 10 s after a flip of the instance or
-of another one of its stage; with --now it is refused instead, and also while migrations are open. It is always refused
-for an unknown instance, if a stage would have no instance for prefill or for decode, and if the plan has changed since
-the command read it.
+of another one of its stage. It is refused for an unknown instance, if a stage would have no instance for prefill or for
+decode, and if the plan has changed since the command read it.
 
 The role stays until the next order, across restarts of instances and of the coordinator. A role policy (`flips` of the
 coordinator) may still change it under load.
@@ -35,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     parser.add_argument("instance", metavar="INSTANCE", help="see `millrace status`")
     parser.add_argument("role", choices=[str(role) for role in InstanceRole])
-    parser.add_argument("--now", action="store_true", help="refuse the order instead of waiting")
     parser.add_argument(
         "--limit", type=float, default=60.0, metavar="S", help="how long to follow the flip (default: 60)"
     )
@@ -72,7 +70,6 @@ async def flip(arguments: argparse.Namespace) -> int:
             instance=row.instance,
             role=InstanceRole(arguments.role),
             plan_epoch=view.epoch(row.model),
-            wait=not arguments.now,
         )
         print(f"{row.instance} does {row.role}; {taken(await _ordered(bus, Subjects(connection.cluster), order))}")
         return 0 if arguments.detach else await _followed(view, order, limit_s=arguments.limit)

@@ -13,15 +13,12 @@ class SetRole(Body, frozen=True, kw_only=True, tag="SetRole/1"):
 
     Attributes:
         plan_epoch: Of the plan that the order was made on; an older one than the plan in force is refused. 0 for any.
-        wait: Whether the order may wait for what holds it back now (an earlier flip, scaling, moves under way); else
-            it is refused for it.
     """
 
     model: str
     instance: str
     role: InstanceRole
     plan_epoch: int = 0
-    wait: bool = True
 
 
 class SetInstances(Body, frozen=True, kw_only=True, tag="SetInstances/1"):
@@ -64,9 +61,6 @@ class OrderRefusal(StrEnum):
     UNKNOWN_INSTANCE = "unknown_instance"  # not in the plan in force
     NOT_CAPABLE = "not_capable"  # a stage would have no instance to prefill, or none to decode
     OLD_PLAN = "old_plan"  # the plan has changed since
-    FLIP_OPEN = "flip_open"  # another flip is under way in the stage
-    FLIPPED_LATELY = "flipped_lately"  # the instance, or another one of its stage, has just been flipped
-    MOVES_OPEN = "moves_open"  # sequences are on their way from or to the instance
     UNKNOWN_SHAPE = "unknown_shape"  # no provisioner has such instances of the model
     NO_DEVICE = "no_device"  # all that provisioners could start run already
     NOT_KEPT = "not_kept"  # no provisioner can stop them, or none answers
