@@ -61,6 +61,25 @@ def test_responses_call_a_tool_and_tell_its_result(openai: OpenAI) -> None:
     assert openai.responses.create(input=turns, tools=[FUNCTION], **RESPONSES).output_text == "18 degrees"
 
 
+def test_a_tools_result_goes_on_from_a_stored_response(openai: OpenAI) -> None:
+    first = openai.responses.create(input=ASKED, tools=[FUNCTION], **RESPONSES)
+    (call,) = first.output
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees"}  # type: ignore[union-attr]
+    chained = {"tools": [FUNCTION], "previous_response_id": first.id}
+    answer = openai.responses.create(input=[result], **chained, **RESPONSES)
+    assert answer.output_text == "18 degrees"
+    assert openai.responses.retrieve(answer.id) == answer
+
+
+def test_a_response_in_the_background_is_streamed_again_from_an_event(openai: OpenAI) -> None:
+    events = list(openai.responses.create(input=PROMPT, background=True, stream=True, **RESPONSES))
+    done: Any = events[-1]
+    assert (done.type, done.response.output_text) == ("response.completed", ANSWER)
+    again = openai.responses.retrieve(done.response.id, stream=True, starting_after=3)
+    assert list(again) == events[4:]
+    openai.responses.delete(done.response.id)
+
+
 def test_responses_parse_finds_the_values(openai: OpenAI) -> None:
     answer = openai.responses.parse(input="My name is Ada. Age 31.", text_format=Person, **RESPONSES)
     assert answer.output_parsed == Person(name="Ada", age=31)
