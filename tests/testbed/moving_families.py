@@ -83,6 +83,43 @@ FAMILIES = {
         {"num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": 1, "expand": 2, "chunk_size": 64},
         "Mamba 2",
     ),
+    "gemma4": Family(
+        "Gemma4TextConfig",
+        {
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 64,
+            "vocab_size_per_layer_input": tiny_llama.VOCABULARY,
+            "hidden_size_per_layer_input": 16,
+        },
+        "sliding window, full attention of wider heads",
+    ),
+    "gpt-oss": Family(
+        "GptOssConfig",
+        {
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        "sliding window, full attention, with sinks",
+    ),
+    "falcon-h1": Family(
+        "FalconH1Config",
+        {
+            "mamba_d_ssm": 256,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_d_state": 16,
+            "mamba_chunk_size": 64,
+        },
+        "Mamba 2 and full attention in each layer",
+    ),
+    "qwen3-moe": Family(
+        "Qwen3MoeConfig",
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+        "full attention",
+    ),
 }
 
 
