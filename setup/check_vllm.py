@@ -149,7 +149,7 @@ def unlisted() -> list[str]:
 
 
 def compare(source: VllmSource, installed: VllmSource) -> tuple[list[str], list[str]]:
-    """What is missing, and what is written otherwise than in the installed one."""
+    """Symbols that are missing, and those that are written otherwise than in the installed one."""
     missing, changed = [], []
     followed = {symbol.partition(".")[0] for _, symbol in symbols() if "." in symbol}
     for module, symbol in symbols():

@@ -1,4 +1,4 @@
-"""What a vLLM server tells of its requests, under its names, so that its dashboards show this ingress's.
+"""A vLLM server's figures of requests, under its names, so that its dashboards show this ingress's.
 
 What only engines know (batch, queue, KV) workers tell under vLLM's names.
 """

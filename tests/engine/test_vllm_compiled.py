@@ -104,8 +104,8 @@ def _blocks_that_agree(piece: int) -> int:
 
 
 def test_kv_computed_again_in_bf16_is_longer_that_of_the_decode_steps() -> None:
-    """Where attention cuts a context into tiles depends on the processor: its caches and instructions. The lengths do
-    too; with caches of 512 KiB 1,650 tokens in vLLM's pieces, all of these in ours.
+    """Tiles of a context end where the processor's caches and instructions have attention end them. The lengths do
+    too: with caches of 512 KiB 1,650 tokens in vLLM's pieces, all of these in ours.
     """
     own, ours = _blocks_that_agree(2048), _blocks_that_agree(startup.PIECE_TOKENS)
     print(

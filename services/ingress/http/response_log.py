@@ -105,7 +105,7 @@ class ResponseLog:
         self._grown = asyncio.Event()
 
     def exchange(self, request: HttpRequest) -> Exchange:
-        """What stands for the connection of its call."""
+        """Stands for the connection of its call."""
         self._exchange = BackgroundExchange(request, self)
         return self._exchange
 

@@ -215,7 +215,7 @@ class LateRows(AsyncModelRunnerOutput):
         return self._reader.finish(self._rows, self._output.get_output())
 
     def get_kv_connector_output(self) -> Any:
-        """What vLLM 0.33 asks for where a step failed."""
+        """Asked for by vLLM 0.33 where a step failed."""
         return self._output.get_kv_connector_output()
 
 
