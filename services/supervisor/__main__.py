@@ -11,17 +11,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
-from millrace.cluster import read_cluster
+from millrace.cluster import ClusterSpec, read_cluster
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
-from millrace.supervision.fork_server import ForkServer
 from millrace.supervision.survivors import FILE, WrittenProcess, created_s, survivors, write_processes
 from millrace.telemetry import open_telemetry
 
@@ -31,7 +30,7 @@ from services.supervisor.causes import failure_cause
 from services.supervisor.config import ChildSpec, LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner, open_api_warning
 from services.supervisor.effects import ChildStarted, ReadSpecification, SignalChild, SpecificationRead, StartChild
-from services.supervisor.launcher import Launcher, last_lines
+from services.supervisor.launcher import ForkServers, Launcher, last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import (
     SOCKETS,
@@ -48,7 +47,6 @@ from services.supervisor.preflight import (
 from services.supervisor.probes import http_ready
 from services.supervisor.rereading import CheckFiles, reread
 from services.supervisor.store_guard import CHECK_S, StoreGuard
-from services.supervisor.worker_forker import WorkerForker
 
 #: How long nats-server may take to say that it is well, seconds. It takes 0.1 s.
 NATS_START_LIMIT_S = 15.0
@@ -70,22 +68,21 @@ class Cluster:
         self,
         config: SupervisorConfig,
         layout: Layout,
-        fork_server: ForkServer | None = None,
-        check_files: CheckFiles | None = None,
-        cores: list[int] | None = None,
-        started_ns: int = 0,
-        living: Sequence[WrittenProcess] = (),
+        fork_servers: ForkServers,
+        check_files: CheckFiles,
+        cores: list[int],
+        started_ns: int,
+        living: Sequence[WrittenProcess],
     ) -> None:
         """``living``: processes of an earlier supervisor, to be taken over."""
         self._config = config
         self._layout = layout
-        self._check_files, self._cores, self._started_ns = check_files, cores or [], started_ns
+        self._check_files, self._cores, self._started_ns = check_files, cores, started_ns
         self._directory = Path(config.directory)
-        self._launcher = Launcher(self._directory / "logs", self._notify, fork_server)
+        self._launcher = Launcher(self._directory / "logs", self._notify, fork_servers)
         self._stores = [
             StoreGuard(config.bus, self._directory, child.name, index) for index, child in enumerate(config.nats)
         ]
-        self._launcher.forker = WorkerForker(self._directory / "run" / "fork.sock", self._notify)
         self._living = {each.spec["name"]: each for each in living}
         self._written: list[tuple[ChildSpec, int, bool]] = []
         self._handle: ActorHandle | None = None
@@ -277,22 +274,28 @@ class Cluster:
             loop.add_signal_handler(number, self._stop)
 
     def _stop(self) -> None:
+        self._launcher.end_starts()
         if self._handle is not None:
             self._handle.deliver(StopRequested())
 
 
-def main(check_files: CheckFiles | None = None, fork_server: ForkServer | None = None) -> int:
+#: Makes a cluster's fork servers, and ends them.
+OpenServers = Callable[[ClusterSpec], contextlib.AbstractContextManager[ForkServers]]
+
+
+def main(check_files: CheckFiles, open_servers: OpenServers) -> int:
     """Reads what was asked for, checks that it can be had, and runs it.
 
     Args:
         check_files: Knows the services' configurations, which the supervisor itself does not.
-        fork_server: Starts services; without one each starts by itself.
+        open_servers: Makes a cluster's fork servers, before there is a thread, a lock or a file that they would share.
     """
-    parser = argparse.ArgumentParser(prog="python -m services.supervisor", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m deployment.local_supervisor", description=__doc__)
     parser.add_argument("--options", required=True, help="JSON of LaunchOptions, as `millrace up` writes it")
     try:
         options = msgspec.json.decode(parser.parse_args().options.encode(), type=LaunchOptions)
-        return launch(options, check_files, fork_server)
+        with open_servers(_in_force(options)) as fork_servers:
+            return launch(options, check_files, fork_servers)
     except (AlreadyRunning, BusError, ConfigError, msgspec.ValidationError) as error:
         print(f"millrace up: {error}", file=sys.stderr)  # noqa: T201  # talks to the person who typed `up`
         return 1
@@ -301,7 +304,13 @@ def main(check_files: CheckFiles | None = None, fork_server: ForkServer | None =
         return 130
 
 
-def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_server: ForkServer | None = None) -> int:
+def _in_force(options: LaunchOptions) -> ClusterSpec:
+    """What will run: where processes outlived their supervisor, the specification that they were started by."""
+    directory = Path(options.directory)
+    return read_cluster(directory / "run" / "cluster.toml") if survivors(directory) else options.spec
+
+
+def launch(options: LaunchOptions, check_files: CheckFiles, fork_servers: ForkServers) -> int:
     """Runs a cluster until it is told to stop; returns the exit code.
 
     Raises:
@@ -311,7 +320,7 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_s
     with contextlib.ExitStack() as stack:
         stack.enter_context(claim(directory))
         living = survivors(directory)
-        spec = check(read_cluster(directory / "run" / "cluster.toml"), _any_port) if living else check(options.spec)
+        spec = check(_in_force(options), free=(lambda host, port: True) if living else None)
         if not living:
             if ended := last_end(directory):
                 print(ended)  # noqa: T201  # to the person who typed `up`
@@ -325,21 +334,11 @@ def launch(options: LaunchOptions, check_files: CheckFiles | None = None, fork_s
         layout = Layout.restored(options) if living else Layout(options)
         config = layout.plan()
         layout.write()
-        if check_files is not None:
-            check_files(spec, layout.configurations())
+        check_files(spec, layout.configurations())
         file = Path(config.directory) / "run" / "cluster.json"
         stack.callback(file.unlink, missing_ok=True)
         file.touch(mode=0o600)
         started_ns = time.time_ns()
         file.write_bytes(layout.cluster_file(os.getpid(), started_ns))
         stack.callback((directory / FILE).unlink, missing_ok=True)
-        return asyncio.run(Cluster(config, layout, fork_server, check_files, cores, started_ns, living).run())
-
-
-def _any_port(host: str, port: int) -> bool:
-    """The cluster's own processes listen there."""
-    return True
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return asyncio.run(Cluster(config, layout, fork_servers, check_files, cores, started_ns, living).run())

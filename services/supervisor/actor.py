@@ -7,8 +7,7 @@ which is why nothing here waits for an answer from the bus.
 | message in | change | messages out |
 |---|---|---|
 | ChildStarted | pid known | |
-| ChildReady, ServicePresence(ALIVE) | READY once every actor of the child is there | StartChild for those that waited
-for it |
+| ServicePresence(ALIVE) | READY once every actor of the child is there | |
 | ChildExited | BACKING_OFF; while stopping: STOPPED | ServicePresence(DEAD) for its actors, StartTimer(restart/...) |
 | TimerFired(restart/NAME) | STARTING | StartChild |
 | TimerFired(kill/NAME) | | SignalChild(SIGKILL) |
@@ -59,7 +58,6 @@ from services.supervisor.comparing import compared
 from services.supervisor.config import ChildSpec, SupervisorConfig
 from services.supervisor.effects import (
     ChildExited,
-    ChildReady,
     ChildStarted,
     MachineChecked,
     ReadSpecification,
@@ -126,7 +124,7 @@ class SupervisorActor:
         self._store_again_ns: dict[str, int] = {}
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Listens to presences and starts every child that waits for none."""
+        """Listens to presences and starts every child."""
         effects: list[Effect] = [
             Subscribe(subject=self._subjects.presences()),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
@@ -163,8 +161,6 @@ class SupervisorActor:
                 return self._on_presence(body, now_ns)
             case ChildStarted() as body:
                 return self._on_started(body, now_ns)
-            case ChildReady() as body:
-                return self._on_ready(self._children[body.name], now_ns)
             case ChildExited() as body:
                 return self._on_exited(body, now_ns)
             case MachineChecked() as body:
@@ -200,8 +196,7 @@ class SupervisorActor:
             return [SignalChild(name=body.name, pid=body.pid, signal=signal.SIGKILL)]
         if child.state is ChildState.RETIRING:
             return [SignalChild(name=body.name, pid=body.pid, signal=signal.SIGTERM)]
-        awaited = any(other.spec.after == body.name for other in self._children.values())
-        return [] if child.spec.presences or awaited else self._on_ready(child, now_ns)
+        return [] if child.spec.presences else self._on_ready(child, now_ns)
 
     def _on_ready(self, child: Child, now_ns: int) -> list[Effect]:
         if child.state is not ChildState.STARTING:
@@ -209,7 +204,7 @@ class SupervisorActor:
         child.state, child.start_failures, child.ready_ns = ChildState.READY, 0, now_ns
         took_ms = (now_ns - child.started_ns) // 1_000_000
         log = Log(level="info", event="child_ready", fields={"child": child.spec.name, "took_ms": took_ms})
-        return [log, *self._start_waiting(now_ns)]
+        return [log]
 
     def _on_exited(self, body: ChildExited, now_ns: int) -> list[Effect]:
         child = self._children[body.name]
@@ -464,17 +459,11 @@ class SupervisorActor:
         return [
             effect
             for child in self._children.values()
-            if child.state is ChildState.WAITING and self._may_start(child)
+            if child.state is ChildState.WAITING
             for effect in self._start_child(child, now_ns)
         ]
 
-    def _may_start(self, child: Child) -> bool:
-        return not child.spec.after or self._children[child.spec.after].state is ChildState.READY
-
     def _start_child(self, child: Child, now_ns: int) -> list[Effect]:
-        if not self._may_start(child):
-            child.state = ChildState.WAITING
-            return []
         child.state, child.started_ns = ChildState.STARTING, now_ns
         if (spec := self._wanted.get(child.spec.name, child.spec)) != child.spec:
             child.spec, child.start_failures = spec, 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.cluster.spec import ClusterSpec
@@ -20,18 +22,23 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cores: list[int] = []
 
 
+class Imports(StrEnum):
+    """What a child imports that another process can have ready for it."""
+
+    SERVICES = "services"
+    VLLM = "vllm"
+
+
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One process to keep running.
 
     Attributes:
         name: Unique among the children; its log is ``<name>.log``.
         role: The role under which it shows its presence.
-        command: Program and arguments; empty where the process is forked by the worker fork server.
-        fork_config: Configuration file of a worker to fork; empty where ``command`` is set.
-        core: Core that a forked worker's engine is pinned to; -1 for none.
+        command: Program and arguments.
+        imports: Chooses the fork server that starts it.
         presences: Names that show presence once it is ready (several where one process hosts several actors). Without
-            any, and where no other child waits for it, it is ready as soon as it runs.
-        after: Child that must be ready before this one is started; empty for none.
+            any, it is ready as soon as it runs.
         stop_order: Children with a lower number are asked to stop first.
         stop_limit_ms: How long it may take to stop before it is killed.
         model: Of a worker: what it serves; empty for any.
@@ -44,10 +51,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: str
     role: str
     command: list[str] = []
-    fork_config: str = ""
-    core: int = -1
+    imports: Imports = Imports.SERVICES
     presences: list[str] = []
-    after: str = ""
     stop_order: int = 0
     stop_limit_ms: int = 10_000
     model: str = ""

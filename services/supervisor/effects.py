@@ -86,9 +86,3 @@ class MachineChecked(Body, frozen=True, kw_only=True, tag="local.MachineChecked/
     store: str
     room: bool
     disk: str
-
-
-class ChildReady(Body, frozen=True, kw_only=True, tag="local.ChildReady/1"):
-    """The shell knows that a child without presence is ready (the worker fork server, nats-server)."""
-
-    name: str

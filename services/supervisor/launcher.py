@@ -10,15 +10,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from millrace.actor.private_files import open_private
 from millrace.contracts.message import Body
 from millrace.supervision.fork_server import ForkServer, ForkServerLost
 
-from services.supervisor.config import ChildSpec
+from services.supervisor.config import ChildSpec, Imports
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
 
 #: A log that has grown beyond this is begun anew at the next start of its child; one older file is kept.
@@ -27,21 +28,8 @@ LOG_BYTES_MAX = 64 * 1024 * 1024
 #: Of a log's end, for a person: the tracebacks of an engine's process and of its worker.
 TAIL_BYTES = 64 * 1024
 
-
-class Forker(Protocol):
-    """Forks workers from a process that has vLLM imported (the worker fork server)."""
-
-    def attend(self, name: str) -> None:
-        """The worker fork server's process was started; notify hears ChildReady once it can fork."""
-        ...
-
-    def fork(self, spec: ChildSpec, log: Path) -> None:
-        """Begins a fork; the launcher's notify hears ChildStarted or ChildExited."""
-        ...
-
-    def adopt(self, name: str, pid: int) -> None:
-        """A worker that an earlier supervisor has asked for."""
-        ...
+#: By what they have imported.
+ForkServers = Mapping[Imports, ForkServer]
 
 
 class Launcher:
@@ -50,16 +38,16 @@ class Launcher:
     Children outlive this process where it is killed: the next supervisor takes them over.
 
     Args:
-        fork_server: Starts services by fork; without one, or once it is lost, they start by exec. Either way they are
+        fork_servers: Those there are. Without one, or once it is lost, children start by exec. Either way they are
             children of this process.
     """
 
-    def __init__(self, log_dir: Path, notify: Callable[[Body], None], fork_server: ForkServer | None = None) -> None:
+    def __init__(self, log_dir: Path, notify: Callable[[Body], None], fork_servers: ForkServers | None = None) -> None:
         self._log_dir = log_dir
         self._notify = notify
-        self._fork_server = fork_server
+        self._fork_servers = dict(fork_servers or {})
         self._tasks: set[asyncio.Task[None]] = set()
-        self.forker: Forker | None = None
+        self._ended = False
 
     def log_path(self, name: str) -> Path:
         """Path of the log that takes a child's output."""
@@ -67,21 +55,16 @@ class Launcher:
 
     def start(self, effect: StartChild) -> None:
         """Carries out StartChild."""
-        spec = effect.spec
-        if not spec.fork_config:
-            self._keep(self._run(spec))
-        elif self.forker is None:
-            self._notify(ChildExited(name=spec.name, pid=0, status=1, detail="there is no worker fork server"))
-        else:
-            self.forker.fork(spec, self.log_path(spec.name))
+        self._keep(self._run(effect.spec))
+
+    def end_starts(self) -> None:
+        """Gives up starts that wait for imports: ChildExited tells of each. Nothing is started by fork from now on."""
+        self._ended = True
+        for server in self._fork_servers.values():
+            server.close()
 
     def adopt(self, spec: ChildSpec, pid: int) -> None:
         """Takes over a process that an earlier supervisor has started."""
-        if spec.fork_config and self.forker is not None:
-            self.forker.adopt(spec.name, pid)
-            return
-        if spec.role == "worker-fork-server" and self.forker is not None:
-            self.forker.attend(spec.name)
         self._keep(self._watch(spec.name, pid))
 
     async def _watch(self, name: str, pid: int) -> None:
@@ -116,31 +99,25 @@ class Launcher:
                 self._notify(ChildExited(name=spec.name, pid=0, status=127, detail=str(error)))
                 return
         self._notify(ChildStarted(name=spec.name, pid=pid))
-        if spec.role == "worker-fork-server" and self.forker is not None:
-            self.forker.attend(spec.name)
         status = await _exit_status(pid)
         self._notify(ChildExited(name=spec.name, pid=pid, status=status))
 
     async def _start(self, spec: ChildSpec, log: int) -> int:
         """Starts a child by fork where that can be, else by exec; returns its pid."""
-        server = self._fork_server
-        if server is not None and _gains_by_fork(spec.command):
+        server = self._fork_servers.get(spec.imports)
+        if server is not None and spec.command[:2] == [sys.executable, "-m"]:
             module, *arguments = spec.command[2:]
             try:
-                return await asyncio.to_thread(server.start, module, arguments, output=log, outlives=True)
+                start = partial(server.start, module, arguments, output=log, outlives=True)
+                return await _in_thread(start, f"fork-{spec.name}")
             except ForkServerLost as lost:
-                self._fork_server = None
-                sys.stderr.write(f"services start slower from here on, each by itself: {lost}\n")
+                if self._ended:
+                    raise OSError("nothing is started any more") from None
+                if self._fork_servers.pop(spec.imports, None) is not None:
+                    server.close()
+                    what = "services" if spec.imports is Imports.SERVICES else "engines"
+                    sys.stderr.write(f"{what} start slower from here on, each by itself: {lost}\n")
         return _start_by_exec(spec.command, log)
-
-
-def _gains_by_fork(command: list[str]) -> bool:
-    """Whether a fork saves imports. Most imports of the worker fork server are its own: where this process has not
-    imported vLLM, it sets the environment that torch reads before it imports it.
-    """
-    if command[:2] != [sys.executable, "-m"]:
-        return False
-    return command[2] != "services.worker.fork_server" or "vllm" in sys.modules
 
 
 def _start_by_exec(command: list[str], log: int) -> int:
@@ -172,15 +149,18 @@ def _wait_for_end(pid: int) -> int:
     return 0
 
 
-async def _in_thread(wait: Callable[[], int], name: str) -> int:
-    """The result of a wait in a thread of its own, which does not keep this process from ending."""
+async def _in_thread(work: Callable[[], int], name: str) -> int:
+    """What work returns or raises, in a thread of its own, which does not keep this process from ending."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[int] = loop.create_future()
 
     def run() -> None:
-        value = wait()
+        try:
+            tell = partial(result.set_result, work())
+        except ForkServerLost as lost:
+            tell = partial(result.set_exception, lost)
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody asks any more
-            loop.call_soon_threadsafe(result.set_result, value)
+            loop.call_soon_threadsafe(tell)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await result

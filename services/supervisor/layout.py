@@ -32,7 +32,7 @@ from millrace.supervision.service_fields import (
     worker_settings_of,
 )
 
-from services.supervisor.config import ChildSpec, LaunchOptions, SupervisorConfig
+from services.supervisor.config import ChildSpec, Imports, LaunchOptions, SupervisorConfig
 
 #: Provisioning reaches this machine under this name.
 HOST = "local"
@@ -106,7 +106,6 @@ class Layout:
             *self._taggers(),
             *self._services("coordinator", range(services.coordinators), self._coordinator_fields(), stop_order=3),
             *self._predictors(),
-            *self._worker_fork_server(slots),
             *self._workers(running, slots),
             *self._migrators(),
             *self._judges(),
@@ -136,7 +135,7 @@ class Layout:
         return config
 
     def _stamped(self, child: ChildSpec) -> ChildSpec:
-        paths = [Path(word) for word in (*child.command, child.fork_config)]
+        paths = [Path(word) for word in child.command]
         content = b"\n".join(self._files[path] for path in paths if path in self._files)
         return msgspec.structs.replace(child, digest=hashlib.sha256(content).hexdigest()[:16])
 
@@ -353,13 +352,6 @@ class Layout:
         broker = merged(broker_fields(spec, instances), spec.settings.broker)
         return self._hosting(self._service("migrator", index, fields, stop_order=3), index, {Role.BROKER: broker})
 
-    def _worker_fork_server(self, slots: Iterable[WorkerSlot]) -> list[ChildSpec]:
-        """The process that vLLM workers are forked from, where there may be any."""
-        if all(slot.group.engine is EngineName.MODELLED or slot.group.python for slot in slots):
-            return []
-        command = [sys.executable, "-m", "services.worker.fork_server", "--socket", str(self.run_dir / "fork.sock")]
-        return [ChildSpec(name="worker-fork-server", role="worker-fork-server", command=command, stop_order=4)]
-
     def _workers(self, some: Iterable[WorkerSlot], every: Iterable[WorkerSlot]) -> list[ChildSpec]:
         vllm = [slot.name for slot in every if slot.group.engine is EngineName.VLLM]
         return [self._worker(slot, vllm.index(slot.name) if slot.name in vllm else -1) for slot in some]
@@ -375,6 +367,7 @@ class Layout:
         child = ChildSpec(
             name=slot.name,
             role="worker",
+            command=[sys.executable, "-m", "services.worker", "--config", str(path)],
             presences=slot.instances,
             stop_order=2,
             model=slot.model.name,
@@ -382,13 +375,11 @@ class Layout:
             device=slot.group.device,
             devices=slot.group.tensor_parallel * len(slot.instances),
         )
-        if vllm_index < 0 or slot.group.python:
-            python = [slot.group.python, "-P"] if slot.group.python else [sys.executable]  # -P: not from this folder
-            command = [*python, "-m", "services.worker", "--config", str(path)]
-            return msgspec.structs.replace(child, command=command, stop_limit_ms=15_000 if vllm_index >= 0 else 10_000)
-        return msgspec.structs.replace(
-            child, fork_config=str(path), core=core, after="worker-fork-server", stop_limit_ms=15_000
-        )
+        if vllm_index < 0:
+            return child
+        python = [slot.group.python, "-P"] if slot.group.python else [sys.executable]  # -P: not from this folder
+        command = [*python, *child.command[1:]]
+        return msgspec.structs.replace(child, command=command, imports=Imports.VLLM, stop_limit_ms=15_000)
 
 
 def nats_names(servers: int) -> list[str]:

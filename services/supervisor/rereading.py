@@ -25,7 +25,7 @@ _RESTART = "`millrace down`, then `up --cluster FILE`"
 
 
 def reread(
-    layout: Layout, cores: list[int], taken: Container[str], check_files: CheckFiles | None
+    layout: Layout, cores: list[int], taken: Container[str], check_files: CheckFiles
 ) -> tuple[Layout, SupervisorConfig]:
     """The layout of the wanted specification; nothing of it is written.
 
@@ -42,9 +42,8 @@ def reread(
     options = LaunchOptions(spec=spec, directory=str(layout.root), cores=cores)
     after = Layout.following(options, layout, taken)
     config = after.plan()
-    if check_files is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            check_files(spec, after.copies(Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        check_files(spec, after.copies(Path(folder)))
     return after, config
 
 

@@ -11,7 +11,7 @@ from services.supervisor.config import ChildSpec
 class ChildState(StrEnum):
     """State of a child process."""
 
-    WAITING = "waiting"  # for the child named in `after`
+    WAITING = "waiting"  # for its first start
     STARTING = "starting"  # the process runs or is being started; not all of its actors have shown presence
     READY = "ready"
     BACKING_OFF = "backing_off"  # it ended; a timer will start it again

@@ -174,27 +174,15 @@ def _actor(origin: WorkerOrigin) -> WorkerActor:
     return build(origin, ActorDeps(incarnation=identity.incarnation, rng=rng))
 
 
-def run(path: str, *, engine_cores: list[int] | None = None) -> int:
-    """Runs the worker of a configuration file; returns the exit code. What went wrong at start is said on stderr.
-
-    Args:
-        engine_cores: Replaces the configuration's.
-    """
+def main() -> int:
+    """Runs the worker of a configuration file; returns the exit code. What went wrong at start is said on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m services.worker")
+    parser.add_argument("--config", required=True, help="TOML or JSON file, see services/worker/config.py")
     try:
-        config = load_config(WorkerConfig, path)
-        if engine_cores is not None:
-            config = msgspec.structs.replace(config, engine_cores=engine_cores)
-        return run_to_end(serve(config))
+        return run_to_end(serve(load_config(WorkerConfig, parser.parse_args().config)))
     except (ConfigError, BusError, EngineStartFailed) as error:
         sys.stderr.write(f"worker: {error}\n")
         return 1
-
-
-def main() -> int:
-    """Parses the command line."""
-    parser = argparse.ArgumentParser(prog="python -m services.worker")
-    parser.add_argument("--config", required=True, help="TOML or JSON file, see services/worker/config.py")
-    return run(parser.parse_args().config)
 
 
 if __name__ == "__main__":

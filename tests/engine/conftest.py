@@ -24,7 +24,7 @@ if importlib.util.find_spec("vllm") is not None:
     # Forked engines collect garbage three times while they start: half a second each over all that vLLM has imported.
     gc.collect()
     gc.freeze()
-    open_fork_server("services.worker.fork_server")
+    open_fork_server()
 
 if TYPE_CHECKING:
     from tests.engine.moving import Pair

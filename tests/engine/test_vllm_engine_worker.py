@@ -1,4 +1,4 @@
-"""Real vLLM workers, forked by a worker fork server, over a real nats-server: decode, break, kill, drain."""
+"""Real vLLM workers over a real nats-server: decode, break, kill, drain."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from millrace.contracts.worker import (
     SequenceRefused,
     StructuredOutput,
 )
-from millrace.supervision.worker_fork_client import ForkFailed, WorkerForkClient
 
 from tests.testbed import tiny_llama
 from tests.testbed.nats_process import NatsProcess
-from tests.testbed.programs import start_program
+from tests.testbed.programs import Program, start_program
 from tests.testbed.worker_rig import PATIENCE_S, FakeIngress, create_buckets, ended, write_config
 
 #: Starting engines takes a minute where other test runs share the cores.
@@ -34,8 +33,8 @@ PROMPT = [7, 11, 13, 17, 19, 23, 29, 31]
 GREEDY = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)
 
 
-class ForkedWorkers:
-    """A worker fork server with workers ``w0`` and ``w1``; each test (re)starts what it needs."""
+class Workers:
+    """Workers ``w0`` and ``w1``, forked from a process that has vLLM imported; each test (re)starts what it needs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,34 +56,35 @@ class ForkedWorkers:
                 enforce_eager=True,
                 limits={"drain_limit_ms": 400, "linger_ms": 200},
             )
-        with (folder / "worker-fork-server.log").open("ab") as log:
-            self.process = start_program(
-                "services.worker.fork_server", ["--socket", str(folder / "z.sock")], output=log
-            )
-        self.pids: dict[str, int] = {}
+        self.running: dict[str, Program] = {}
+
+    def start(self, name: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            arguments = ["--config", str(self.folder / f"{name}.json")]
+            self.running[name] = start_program("services.worker", arguments, output=log, own_session=True)
 
     def close(self) -> None:
-        self.process.terminate()
-        self.process.wait(timeout=PATIENCE_S)
+        for program in self.running.values():
+            program.terminate()
+            program.wait(timeout=PATIENCE_S)
         self.nats.close()
 
 
 class Rig:
-    """One test's connection to the fork server and to the bus."""
+    """One test's view of the workers, and its connection to the bus."""
 
-    def __init__(self, fork_server: ForkedWorkers, client: WorkerForkClient, ingress: FakeIngress) -> None:
-        self.fork_server, self.client, self.ingress = fork_server, client, ingress
-        self.exits: dict[int, int] = {}
+    def __init__(self, workers: Workers, ingress: FakeIngress) -> None:
+        self.workers, self.ingress = workers, ingress
 
     async def ensure(self, *names: str) -> None:
         """Starts those workers that do not run, and waits for them."""
-        missing = [name for name in names if name not in self.fork_server.pids or ended(self.fork_server.pids[name])]
-        for name in missing:
-            folder = self.fork_server.folder
-            self.fork_server.pids[name] = await self.client.fork(
-                folder / f"{name}.json", log=folder / f"{name}.log", cores=[]
-            )
+        for name in names:
+            if name not in self.workers.running or self.workers.running[name].poll() is not None:
+                self.workers.start(name)
         await self.ingress.up(*names)
+
+    def pid(self, name: str) -> int:
+        return self.workers.running[name].pid
 
     async def engine_pid(self, name: str) -> int:
         jetstream = self.ingress._nats.jetstream()
@@ -93,33 +93,28 @@ class Rig:
 
         record = decode((await bucket.get(name)).value or b"")
         assert isinstance(record, InstanceRecord)
-        assert record.pid == self.fork_server.pids[name]
+        assert record.pid == self.pid(name)
         return record.engine_pid
 
     async def gone(self, pid: int) -> None:
         await self.ingress.until(lambda: ended(pid))
 
-    def alone(self) -> int:
-        return len(self.exits)
+    async def exit_status(self, name: str) -> int | None:
+        await self.ingress.until(lambda: self.workers.running[name].poll() is not None)
+        return self.workers.running[name].returncode
 
 
 @pytest.fixture(scope="module")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedWorkers]:
-    fork_server = ForkedWorkers(tmp_path_factory.mktemp("worker-fork-server"))
-    yield fork_server
-    fork_server.close()
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    workers = Workers(tmp_path_factory.mktemp("workers"))
+    yield workers
+    workers.close()
 
 
 @pytest.fixture
-async def rig(fork_server: ForkedWorkers) -> AsyncIterator[Rig]:
-    exits: dict[int, int] = {}
-    client = WorkerForkClient(fork_server.folder / "z.sock", on_exit=exits.__setitem__)
-    await client.connect()
-    async with FakeIngress(fork_server.nats.url, CLUSTER) as ingress:
-        rig = Rig(fork_server, client, ingress)
-        rig.exits = exits
-        yield rig
-    await client.close()
+async def rig(workers: Workers) -> AsyncIterator[Rig]:
+    async with FakeIngress(workers.nats.url, CLUSTER) as ingress:
+        yield Rig(workers, ingress)
 
 
 async def _decoded(rig: Rig, instance: str, sequence: str, sampling: Sampling = GREEDY) -> list[int]:
@@ -188,9 +183,9 @@ async def test_kill_9_of_a_worker_ends_its_engine_and_the_stream_goes_on_elsewhe
     await rig.ingress.submit("w0", f"broken-{name}.0", PROMPT, sampling)
     stream = rig.ingress.streams[f"broken-{name}.0"]
     await rig.ingress.until(lambda: len(stream.tokens) > 20)
-    os.kill(rig.fork_server.pids["w0"], signal.SIGKILL)
+    os.kill(rig.pid("w0"), signal.SIGKILL)
     await rig.gone(engine)
-    await rig.ingress.until(lambda: rig.exits.get(rig.fork_server.pids["w0"]) == -signal.SIGKILL)
+    assert await rig.exit_status("w0") == -signal.SIGKILL
     assert stream.finish is None
     assert isinstance(await rig.ingress.continue_on("w1", f"broken-{name}.0"), SequenceAccepted)
     await rig.ingress.finished(f"broken-{name}.0")
@@ -203,13 +198,12 @@ async def test_kill_9_of_an_engine_hands_its_sequences_back_at_once(rig: Rig) ->
     await rig.ingress.submit("w0", "orphan.0", PROMPT, GREEDY)
     stream = rig.ingress.streams["orphan.0"]
     await rig.ingress.until(lambda: len(stream.tokens) > 20)
-    worker, engine = rig.fork_server.pids["w0"], await rig.engine_pid("w0")
+    engine = await rig.engine_pid("w0")
     os.kill(engine, signal.SIGKILL)
     await rig.ingress.until(lambda: bool(rig.ingress.returned), patience_s=3)
     returned = rig.ingress.returned[0]
     assert (returned.reason, returned.sequences) == (ReturnReason.ENGINE_DIED, [("orphan.0", 0)])
-    await rig.ingress.until(lambda: worker in rig.exits)
-    assert rig.exits[worker] == 1, "the supervisor must see that this was no orderly end"
+    assert await rig.exit_status("w0") == 1, "the supervisor must see that this was no orderly end"
     await rig.ingress.continue_on("w1", "orphan.0")
     await rig.ingress.finished("orphan.0")
     assert stream.tokens == await _decoded(rig, "w1", "orphan-whole.0")
@@ -220,8 +214,8 @@ async def test_sigterm_lets_short_work_finish_and_hands_back_the_rest(rig: Rig) 
     long = Sampling(max_tokens=900, temperature=0.0, ignore_eos=True)
     await rig.ingress.submit("w0", "long.0", PROMPT, long)
     await rig.ingress.submit("w0", "short.0", PROMPT, Sampling(max_tokens=5, temperature=0.0, ignore_eos=True))
-    worker, engine = rig.fork_server.pids["w0"], await rig.engine_pid("w0")
-    os.kill(worker, signal.SIGTERM)
+    engine = await rig.engine_pid("w0")
+    os.kill(rig.pid("w0"), signal.SIGTERM)
     await rig.ingress.finished("short.0")
     late = await rig.ingress.submit("w0", "late.0", PROMPT, GREEDY)
     assert isinstance(late, SequenceRefused)
@@ -229,23 +223,8 @@ async def test_sigterm_lets_short_work_finish_and_hands_back_the_rest(rig: Rig) 
     await rig.ingress.until(lambda: bool(rig.ingress.returned), patience_s=5)
     assert rig.ingress.returned[0].sequences == [("long.0", 0)]
     assert rig.ingress.returned[0].reason is ReturnReason.DRAINING
-    await rig.ingress.until(lambda: worker in rig.exits)
-    assert rig.exits[worker] == 0
+    assert await rig.exit_status("w0") == 0
     await rig.gone(engine)
     await rig.ingress.continue_on("w1", "long.0")
     (stream,) = await rig.ingress.finished("long.0")
     assert stream.tokens == await _decoded(rig, "w1", "long-whole.0", long)
-
-
-async def test_a_missing_configuration_is_told(rig: Rig) -> None:
-    with pytest.raises(ForkFailed, match="no such file"):
-        await rig.client.fork(rig.fork_server.folder / "nothing.json")
-
-
-async def test_when_the_fork_server_is_killed_its_workers_and_engines_end(rig: Rig) -> None:
-    """Last in this file: the fork server is gone afterwards."""
-    await rig.ensure("w1")
-    worker, engine = rig.fork_server.pids["w1"], await rig.engine_pid("w1")
-    rig.fork_server.process.kill()
-    await rig.gone(worker)
-    await rig.gone(engine)

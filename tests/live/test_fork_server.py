@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -32,6 +33,8 @@ def status(pid):
 def tell(**said):
     print(json.dumps(said), flush=True)
 """
+
+REPOSITORY = Path(__file__).parents[2]
 
 #: Seconds that a process may take to end or to start here.
 PATIENCE_S = 20.0
@@ -186,6 +189,36 @@ def test_imports_that_fail_or_leave_a_thread_end_the_fork_server(tmp_path: Path,
     output, complaint = process.communicate(timeout=60)
     assert json.loads(output) == {"lost": True}
     assert reason in complaint
+
+
+def test_children_start_by_themselves_where_the_imports_take_too_long(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
+    act = """
+        import asyncio
+        from millrace.supervision import fork_server
+        from services.supervisor.config import ChildSpec, Imports
+        from services.supervisor.effects import ChildExited, StartChild
+        from services.supervisor.launcher import Launcher
+        fork_server.ANSWER_LIMIT_S = 0.1
+        slow = ForkServer.open(["slow"])
+
+        async def run():
+            told = asyncio.Queue()
+            launcher = Launcher(Path("logs"), told.put_nowait, {Imports.VLLM: slow})
+            command = [sys.executable, "-m", "program"]
+            for name in ("one", "two"):
+                spec = ChildSpec(name=name, role="worker", command=command, imports=Imports.VLLM)
+                launcher.start(StartChild(spec=spec))
+            told = [await told.get() for _ in range(4)]
+            tell(statuses=[event.status for event in told if isinstance(event, ChildExited)])
+
+        asyncio.run(run())
+    """
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    process = owner(tmp_path, "import sys; sys.exit(7)", act, stderr=subprocess.PIPE, env=environment)
+    output, complaint = process.communicate(timeout=60)
+    assert json.loads(output) == {"statuses": [7, 7]}, complaint
+    assert complaint.count("engines start slower from here on") == 1
 
 
 def test_no_fork_server_is_made_where_threads_run(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ SHELLS = (
     "supervisor/rereading.py",
     "supervisor/store_guard.py",
     "supervisor/probes.py",
-    "supervisor/worker_forker.py",
     "ingress/parsing/host.py",
     "ingress/parsing/light_vllm.py",
     "ingress/parsing/process.py",
@@ -38,7 +37,6 @@ SHELLS = (
     "worker/modelled.py",
     "worker/profile.py",
     "worker/vllm_engine/*",
-    "worker/fork_server.py",
 )
 #: Pure modules that may import shells: they compose an actor from its files, or parse HTTP bodies with the tokenizer.
 ABOVE_SHELLS = ("*/build.py", "*/replay.py", "ingress/api/*")

@@ -25,9 +25,9 @@ from services.supervisor.actor import (
     STORE_PATIENCE_NS,
     SupervisorActor,
 )
-from services.supervisor.config import ChildSpec, LaunchOptions
+from services.supervisor.config import ChildSpec, Imports, LaunchOptions
 from services.supervisor.display import open_api_warning
-from services.supervisor.effects import ChildExited, ChildReady, ChildStarted, MachineChecked, SignalChild, StartChild
+from services.supervisor.effects import ChildExited, ChildStarted, MachineChecked, SignalChild, StartChild
 from services.supervisor.launcher import last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import (
@@ -40,20 +40,15 @@ from services.supervisor.preflight import (
 )
 
 NATS = ChildSpec(name="nats", role="nats", command=["nats-server"], stop_order=9)
-FORK_SERVER = ChildSpec(
-    name="worker-fork-server", role="worker-fork-server", command=["worker-fork-server"], stop_order=4
-)
-WORKER = ChildSpec(
-    name="w", role="worker", fork_config="w.json", presences=["w"], after="worker-fork-server", stop_order=2
-)
+WORKER = ChildSpec(name="w", role="worker", command=["worker"], presences=["w"], stop_order=2)
 INGRESS = ChildSpec(name="ingress-0", role="ingress", command=["ingress"], presences=["ingress-0"], stop_order=1)
 
 
 class Bench:
-    """A supervisor over four children; nats-server runs already."""
+    """A supervisor over three children; nats-server runs already."""
 
     def __init__(self) -> None:
-        children = [NATS, FORK_SERVER, WORKER, INGRESS]
+        children = [NATS, WORKER, INGRESS]
         self.actor = SupervisorActor(name="supervisor", cluster="local", incarnation=1, children=children)
         self.now_ns = 1_000_000_000_000
         self.actor.adopt("nats", 10, self.now_ns)
@@ -70,8 +65,6 @@ class Bench:
         return self.send(ServicePresence(role=role, name=name, incarnation=incarnation, at_ns=self.now_ns))
 
     def all_ready(self) -> None:
-        self.send(ChildStarted(name="worker-fork-server", pid=11))
-        self.send(ChildReady(name="worker-fork-server"))
         self.send(ChildStarted(name="w", pid=12))
         self.send(ChildStarted(name="ingress-0", pid=13))
         self.present("w", "worker")
@@ -89,11 +82,8 @@ def signalled(effects: list[Effect]) -> list[tuple[str, int]]:
     return [(effect.name, effect.signal) for effect in effects if isinstance(effect, SignalChild)]
 
 
-def test_children_start_at_once_but_those_that_wait_for_another() -> None:
-    bench = Bench()
-    assert started(bench.effects) == ["worker-fork-server", "ingress-0"]
-    bench.send(ChildStarted(name="worker-fork-server", pid=11))
-    assert started(bench.send(ChildReady(name="worker-fork-server"))) == ["w"]
+def test_children_start_at_once() -> None:
+    assert started(Bench().effects) == ["w", "ingress-0"]
 
 
 def test_a_child_is_ready_with_its_presence_but_not_with_its_predecessors() -> None:
@@ -150,24 +140,12 @@ def test_a_child_that_is_killed_every_few_seconds_while_it_serves_is_back_as_soo
     assert pauses == [BACKOFF_NS] * 12
 
 
-def test_a_worker_waits_for_a_fork_server_that_is_down() -> None:
-    bench = Bench()
-    bench.all_ready()
-    bench.send(ChildExited(name="worker-fork-server", pid=11, status=-9))
-    bench.send(ChildExited(name="w", pid=12, status=-15))
-    assert started(bench.send(TimerFired(name="restart/w"))) == []
-    assert started(bench.send(TimerFired(name="restart/worker-fork-server"))) == ["worker-fork-server"]
-    bench.send(ChildStarted(name="worker-fork-server", pid=21))
-    assert started(bench.send(ChildReady(name="worker-fork-server"))) == ["w"]
-
-
 def test_stopping_goes_in_order_and_ends_when_nothing_runs() -> None:
     bench = Bench()
     bench.all_ready()
     assert signalled(bench.send(StopRequested())) == [("ingress-0", signal.SIGTERM)]
     assert signalled(bench.send(ChildExited(name="ingress-0", pid=13, status=0))) == [("w", signal.SIGTERM)]
-    assert signalled(bench.send(ChildExited(name="w", pid=12, status=0))) == [("worker-fork-server", signal.SIGTERM)]
-    assert signalled(bench.send(ChildExited(name="worker-fork-server", pid=11, status=0))) == [("nats", signal.SIGTERM)]
+    assert signalled(bench.send(ChildExited(name="w", pid=12, status=0))) == [("nats", signal.SIGTERM)]
     assert isinstance(bench.send(ChildExited(name="nats", pid=10, status=0))[-1], Stop)
 
 
@@ -185,7 +163,7 @@ def test_asked_twice_it_kills_everything() -> None:
     bench.all_ready()
     bench.send(StopRequested())
     killed = signalled(bench.send(StopRequested()))
-    assert sorted(killed) == [(name, signal.SIGKILL) for name in ("ingress-0", "nats", "w", "worker-fork-server")]
+    assert sorted(killed) == [(name, signal.SIGKILL) for name in ("ingress-0", "nats", "w")]
 
 
 def test_nothing_is_restarted_while_stopping() -> None:
@@ -286,9 +264,11 @@ def test_several_models_have_workers_of_their_own_and_one_ingress() -> None:
     layout = layout_of(spec)
     config = layout.plan()
     workers = [child for child in config.children if child.role == "worker"]
-    told = [(child.name, child.model, child.shape, child.core) for child in workers]
-    assert told == [("worker-0", "nano", "cpu", 0), ("worker-1", "nano", "cpu", 1), ("worker-2", "llama", "h100x2", -1)]
+    told = [(child.name, child.model, child.shape) for child in workers]
+    assert told == [("worker-0", "nano", "cpu"), ("worker-1", "nano", "cpu"), ("worker-2", "llama", "h100x2")]
+    assert {child.imports for child in workers} == {Imports.VLLM}
     files = files_of(layout)
+    assert [files[child.name].get("engine_cores") for child in workers] == [[0], [1], None]
     assert files["ingress-0"]["models"] == [
         {"name": "nano", "path": "/models/millrace-nano"},
         {"name": "llama", "path": "/models/llama"},

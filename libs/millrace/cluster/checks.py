@@ -167,7 +167,7 @@ def _check_extra_services(services: list[ExtraService], instances: set[str]) -> 
     _check_names("extra_services[].name", [service.name for service in services])
     for index, service in enumerate(services):
         where = f"extra_services[{index}]"
-        if service.name in (*Role, "nats", "worker-fork-server"):
+        if service.name in (*Role, "nats"):
             raise ConfigError(f"{where}.name: {service.name} is a service of every cluster")
         if not service.module.replace(".", "_").isidentifier():
             raise ConfigError(f"{where}.module: {service.module!r} is no Python module")

@@ -5,7 +5,7 @@ owner's own child, as if the owner had started ``python -m MODULE``: the owner r
 it gets SIGTERM when the owner ends, unless it shall outlive it, and it runs on when the fork server ends.
 
 For that the fork server forks twice, and the process between ends at once. The kernel gives its orphan to the nearest
-ancestor that is a subreaper, which the owner is while it asks.
+ancestor that is a subreaper, which the owner is while it asks. An owner may have several, each with other imports.
 
 Protocol: one JSON message each way on a SOCK_SEQPACKET pair; the request carries the descriptor for standard output
 and error. Linux only.
@@ -42,8 +42,14 @@ ANSWER_BYTES_MAX = 4096
 #: How long an orphan waits until it has its new parent, seconds. It takes less than a millisecond.
 ADOPTION_LIMIT_S = 5.0
 
-#: How long an owner waits for an answer, seconds: the first one comes after the imports.
-ANSWER_LIMIT_S = 60.0
+#: How long an owner waits for an answer, seconds: the first one comes after the imports, 5 to 15 s of vLLM; from
+#: a cold disk a minute.
+ANSWER_LIMIT_S = 120.0
+
+#: Held where the next line changes.
+_asking_lock = threading.Lock()
+#: How many fork servers this process asks at the moment; while it is any, it takes in orphans.
+_asking = 0
 
 
 class ForkServerLost(MillraceError):
@@ -94,7 +100,8 @@ class ForkServer:
         """Forks the fork server from this process, which must have one thread; None where the system cannot do it.
 
         Args:
-            preload: Modules that it imports before it answers; what this process has imported it has already.
+            preload: Modules that it imports, and functions that it calls (``module:function``), before it answers; what
+                this process has imported it has already.
         """
         if sys.platform != "linux" or threading.active_count() > 1:
             return None
@@ -149,7 +156,7 @@ class ForkServer:
 
     def _ask(self, message: bytes, output: int) -> ProgramStarted:
         """Asks while this process takes in orphans."""
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _take_in_orphans(1)
         try:
             socket.send_fds(self._socket, [message], [output])
             answer = self._socket.recv(ANSWER_BYTES_MAX)
@@ -157,19 +164,26 @@ class ForkServer:
             self._socket.close()  # an answer that comes late must not be taken for the next one's
             raise ForkServerLost(str(error)) from None
         finally:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+            _take_in_orphans(-1)
         if not answer:
             raise ForkServerLost("the fork server ended")
         return msgspec.json.decode(answer, type=ProgramStarted)
 
     def close(self) -> None:
         """Ends the fork server, which may still import, and reads its status. Programs that it started run on."""
-        self._socket.close()
         try:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         except (ChildProcessError, ProcessLookupError):
             pass  # its status was read already
+        self._socket.close()
+
+
+def _take_in_orphans(change: int) -> None:
+    global _asking  # noqa: PLW0603 - being a subreaper is process-wide
+    with _asking_lock:
+        _asking += change
+        _prctl(_PR_SET_CHILD_SUBREAPER, int(_asking > 0))
 
 
 def _run(sock: socket.socket, owner: int, preload: Sequence[str]) -> NoReturn:
@@ -183,7 +197,10 @@ def _run(sock: socket.socket, owner: int, preload: Sequence[str]) -> NoReturn:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _title("millrace: fork server", "fork server")
         for name in preload:
-            importlib.import_module(name)
+            module, _, function = name.partition(":")
+            loaded = importlib.import_module(module)
+            if function:
+                getattr(loaded, function)()
         _refuse_threads()
         gc.collect()
         gc.freeze()

@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 #: How ZeroMQ's own threads are called.
 _ZMQ = "ZMQ"
 
@@ -20,7 +19,7 @@ _ZMQ = "ZMQ"
 def die_with_parent() -> None:
     """Asks the kernel to kill this process when its parent ends, however it ends. Linux only; elsewhere nothing.
 
-    The signal follows the *thread* that forked; workers and worker fork servers fork from their main thread.
+    The signal follows the *thread* that forked; workers fork from their main thread.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -65,11 +64,6 @@ def _leave_session() -> None:
         if os.getsid(0) != os.getpid():
             os.setsid()
         Path("/proc/self/autogroup").write_text(str(ENGINE_NICE))
-
-
-def become_subreaper() -> None:
-    """Makes this process the parent of its descendants' orphans, so that killed workers' engines are reaped."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:

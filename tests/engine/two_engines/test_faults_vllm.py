@@ -1,4 +1,4 @@
-"""The same faults with real vLLM: worker, engine process, fork server killed at 20 streams a second, tokens equal."""
+"""The same faults with real vLLM: worker, engine, fork servers killed at 20 streams a second."""
 
 from __future__ import annotations
 
@@ -27,10 +27,6 @@ def _nats(rig: UpRig) -> int:
     return rig.pids("nats-server")[0]
 
 
-def _worker_fork_server(rig: UpRig) -> int:
-    return rig.pids("services.worker.fork_server")[0]
-
-
 @pytest.mark.parametrize("victim", [_worker, _engine, _nats], ids=["the worker", "its engine process", "nats-server"])
 async def test_killing_it_under_load_costs_no_request_and_no_token(rig: UpRig, victim: Callable[[UpRig], int]) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
@@ -42,9 +38,14 @@ async def test_killing_it_under_load_costs_no_request_and_no_token(rig: UpRig, v
     await rig.well(2)
 
 
-async def test_workers_die_with_their_fork_server_and_come_back_with_the_next(rig: UpRig) -> None:
-    kill(_worker_fork_server(rig))
+async def test_workers_run_on_and_come_back_without_their_fork_server(rig: UpRig) -> None:
+    workers = [_worker(rig), _engine(rig)]
+    for pid in rig.pids("millrace: fork server"):
+        kill(pid)
+    kill(_worker(rig))
     await rig.well(2)
+    assert rig.log_pids("worker-1")[-1] == workers[1]
+    assert "engines start slower from here on" in rig.output()
     await undisturbed(rig, **LENGTH)
 
 
