@@ -125,6 +125,7 @@ def scenario(recording: Recording, *, fitted: dict[str, EngineFit], way: Transit
         },
         # As live.
         "intervals": {"status_ms": 20, "summary_ms": 25, "token_ms": 0, "run_ms": 0},
+        "output": {"plots": False},
     }
     return scenario_of(table)
 

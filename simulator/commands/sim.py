@@ -1,7 +1,7 @@
 """Runs whole clusters in virtual time: scenarios from files, or random load and faults.
 
 With --scenario: the cluster, workload and policy of a TOML file (examples/scenarios, docs/SIMULATION.md); prints the
-results, and writes them into the folder of --output or of the file. --set changes a value, --sweep runs
+results, and writes them with plots into the folder of --output or of the file. --set changes a value, --sweep runs
 every combination of values:
 
     millrace sim --scenario examples/scenarios/mixed.toml --set workload.count=2000
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=V,V",
         help="run it with every value; may be repeated, for every combination",
     )
-    group.add_argument("--output", type=Path, metavar="FOLDER", help="write results there")
+    group.add_argument("--output", type=Path, metavar="FOLDER", help="write results and pictures there")
     group.add_argument(
         "--page",
         type=int,
@@ -139,6 +139,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 def _run_once(arguments: argparse.Namespace) -> int:
+    from simulator.scenarios.plots import draw_run
     from simulator.scenarios.reading import read_scenario
     from simulator.scenarios.running import run_scenario
     from simulator.scenarios.saving import save
@@ -166,7 +167,8 @@ def _run_once(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments.output, spec.output.folder)
     if folder is not None:
         save(outcome, summary, folder)
-        console.print(f"written to {folder}", highlight=False)
+        drawn = draw_run(outcome, folder) if spec.output.plots else []
+        console.print(f"written to {folder}: results and {len(drawn)} pictures", highlight=False)
     if shown is not None:
         asyncio.run(shown.serve(partial(console.print, highlight=False)))
     return 0
@@ -175,6 +177,7 @@ def _run_once(arguments: argparse.Namespace) -> int:
 def _run_sweep(arguments: argparse.Namespace) -> int:
     import msgspec
 
+    from simulator.scenarios.plots import draw_sweep
     from simulator.scenarios.sweeping import RunInputs, run_all, variants
     from simulator.scenarios.tables import sweep_table
 
@@ -193,6 +196,8 @@ def _run_sweep(arguments: argparse.Namespace) -> int:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "sweep.json").write_bytes(msgspec.json.format(msgspec.json.encode(summaries)) + b"\n")
+        if spec.output.plots:
+            draw_sweep(summaries, folder, slo_ttft_s=spec.slo.ttft_ms / 1000)
         console.print(f"written to {folder}", highlight=False)
     return 0
 

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--goal", metavar="FIGURE<BOUND", help="search for the fewest instances, such as ttft_p99<1s")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     add("--write", type=Path, metavar="FILE", help="write the changed cluster's file; of one change")
+    add("--plot", type=Path, metavar="FILE", help="draw the distributions, PNG")
     add("--output", type=Path, metavar="FILE", help="write all figures, JSON")
 
 
@@ -215,3 +216,8 @@ def _write(arguments: argparse.Namespace, question: Asked, found: list[ChangeAns
     if arguments.output is not None:
         document = {"fidelity": question.fidelity, "changes": found}
         arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
+    if arguments.plot is not None:
+        from simulator.whatif.picture import draw
+
+        draw(question, found, arguments.plot)
+        print(f"written to {arguments.plot}")

@@ -1,4 +1,4 @@
-"""A scenario's results as files: summary.json, requests.npz, timeline.npz, scenario.json; migrations.npz."""
+"""A scenario's results as files: summary.json, requests.npz, timeline.npz, scenario.json, pictures; migrations.npz."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulator.scenarios.statistics import Summary
 
 
 def save(outcome: ScenarioOutcome, summary: Summary, folder: Path) -> None:
-    """Writes them into ``folder``, which is made where it is missing.
+    """Writes everything but pictures into ``folder``, which is made where it is missing.
 
     Raises:
         OSError: it cannot be written.

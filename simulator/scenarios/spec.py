@@ -290,9 +290,11 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         folder: Where to; empty for nothing but the printed tables.
+        plots: Whether pictures are drawn.
     """
 
     folder: str = ""
+    plots: bool = True
 
 
 class ReschedulingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -159,7 +159,7 @@ class LoadFile(msgspec.Struct, frozen=True, kw_only=True):
         report_ms = int(1000 * self.span_s / speed * instances / REPORTS_MAX)
         report_ms = max(REPORT_MS_MIN, min(REPORT_MS_MAX, report_ms))
         intervals = {"status_ms": report_ms, "summary_ms": report_ms}
-        own = {"workload": workload, "prediction": prediction, "intervals": intervals}
+        own = {"workload": workload, "prediction": prediction, "intervals": intervals, "output": {"plots": False}}
         return scenario_of({**table, "cluster": cluster, **own})
 
 

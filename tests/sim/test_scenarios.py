@@ -11,6 +11,7 @@ from millrace.actor.settings import with_settings
 from millrace.enginemodel.step_time_models import LinearStepTime
 from rich.console import Console
 
+from simulator.scenarios.plots import draw_run, draw_sweep
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.saving import save
@@ -181,10 +182,14 @@ def test_what_never_ends_counts_as_open() -> None:
     assert outcome.outcomes["open"] > 0
 
 
-def test_results_are_written(tmp_path) -> None:
+def test_results_and_pictures_are_written(tmp_path) -> None:
     outcome = outcome_of("workload.count=40")
     summary = summarise(outcome)
     save(outcome, summary, tmp_path)
+    drawn = draw_run(outcome, tmp_path)
+    drawn.append(draw_sweep([summary, summary], tmp_path, slo_ttft_s=3.0))
+    assert len(drawn) == 4
+    assert all(path.stat().st_size > 10_000 for path in drawn)
     stored = msgspec.json.decode((tmp_path / "summary.json").read_bytes())
     assert stored["served"] == 40
     assert stored["trace_hash"] == summary.trace_hash

@@ -84,9 +84,9 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_unchanged_cluster_comes_out_as_it_was_and_fewer_instances_are_slower(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "answer.json"
+    output, picture = tmp_path / "answer.json", tmp_path / "answer.png"
     words = ["--instances", "1", "--set", "worker.max_num_seqs=1", "--jobs", "1"]
-    assert main(["what-if", "--file", str(recording), *words, "--output", str(output)]) == 0
+    assert main(["what-if", "--file", str(recording), *words, "--output", str(output), "--plot", str(picture)]) == 0
     answer = msgspec.json.decode(output.read_bytes())
     for name in ("ttft_p50", "tpot_p50", "e2e_p50"):
         assert answer["fidelity"][name]["ratio"] == pytest.approx(1.0, abs=0.1), name
@@ -97,6 +97,7 @@ def test_the_unchanged_cluster_comes_out_as_it_was_and_fewer_instances_are_slowe
     assert "1 instances: first tokens" in text
     assert "models.0.groups.0.count = 1" in text
     assert "queues hold" in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_load_without_a_cluster_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

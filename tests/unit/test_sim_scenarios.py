@@ -21,7 +21,6 @@ from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_o
 from simulator.scenarios.spec import Fitted, ScenarioSpec, SloSpec, TraceRows, WorkloadSpec
 from simulator.scenarios.statistics import within
 from simulator.scenarios.sweeping import at_rate
-from simulator.scenarios.tables import _bounds
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
 
@@ -211,15 +210,3 @@ def test_a_trace_has_no_rate_to_search() -> None:
     assert at_rate(ScenarioSpec(), 5.0).workload.arrivals.rate_per_s == 5.0  # type: ignore[union-attr]
     with pytest.raises(ScenarioError, match="no rate to search"):
         at_rate(ScenarioSpec(workload=WorkloadSpec(arrivals=FromTrace())), 5.0)
-
-
-@pytest.mark.parametrize(
-    ("slo", "told"),
-    [
-        (SloSpec(), "TTFT 3 s"),
-        (SloSpec(ttft_ms=1000, tpot_ms=60), "TTFT 1 s, TPOT 60 ms"),
-        (SloSpec(ttft_ms=0), "completed"),
-    ],
-)
-def test_the_bounds_of_an_slo_are_told(slo: SloSpec, told: str) -> None:
-    assert _bounds(slo) == told

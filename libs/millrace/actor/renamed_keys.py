@@ -41,6 +41,5 @@ RENAMED: Mapping[str, str] = {
     "ModelledConfig.parameters": "the worker's own keys hold for modelled engines too: `max_num_seqs`, `kv_blocks`, "
     "`block_size`, `max_num_batched_tokens`, `max_model_len`, `enable_prefix_caching`",
     "MembershipConfig.plan_silence_ms": "it is twice `instance_silence_ms` now",
-    "OutputSpec.plots": "removed: draw what you need from the files of results",
     "PredictorConfig.neighbours": "removed: engines of one host are not told apart any more",
 }

@@ -1,0 +1,50 @@
+"""Rates over time in pictures of scenarios, and what is printed of an SLO."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from simulator.scenarios.observer import EngineSample
+from simulator.scenarios.plots import _Grid
+from simulator.scenarios.spec import SloSpec
+from simulator.scenarios.tables import _bounds
+
+S = 1_000_000_000
+
+
+def sample(at_s: float, tokens: int, instance: str = "gpu-0") -> EngineSample:
+    return EngineSample(
+        at_ns=int(at_s * S),
+        instance=instance,
+        running=1,
+        waiting=0,
+        blocks_used=1,
+        blocks_total=10,
+        preemptions=0,
+        output_tokens_total=tokens,
+    )
+
+
+def test_an_even_growth_is_an_even_rate_whatever_the_time_between_samples() -> None:
+    grid = _Grid.of([sample(at_s, 100 * at_s, name) for at_s in range(48) for name in ("gpu-0", "gpu-1")])
+    assert grid is not None
+    assert np.allclose(grid.rate("output_tokens_total"), 200.0)
+
+
+def test_a_restarted_instance_has_no_negative_rate() -> None:
+    grid = _Grid.of([sample(at_s, 100 * at_s if at_s < 20 else 100 * (at_s - 20)) for at_s in range(40)])
+    assert grid is not None
+    assert grid.rate("output_tokens_total").min() >= 0.0
+
+
+@pytest.mark.parametrize(
+    ("slo", "told"),
+    [
+        (SloSpec(), "TTFT 3 s"),
+        (SloSpec(ttft_ms=1000, tpot_ms=60), "TTFT 1 s, TPOT 60 ms"),
+        (SloSpec(ttft_ms=0), "completed"),
+    ],
+)
+def test_the_bounds_of_an_slo_are_told(slo: SloSpec, told: str) -> None:
+    assert _bounds(slo) == told
