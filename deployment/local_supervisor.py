@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from millrace.cluster.spec import ClusterSpec
 
     from services.supervisor.launcher import ForkServers
@@ -46,7 +48,7 @@ def start() -> int:
 
 
 @contextlib.contextmanager
-def fork_servers(spec: ClusterSpec) -> Iterator[ForkServers]:
+def fork_servers(spec: ClusterSpec, logs: Path) -> Iterator[ForkServers]:
     """One for services; where there may be vLLM engines, one for these, which imports meanwhile."""
     from millrace.cluster.spec import EngineName
     from millrace.supervision.fork_server import ForkServer
@@ -57,7 +59,8 @@ def fork_servers(spec: ClusterSpec) -> Iterator[ForkServers]:
     wanted: dict[Imports, tuple[str, ...]] = {Imports.SERVICES: SERVICES}
     if any(group.engine is EngineName.VLLM and not group.python for group in groups):
         wanted[Imports.VLLM] = VLLM
-    opened = {imports: ForkServer.open(preload) for imports, preload in wanted.items()}
+    printing = {Imports.VLLM: logs / "worker-fork-server.log"}
+    opened = {imports: ForkServer.open(preload, printing.get(imports)) for imports, preload in wanted.items()}
     servers = {imports: server for imports, server in opened.items() if server is not None}
     try:
         yield servers

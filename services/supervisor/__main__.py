@@ -280,7 +280,7 @@ class Cluster:
 
 
 #: Makes a cluster's fork servers, and ends them.
-OpenServers = Callable[[ClusterSpec], contextlib.AbstractContextManager[ForkServers]]
+OpenServers = Callable[[ClusterSpec, Path], contextlib.AbstractContextManager[ForkServers]]
 
 
 def main(check_files: CheckFiles, open_servers: OpenServers) -> int:
@@ -294,7 +294,7 @@ def main(check_files: CheckFiles, open_servers: OpenServers) -> int:
     parser.add_argument("--options", required=True, help="JSON of LaunchOptions, as `millrace up` writes it")
     try:
         options = msgspec.json.decode(parser.parse_args().options.encode(), type=LaunchOptions)
-        with open_servers(_in_force(options)) as fork_servers:
+        with open_servers(_in_force(options), Path(options.directory) / "logs") as fork_servers:
             return launch(options, check_files, fork_servers)
     except (AlreadyRunning, BusError, ConfigError, msgspec.ValidationError) as error:
         print(f"millrace up: {error}", file=sys.stderr)  # noqa: T201  # talks to the person who typed `up`

@@ -172,6 +172,20 @@ def test_numpy_can_be_imported_before(tmp_path: Path) -> None:
     }
 
 
+def test_what_imports_print_is_in_a_log_and_not_in_the_owners_terminal(tmp_path: Path) -> None:
+    (tmp_path / "talks.py").write_text("import sys\nprint('printed')\nprint('warned', file=sys.stderr)\n")
+    act = """
+        from pathlib import Path
+        server = ForkServer.open(["talks"], Path("imports.log"))
+        tell(status=status(started()))
+    """
+    process = owner(tmp_path, "print('from the program')", act, stderr=subprocess.PIPE)
+    output, complaint = process.communicate(timeout=60)
+    assert (json.loads(output), complaint) == ({"status": 0}, "")
+    assert sorted((tmp_path / "imports.log").read_text().splitlines()) == ["printed", "warned"]
+    assert (tmp_path / "log").read_text() == "from the program\n"
+
+
 @pytest.mark.parametrize(
     ("module", "reason"), [("no_such_module", "no_such_module"), ("threaded", "2 threads after the imports")]
 )

@@ -96,12 +96,13 @@ class ForkServer:
         self.pid = pid
 
     @classmethod
-    def open(cls, preload: Sequence[str]) -> ForkServer | None:
+    def open(cls, preload: Sequence[str], log: Path | None = None) -> ForkServer | None:
         """Forks the fork server from this process, which must have one thread; None where the system cannot do it.
 
         Args:
             preload: Modules that it imports, and functions that it calls (``module:function``), before it answers; what
                 this process has imported it has already.
+            log: File that what it prints is appended to, in an existing folder; None for this process's own output.
         """
         if sys.platform != "linux" or threading.active_count() > 1:
             return None
@@ -111,7 +112,7 @@ class ForkServer:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _run(theirs, owner, preload)
+            _run(theirs, owner, preload, log)
         theirs.close()
         ours.settimeout(ANSWER_LIMIT_S)
         return cls(ours, pid)
@@ -186,7 +187,7 @@ def _take_in_orphans(change: int) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, int(_asking > 0))
 
 
-def _run(sock: socket.socket, owner: int, preload: Sequence[str]) -> NoReturn:
+def _run(sock: socket.socket, owner: int, preload: Sequence[str], log: Path | None) -> NoReturn:
     """The fork server's process: imports, then answers until the owner hangs up."""
     code = 1
     try:
@@ -196,6 +197,11 @@ def _run(sock: socket.socket, owner: int, preload: Sequence[str]) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _title("millrace: fork server", "fork server")
+        if log is not None:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            os.close(descriptor)
         for name in preload:
             module, _, function = name.partition(":")
             loaded = importlib.import_module(module)
