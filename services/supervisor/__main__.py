@@ -305,7 +305,7 @@ def main(check_files: CheckFiles, open_servers: OpenServers) -> int:
 
 
 def _in_force(options: LaunchOptions) -> ClusterSpec:
-    """What will run: where processes outlived their supervisor, the specification that they were started by."""
+    """The specification that will run: where processes outlived their supervisor, the one they were started by."""
     directory = Path(options.directory)
     return read_cluster(directory / "run" / "cluster.toml") if survivors(directory) else options.spec
 

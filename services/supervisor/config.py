@@ -23,7 +23,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Imports(StrEnum):
-    """What a child imports that another process can have ready for it."""
+    """Imports of a child that another process can have ready for it."""
 
     SERVICES = "services"
     VLLM = "vllm"

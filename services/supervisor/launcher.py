@@ -150,7 +150,7 @@ def _wait_for_end(pid: int) -> int:
 
 
 async def _in_thread(work: Callable[[], int], name: str) -> int:
-    """What work returns or raises, in a thread of its own, which does not keep this process from ending."""
+    """Does work in a thread of its own, which does not keep this process from ending."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[int] = loop.create_future()
 
