@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.live.ingress_rig import served
+from tests.live.ingress_rig import MemoryValues, served
 
 SEED = 20260
 EXAMPLES = 25
@@ -19,7 +19,7 @@ EXAMPLES = 25
 
 @pytest.mark.timeout(300)
 async def test_schemathesis_finds_nothing(tmp_path: Path):
-    async with served(tmp_path) as rig:
+    async with served(tmp_path, values=MemoryValues()) as rig:
         command = [
             str(Path(sys.executable).parent / "schemathesis"), "run", f"{rig.url}/openapi.json", "--seed", str(SEED),
             "--max-examples", str(EXAMPLES), "--phases", "examples,coverage,fuzzing", "--checks", "all",

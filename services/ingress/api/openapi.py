@@ -83,6 +83,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         "Models": _response("data"),
     }
     stored = _get("response", "A stored response.", {"type": "object"}, parameter="response_id")
+    stored["get"]["responses"] |= _errors(("503", "The store of responses does not answer."))
     ping = _get("ping", "The same, as SageMaker asks.", {"type": "object"})
     return {
         "openapi": "3.1.0",
