@@ -67,7 +67,7 @@ async def run(
     elif name == "drains":
         for number in range(2):
             notes.append(await _drained(rig, f"worker-{number}"))
-    undisturbed_left = sum(not task.done() for task in [doing])
+    went_on = not doing.done()
     results = await doing
     took_s = time.monotonic() - began
     counted = [f"{what} {await rig.metric(metric) - before[what]:.0f}" for what, metric in COUNTERS.items()]
@@ -82,7 +82,7 @@ async def run(
     line += (
         f", longest pause p50 {pauses[len(pauses) // 2]:.2f} s, max {pauses[-1]:.2f} s; {', '.join(counted + notes)}"
     )
-    print(line + ("" if undisturbed_left or name.startswith("un") else " (the load ended first)"), flush=True)
+    print(line + ("" if went_on or name.startswith("un") else " (the load ended first)"), flush=True)
     for error in failed[:3]:
         print(f"    {error[:200]}", flush=True)
     await rig.well(2)

@@ -71,7 +71,8 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         writers: Roles that put and delete keys.
-        watchers: Roles that follow it. Observers and operators may read it.
+        watchers: Roles that follow it.
+        private: Whether it keeps what clients wrote: observers and operators, who may read all others, may not read it.
         ttl_s: Age after which a key is dropped, seconds; 0 for never.
         bytes_max: Size beyond which the oldest keys are dropped; 0 for none.
     """
@@ -81,6 +82,7 @@ class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     value: type[Body]
     writers: tuple[Role, ...]
     watchers: tuple[Role, ...]
+    private: bool = False
     ttl_s: float = 0.0
     bytes_max: int = 0
     summary: str = ""

@@ -61,8 +61,12 @@ def store_permissions(role: Role, cluster: str) -> Permissions:
     """
     subjects = Subjects(cluster)
     writes = [f"{key_subject(subjects, bucket.name)}.>" for bucket in BUCKETS if role in bucket.writers]
-    onlookers = (Role.OBSERVER, Role.OPERATOR)
-    reads = [read_subject(subjects, bucket.name) for bucket in BUCKETS if role in (*bucket.watchers, *onlookers)]
+    looks_on = role in (Role.OBSERVER, Role.OPERATOR)
+    reads = [
+        read_subject(subjects, bucket.name)
+        for bucket in BUCKETS
+        if role in bucket.watchers or (looks_on and not bucket.private)
+    ]
     follows = [f"{subjects.changes(bucket.name)}>" for bucket in BUCKETS if role in bucket.watchers]
     inbox = [f"{INBOX}{store_user(role)}.>"] if writes or reads else []
     return Permissions(sorted({*writes, *reads}), sorted({*follows, *inbox}))

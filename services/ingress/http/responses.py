@@ -37,6 +37,8 @@ BEAT_S, LOST_S = 1.0, 5.0
 STORE_S = 2.0
 #: Pause of readers at another ingress than the one that makes the response.
 POLL_S = 0.1
+#: Other ingresses whose signs of life are remembered.
+OWNERS_MAX = 256
 _OPEN = ("queued", "in_progress")
 
 
@@ -233,7 +235,7 @@ class Responses:
     async def _begin_in_background(self, exchange: Exchange, request: ResponsesRequest, holder: KeyHolder) -> None:
         identity = f"resp_{self._calls.next_id()}"
         log, start = self._open(exchange.request, identity, request, holder)
-        if len(log.head.input) + len(log.head.request) > BYTES_MAX:
+        if len(log.head.input) + len(log.head.request) + len(log.head.document) > BYTES_MAX:
             raise bad_value("background", "The input is larger than can be stored.")
         revision = await self._values().put(RESPONSES, identity, log.head, 0)
         start(revision)
@@ -374,6 +376,8 @@ class Responses:
         if revision != seen:
             since = now_s
         self._beats[owner] = (revision, since)
+        if len(self._beats) > OWNERS_MAX:
+            del self._beats[next(iter(self._beats))]
         return now_s - since > self._lost_s
 
 
