@@ -18,6 +18,7 @@ import msgspec
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.actor.task_shell import end_task
 from millrace.cluster import ClusterSpec, read_cluster
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
@@ -131,8 +132,7 @@ class Cluster:
                     display.update()  # what dies and what comes back
                     self._write_down()
                     await asyncio.wait([running], timeout=WATCH_S)
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            await end_task(looking)
             await running
             display.say("the cluster is down")
             return code

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from millrace.actor.bucket_reading import BucketUnreadable, read_bucket
@@ -108,3 +109,32 @@ async def test_the_watch_of_the_store_ends_while_the_bus_is_still_open(monkeypat
     async with listening.listen(connection):
         await asyncio.sleep(0)
     assert events == ["watch ended", "bus closed", "bus closed"]
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_the_watch_ends_also_where_the_store_answers_in_that_moment(
+    monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def read(*_: Any) -> list[bytes]:
+        asked.set()
+        await answered.wait()
+        answered.clear()
+        return []
+
+    @asynccontextmanager
+    async def open_bus(*_: Any, **__: Any) -> AsyncIterator[AsyncMock]:
+        yield AsyncMock()
+
+    monkeypatch.setattr(listening, "open_bus", open_bus)
+    monkeypatch.setattr(listening, "read_bucket", read)
+    monkeypatch.setattr(listening, "time", SimpleNamespace(time_ns=lambda: 0))
+    monkeypatch.setattr(listening, "STORE_TIMEOUT_S", 60.0)
+    connection = ConnectionSettings(cluster="c", url="nats://nowhere", user="", password="", origin="test")
+    async with asyncio.timeout(5):
+        async with listening.listen(connection):
+            await asked.wait()
+            answered.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)

@@ -132,7 +132,8 @@ class WatchFeed:
 
     async def _until_look(self) -> None:
         try:
-            await asyncio.wait_for(self._missed.wait(), LOOK_S)
+            async with asyncio.timeout(LOOK_S):  # wait_for may lose a cancellation: this would follow for ever
+                await self._missed.wait()
         except TimeoutError:
             pass
 

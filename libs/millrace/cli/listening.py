@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from millrace.actor.bucket_reading import read_bucket
+from millrace.actor.task_shell import end_task
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import ConnectionSettings
 from millrace.cli.cluster_view import ClusterView
@@ -53,8 +54,7 @@ async def listen(connection: ConnectionSettings) -> AsyncIterator[ClusterView]:
         try:
             yield view
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_task(task)
 
 
 async def _follow_store(store: Client, subjects: Subjects, view: ClusterView) -> None:
