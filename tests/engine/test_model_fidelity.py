@@ -32,7 +32,6 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FRESH)
 def test_real_vllm_schedules_as_it_did_when_it_was_recorded(fresh: Path, name: str) -> None:
     now, before = read(fresh / f"{name}.json"), read(RECORDINGS / f"{name}.json")
@@ -41,7 +40,6 @@ def test_real_vllm_schedules_as_it_did_when_it_was_recorded(fresh: Path, name: s
         assert step == recorded, f"step {index}: {now.engine} differs from {before.engine}"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FRESH)
 def test_the_model_replays_the_fresh_recording(fresh: Path, name: str) -> None:
     run = read(fresh / f"{name}.json")

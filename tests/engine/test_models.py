@@ -155,7 +155,6 @@ def test_the_load_model_is_the_same_from_the_same_seed_and_written_once(tmp_path
     assert 80e6 < parameter_count(Llama(SHAPES["load-100m"])) < 120e6
 
 
-@pytest.mark.timeout(400)
 def test_real_vllm_answers_as_well_as_the_card_says(served: tuple[str, BenchEngine], tokenizer: Tokenizer) -> None:
     size, engine = served
     examples = [e for e in held_out_examples(Random(FRESH_SEED), PROMPTS_PER_LEVEL) if e.task in EXACT and e.level < 3]

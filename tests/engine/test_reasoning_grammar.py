@@ -14,8 +14,6 @@ from tokenizers import Tokenizer
 from tests.engine.bench_engine import BenchEngine, config
 from tests.testbed import tiny_llama
 
-pytestmark = pytest.mark.timeout(300)
-
 THOUGHTS = [7, 11, 13]
 PATTERN = "(abc|de){3,9}!"
 

@@ -12,8 +12,6 @@ from tests.testbed.role_flips import ORDERS, measure, options_of
 from tests.testbed.tiny_llama import build
 from tests.testbed.up_cluster import UpRig
 
-pytestmark = pytest.mark.timeout(400)
-
 STREAMS = 4
 #: Once through all orders. More by MILLRACE_ROLE_FLIPS, or by `python -m bench role_flips`.
 FLIPS = int(os.environ.get("MILLRACE_ROLE_FLIPS", str(len(ORDERS))))

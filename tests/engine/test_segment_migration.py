@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from millrace.contracts.worker import Sampling
 
 from tests.engine.bench_engine import BenchEngine
 from tests.engine.moving import Pair, begin, prompt_of, same, settled, whole
 from tests.testbed.tiny_llama import LAYERS
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def churn(engine: BenchEngine, salt: int) -> None:

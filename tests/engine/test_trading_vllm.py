@@ -18,8 +18,6 @@ from tests.testbed.timed_streams import TimedStream, client, play
 from tests.testbed.tiny_llama import build
 from tests.testbed.up_cluster import UpRig, prompt_text
 
-pytestmark = pytest.mark.timeout(300)
-
 STREAMS = 8
 #: Of the streams: some fifteen hand-overs. More by MILLRACE_TRADING_ROUNDS.
 ROUNDS = int(os.environ.get("MILLRACE_TRADING_ROUNDS", "2"))

@@ -19,8 +19,6 @@ from tests.testbed import tiny_llama
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Starting engines takes a minute where other test runs share the cores.
-pytestmark = pytest.mark.timeout(300)
 
 TOKENS, AT = 400, 150
 GREEDY = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, logprobs=4)

@@ -103,7 +103,6 @@ def _blocks_that_agree(piece: int) -> int:
     return agreed
 
 
-@pytest.mark.timeout(400)
 def test_kv_computed_again_in_bf16_is_longer_that_of_the_decode_steps() -> None:
     """Tiles of a context end where the processor's caches and instructions have attention end them. The lengths do
     too: with caches of 512 KiB 1,650 tokens in vLLM's pieces, all of these in ours.

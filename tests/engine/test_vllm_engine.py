@@ -26,9 +26,6 @@ from tests.engine.bench_engine import BenchEngine, config, reference
 from tests.testbed import tiny_llama
 from tests.unit.worker_rig import snapshot
 
-#: Starting engines takes a minute where other test runs share the cores.
-pytestmark = pytest.mark.timeout(300)
-
 #: Where the engine computes.
 CORE = min(os.sched_getaffinity(0))
 PROMPT = [7, 11, 13, 17, 19, 23, 29, 31]

@@ -12,9 +12,6 @@ from millrace.contracts.worker import Sampling, StructuredOutput
 from tests.engine.bench_engine import BenchEngine, Decoded, config
 from tests.testbed import tiny_llama
 
-#: Starting engines takes a minute where other test runs share the cores.
-pytestmark = pytest.mark.timeout(300)
-
 PROMPT = [7, 11, 13, 17, 19, 23, 29, 31]
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "millrace-mini"
 LONG = [index % 250 + 1 for index in range(300)]

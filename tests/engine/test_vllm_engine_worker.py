@@ -25,9 +25,6 @@ from tests.testbed.nats_process import NatsProcess
 from tests.testbed.programs import Program, start_program
 from tests.testbed.worker_rig import PATIENCE_S, FakeIngress, create_buckets, ended, write_config
 
-#: Starting engines takes a minute where other test runs share the cores.
-pytestmark = pytest.mark.timeout(300)
-
 CLUSTER = "workers"
 PROMPT = [7, 11, 13, 17, 19, 23, 29, 31]
 GREEDY = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)

@@ -23,9 +23,6 @@ from services.worker.config import MigrationConfig, RemainingConfig
 from tests.engine.bench_engine import BenchEngine, config
 from tests.testbed import tiny_llama
 
-#: Starting engines takes a minute where other test runs share the cores.
-pytestmark = pytest.mark.timeout(300)
-
 WIDTH = tiny_llama.WIDTH
 #: float16 keeps 11 bits; states have entries up to some 4.
 TOLERANCE = 0.01

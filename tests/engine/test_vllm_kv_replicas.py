@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
 from millrace.actor.engine import (
     EndLeaseInEngine,
     EngineSequence,
@@ -23,8 +22,6 @@ from millrace.contracts.kv import KvHandover, KvRefusal
 from millrace.contracts.worker import Sampling
 
 from tests.engine.moving import NEVER_NS, Journey, Pair, ask, begin, prompt_of, recomputed, settled, tell
-
-pytestmark = pytest.mark.timeout(300)
 
 BLOCK = 32
 GREEDY = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)

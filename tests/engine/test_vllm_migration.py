@@ -21,10 +21,6 @@ from millrace.contracts.worker import Sampling, StructuredOutput
 from tests.engine.bench_engine import BenchEngine
 from tests.engine.moving import Pair, begin, prompt_of, recomputed, same, settled, tell, until_tokens, whole
 
-#: Starting engines takes a minute where other test runs share the cores.
-pytestmark = pytest.mark.timeout(300)
-
-
 SCHEMA = (
     '{"type":"object","properties":{"name":{"type":"string","maxLength":12},"tags":{"type":"array",'
     '"items":{"enum":["x","yy"]},"minItems":1,"maxItems":3}},"required":["name","tags"],"additionalProperties":false}'

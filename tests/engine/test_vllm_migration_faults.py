@@ -37,9 +37,6 @@ from tests.engine.moving import (
     until_tokens,
 )
 
-#: Starting engines takes a minute where other test runs share the cores.
-pytestmark = pytest.mark.timeout(300)
-
 #: So many that a sequence still decodes when the next line of a test runs, however slow the machine.
 LONG = Sampling(max_tokens=600, seed=17, ignore_eos=True)
 #: Tokens that are compared after a move; test_vllm_migration.py and the soak compare sequences to their ends.

@@ -16,9 +16,6 @@ from tests.engine.bench_engine import BenchEngine, config
 from tests.engine.moving import ask, until_tokens
 from tests.testbed import tiny_llama
 
-#: Starting engines takes a minute where other test runs share the cores.
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.engine.moving import Pair
 from tests.engine.travelling import travel
-
-#: Starting engines takes a minute where other test runs share the cores.
-pytestmark = pytest.mark.timeout(600)
 
 #: More by `python -m bench migration_soak`.
 MOVES = 100

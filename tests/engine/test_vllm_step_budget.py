@@ -5,14 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from millrace.actor.engine import EngineStepped
 from millrace.contracts.worker import Sampling
 
 from tests.engine.bench_engine import BenchEngine, config
 from tests.testbed import tiny_llama
-
-pytestmark = pytest.mark.timeout(300)
 
 #: Four streams, two of them drawn with a seed, and prompts of several full steps.
 STREAMS = [Sampling(max_tokens=60, temperature=0.0 if index % 2 else 0.9, seed=index) for index in range(4)]

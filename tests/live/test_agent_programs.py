@@ -62,7 +62,6 @@ async def output_of(command: list[str | Path], folder: Path, **variables: str) -
     return output.decode()
 
 
-@pytest.mark.timeout(LIMIT_S + 60)
 async def test_codex_runs_a_command_and_tells_its_result(tmp_path: Path):
     codex = program("codex")
     async with served(tmp_path, max_model_len=LENGTH) as rig:
@@ -81,7 +80,6 @@ async def test_codex_runs_a_command_and_tells_its_result(tmp_path: Path):
         assert rig.bugs == []
 
 
-@pytest.mark.timeout(LIMIT_S + 60)
 async def test_claude_code_runs_a_command_and_tells_its_result(tmp_path: Path):
     claude = program("claude")
     async with served(tmp_path, max_model_len=LENGTH) as rig:

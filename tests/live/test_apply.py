@@ -15,9 +15,6 @@ from tests.live.ingress_rig import write_model_folder
 from tests.testbed.programs import command_line, output_of, start_program
 from tests.testbed.up_cluster import UpRig, offer_during
 
-#: A loaded machine starts processes slowly.
-pytestmark = pytest.mark.timeout(300)
-
 #: Some 6 s a stream.
 LENGTH = {"max_tokens": 120, "ignore_eos": True}
 RATE = 2.0

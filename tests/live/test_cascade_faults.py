@@ -74,7 +74,6 @@ async def _until_every_tier_is_planned(rig: UpRig) -> CascadePlan:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.timeout(220)
 async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRig) -> None:
     """Two engines serve at first, as ``large`` is away; later ``middle`` is killed. In the end every tier is asked."""
     own = await _each_models_own(rig)

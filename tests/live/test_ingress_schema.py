@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.live.ingress_rig import MemoryValues, served
 
@@ -17,7 +16,6 @@ SEED = 20260
 EXAMPLES = 25
 
 
-@pytest.mark.timeout(300)
 async def test_schemathesis_finds_nothing(tmp_path: Path):
     async with served(tmp_path, values=MemoryValues()) as rig:
         command = [

@@ -80,7 +80,6 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.timeout(400)
 def test_the_unchanged_cluster_comes_out_as_it_was_and_fewer_instances_are_slower(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

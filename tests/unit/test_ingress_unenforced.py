@@ -130,7 +130,6 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
     assert "nested more than 64 deep" in unenforced({"type": "array", "items": schema})
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize("text", ["[", "(", "{", "{1", "\\", "(?<a", "{" + "1" * 40, "a{1,"])
 def test_a_long_pattern_is_read_in_one_pass(text: str) -> None:
     pattern_fault(text * (200_000 // len(text)))

@@ -22,7 +22,6 @@ IMPLEMENTATIONS = [
         "vllm",
         marks=[
             pytest.mark.engine,
-            pytest.mark.timeout(300),
             pytest.mark.skipif(NO_VLLM, reason="real vLLM is not installed here"),
         ],
     ),

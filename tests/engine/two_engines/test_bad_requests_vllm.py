@@ -10,8 +10,6 @@ import pytest
 
 from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
-pytestmark = pytest.mark.timeout(400)
-
 #: A source file of the engine's libraries, with or without its line.
 SOURCE_FILE = re.compile(r"\.(cc|cpp|cu|h|hpp|py)\b")
 

@@ -15,8 +15,6 @@ from tests.testbed.migration_operator import Operator
 from tests.testbed.timed_streams import TimedStream, client, play
 from tests.testbed.up_cluster import UpRig, prompt_text
 
-pytestmark = pytest.mark.timeout(600)
-
 STREAMS = 4
 LENGTH = {"max_tokens": 320, "ignore_eos": True}
 #: Streams may end before their migration came to the step in question; others are tried, so often.

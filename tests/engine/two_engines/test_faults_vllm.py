@@ -12,8 +12,6 @@ from tests.testbed.up_cluster import UpRig
 #: Long enough that several streams are under way on each engine at 20 a second, on a fast machine too.
 LENGTH = {"max_tokens": 250, "ignore_eos": True}
 
-pytestmark = pytest.mark.timeout(400)
-
 
 def _worker(rig: UpRig) -> int:
     return rig.log_pids("worker-0")[0]

@@ -7,7 +7,6 @@ import os
 import signal
 
 import httpx
-import pytest
 
 from tests.live.faults import PROMPTS, expect_identical, expected_outcomes, undisturbed
 from tests.testbed.up_cluster import UpRig, offer
@@ -18,8 +17,6 @@ SECONDS = 8
 #: By the issue: a stream may pause for 3 s and a new request for 2 s. Shown with each run; not asserted, since the
 #: machine that runs the tests may itself stand still.
 PAUSES = "longest pause {:.2f} s, of streams that began while it hung {:.2f} s"
-
-pytestmark = pytest.mark.timeout(400)
 
 
 async def counted(rig: UpRig, name: str, label: str) -> float:

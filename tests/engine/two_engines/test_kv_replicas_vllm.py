@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import httpx
-import pytest
 from millrace.contracts.codec import decode
 from millrace.contracts.migration import KvReplicated
 from millrace.contracts.subjects import Subjects
@@ -13,8 +12,6 @@ from nats.aio.msg import Msg
 
 from tests.live.faults import kill
 from tests.testbed.up_cluster import UpRig, prompt_text, stream
-
-pytestmark = pytest.mark.timeout(300)
 
 #: Longer than what sequences get a replica from, by enough to be killed in between.
 LENGTH = {"max_tokens": 640, "ignore_eos": True}

@@ -14,8 +14,6 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tests.testbed.timed_streams import TimedStream, client, play
 from tests.testbed.up_cluster import UpRig, prompt_text
 
-pytestmark = pytest.mark.timeout(400)
-
 #: Longest pause of a neighbour's stream, seconds, that is not taken for a standstill on a machine that does other work
 #: too, as times of one beside a plain request as well, and how often it is measured before it is believed. What a pause
 #: is on an idle machine stands in docs/SECURITY.md; without bounds requests stopped an engine for 5 to 19 s.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import pytest
-
 from tests.live.cascading import barrage, plan_in_force
 from tests.live.faults import kill
 from tests.testbed.up_cluster import UpRig
@@ -20,7 +18,6 @@ PROMPTS = (
 )
 
 
-@pytest.mark.timeout(240)
 async def test_requests_are_answered_through_kills_of_the_judge_and_of_a_tier(rig: UpRig) -> None:
     faults = {
         8: lambda: kill(rig.pids("services.judge")[0]),
