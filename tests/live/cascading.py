@@ -93,7 +93,7 @@ def _take(answer: Answer, told: Any) -> None:
 
 def client_of(rig: UpRig) -> openai.AsyncOpenAI:
     """OpenAI's client of a cluster, without retries of its own."""
-    http = client(120)
+    http = client(300)
     return openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0, http_client=http)
 
 

@@ -18,7 +18,7 @@ def _output_tokens(rig: UpRig) -> dict[str, int]:
 
 
 async def test_each_model_answers_from_an_engine_of_its_own(rig: UpRig) -> None:
-    async with httpx.AsyncClient(timeout=120) as client:
+    async with httpx.AsyncClient(timeout=300) as client:
         listed = (await client.get(f"{rig.url}/v1/models")).json()["data"]
         assert sorted(model["id"] for model in listed) == ["cascade", *sorted(LENGTHS)]
         before = _output_tokens(rig)
