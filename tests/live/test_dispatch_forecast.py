@@ -1,6 +1,4 @@
-"""Dispatch by forecast with real processes: unequal engines, a predictor that stands still, conversations that stay
-where they are cached, the explanation.
-"""
+"""Dispatch by forecast with real processes: unequal engines, a predictor that stands still, the explanation."""
 
 from __future__ import annotations
 
@@ -28,27 +26,18 @@ from tests.testbed.up_cluster import UpRig
 #: What a condition is waited for at most, seconds.
 PATIENCE_S = 20.0
 DISPATCH = {"deadline_ms": 200, "pause_s": 0.3}
-#: Of conversations: some two thousand tokens, so that it matters whether they are cached.
-CONVERSATIONS, TURNS = 4, 3
-OPENING = "once there was a mill by the river, and nobody knew who had built it. " * 35
-
-
-def started(folder: Any, *words: str) -> UpRig:
-    """Two engines, and a predictor in a process of its own."""
-    options = ["--processes", "2", "--set", "services.hosted_instances_max=0", "--set", "telemetry.trace_sample=1"]
-    options += ["--set", "policies.dispatch.parameters=" + json.dumps(DISPATCH), *words]
-    model = write_model_folder(folder / "model", max_model_len=4096)
-    rig = UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=options)
-    rig.start()
-    return rig
 
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    """The second engine is four times as slow; the predictor must see it."""
-    rig = started(tmp_path_factory.mktemp("forecast"), "--set", "worker-1.modelled.speed=0.25")
-    yield rig
-    rig.stop()
+    """Two engines, and a predictor in a process of its own. The second is four times as slow, which it must see."""
+    folder = tmp_path_factory.mktemp("forecast")
+    options = ["--processes", "2", "--set", "services.hosted_instances_max=0", "--set", "telemetry.trace_sample=1"]
+    options += ["--set", "policies.dispatch.parameters=" + json.dumps(DISPATCH)]
+    options += ["--set", "worker-1.modelled.speed=0.25"]
+    model = write_model_folder(folder / "model", max_model_len=4096)
+    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=options) as cluster:
+        yield cluster
 
 
 class Listener:
@@ -92,15 +81,13 @@ async def listening(rig: UpRig) -> AsyncIterator[Listener]:
         await client.close()
 
 
-async def serve(http: httpx.AsyncClient, prompt: str = "a story", tokens: int = 40) -> tuple[str, str, int]:
-    """The request's id, the prompt with the answer behind it, and how many tokens the API says were cached."""
-    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+async def serve(http: httpx.AsyncClient) -> str:
+    """The id of a request that was answered."""
+    body = {"model": "m", "prompt": "a story", "max_tokens": 40, "ignore_eos": True}
     answer = await http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    said = answer.json()
-    assert said["usage"]["completion_tokens"] == tokens
-    cached = int(said["usage"]["prompt_tokens_details"]["cached_tokens"])
-    return str(said["id"]).removeprefix("cmpl-"), prompt + said["choices"][0]["text"], cached
+    assert answer.json()["usage"]["completion_tokens"] == 40
+    return str(answer.json()["id"]).removeprefix("cmpl-")
 
 
 async def serve_many(rig: UpRig, count: int) -> list[str]:
@@ -110,7 +97,7 @@ async def serve_many(rig: UpRig, count: int) -> list[str]:
         for _ in range(count):
             tasks.append(asyncio.create_task(serve(http)))
             await asyncio.sleep(0.02)
-        return [(await task)[0] for task in tasks]
+        return [await task for task in tasks]
 
 
 async def predicting(rig: UpRig, listener: Listener) -> str:
@@ -164,34 +151,3 @@ async def test_a_predictor_that_stands_still_costs_deadlines_and_no_request_and_
     assert [("missing" in line, "back" in line) for line in events[-2:]] == [(True, False), (False, True)], events
     assert await rig.metric('millrace_ingress_forecast_error_ratio_count{of="e2e"}') > 0
     assert await rig.metric('millrace_ingress_fallbacks_total{reason="paused"}') > 0
-
-
-async def test_further_turns_go_where_the_conversation_is_cached(tmp_path_factory: pytest.TempPathFactory) -> None:
-    rig = started(tmp_path_factory.mktemp("prefixes"))
-    try:
-        async with listening(rig) as listener, httpx.AsyncClient(base_url=rig.url, timeout=60) as http:
-            await predicting(rig, listener)
-            await _converse(listener, http)
-    finally:
-        rig.stop()
-
-
-async def _converse(listener: Listener, http: httpx.AsyncClient) -> None:
-    openings = [f"{number}: {OPENING}" for number in range(CONVERSATIONS)]
-    said = await asyncio.gather(*(serve(http, opening, 4) for opening in openings))
-    decisions, _ = await listener.of([request for request, _, _ in said])
-    places = [decision.chosen for decision in decisions]
-    assert set(places) == {"worker-0", "worker-1"}, "at the same time, they are too much for one"
-    texts = [text for _, text, _ in said]
-    judged = 0
-    for number in list(range(CONVERSATIONS)) * (TURNS - 1):
-        request, texts[number], cached = await serve(http, texts[number] + " and then? ", 4)
-        ((decision,), (outcome,)) = await listener.of([request])
-        if decision.fallback:  # on a loaded machine a deadline may pass
-            places[number] = decision.chosen
-            continue
-        judged += 1
-        assert decision.chosen == places[number], decision.forecasts
-        assert cached == outcome.cached_tokens > 0.9 * outcome.prompt_tokens
-        assert outcome.predicted_cached_tokens == outcome.cached_tokens
-    assert judged >= CONVERSATIONS

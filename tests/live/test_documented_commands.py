@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -16,7 +17,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from millrace.cli import up
+from millrace.cli.cluster_flags import cluster_of
 
+from deployment.config_check import check_files
+from services.supervisor.config import LaunchOptions
+from services.supervisor.layout import Layout
 from tests.testbed.programs import command_line, output_of
 from tests.testbed.up_cluster import UpRig, free_port, prompt_text
 
@@ -73,6 +79,8 @@ def elsewhere(command: str) -> str:
 RUN = [(document, command) for document, command in documented() if not elsewhere(command)]
 COMMANDS = tuple(dict.fromkeys(command for _, command in RUN))
 UP = [command for command in COMMANDS if re.match(r"(\./task|millrace) up ", command)]
+#: What of them other tests start: roles, stages, several models, spares.
+STARTED = [command for command in UP if "--thresholds" in command or re.search(r"modelled.* --policy", command)]
 SIM = [command for command in COMMANDS if re.match(r"(\./task|millrace) (sim|profile|train) ", command)]
 REST = [command for command in COMMANDS if command not in {*UP, *SIM}]
 
@@ -204,13 +212,21 @@ def moving(busy: Busy) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("command", UP)
+def test_every_service_of_a_documented_cluster_takes_its_configuration(tmp_path: Path, command: str) -> None:
+    parser = argparse.ArgumentParser()
+    up.add_arguments(parser)
+    spec = cluster_of(parser.parse_args(words_of(command)[1:]), cores=2)
+    layout = Layout(LaunchOptions(spec=spec, directory=str(tmp_path), cores=[0, 1]))
+    layout.plan()
+    layout.write()
+    check_files(layout.spec, layout.configurations())
+
+
+@pytest.mark.parametrize("command", STARTED)
 def test_a_cluster_starts_as_documented(tmp_path: Path, command: str) -> None:
-    words = [word for word in words_of(command) if word != "-d"]
     ports = ("--port", str(free_port()), "--nats-port", str(free_port()), "--dir", str(tmp_path), "-d")
-    engine = () if "--engine" in words else ("--engine", "modelled")
-    if "--roles" in words:
-        engine += ("--instances", "2", "--processes", "2")  # named as real engines are
-    status, output = output_of(command_line(), [*words, *engine, *ports], environment=dict(os.environ))
+    words = [*words_of(command), "--engine", "modelled", *ports]
+    status, output = output_of(command_line(), words, environment=dict(os.environ))
     try:
         assert status == 0, output
         assert "Millrace is up" in output

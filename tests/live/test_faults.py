@@ -8,7 +8,6 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import nats
@@ -143,12 +142,13 @@ async def _shower(rig: UpRig, role: Role) -> None:
     await client.close()
 
 
-async def test_down_takes_everything_down(tmp_path: Path) -> None:
-    model = write_model_folder(tmp_path / "model")
-    cluster = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=3)
-    cluster.start()
-    processes = cluster.processes()
+async def test_down_takes_everything_down(rig: UpRig) -> None:
+    """The last one: the cluster is gone then."""
+    assert rig.process is not None
+    processes = rig.processes()
     assert len(processes) >= 5
-    assert "the cluster is down" in cluster.cli("down")
+    assert "the cluster is down" in rig.cli("down")
     assert not [process for process in processes if process.is_running()]
-    assert "no cluster runs" in cluster.cli("down")
+    assert "no cluster runs" in rig.cli("down")
+    rig.process.wait(PATIENCE_S)
+    rig.process = None

@@ -48,16 +48,16 @@ class SmallDisk:
         subprocess.run(["umount", "-l", self.folder], check=True)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    made = SmallDisk(tmp_path / "disk")
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallDisk]:
+    made = SmallDisk(tmp_path_factory.mktemp("full") / "disk")
     yield made
     made.close()
 
 
-@pytest.fixture
-def rig(disk: SmallDisk, tmp_path: Path) -> Iterator[UpRig]:
-    model = write_model_folder(tmp_path / "model")
+@pytest.fixture(scope="module")
+def rig(disk: SmallDisk) -> Iterator[UpRig]:
+    model = write_model_folder(disk.folder.parent / "model")
     # A request that had to wait for an instance would run into its client's timeout.
     patience = ("--set", "ingress.dispatch.wait_s=600")
     with UpRig(disk.folder / "c", model_path=model, engine="modelled", instances=2, extra=patience) as made:
@@ -109,7 +109,7 @@ async def test_an_ill_store_s_requests_go_on_or_are_refused_at_once_and_it_gets_
         await until_served(rig)
         small.fill()
         await until(lambda: "JetStream takes no writes" in rig.cli("status"))
-        for what in ("worker-0", "worker-1", "services.migrator", "services.coordinator", "nats-server"):
+        for what in ("worker-0", "worker-1", "services.coordinator", "nats-server"):
             kill(rig, what)
             await asyncio.sleep(2)
             status, text = await ask(rig)

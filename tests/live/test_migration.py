@@ -73,12 +73,9 @@ async def test_who_runs_nowhere_is_said_to(rig: UpRig) -> None:
     assert "nosuch runs nowhere" in await asyncio.to_thread(rig.cli, "migrate", "nosuch")
 
 
-@pytest.mark.parametrize("modes", [(MigrationMode.LIVE,), tuple(MigrationMode)], ids=["live", "every_mode"])
-async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_block(
-    rig: UpRig, modes: tuple[MigrationMode, ...]
-) -> None:
+async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_block(rig: UpRig) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
-    async with Mover(rig, modes=modes) as mover:
+    async with Mover(rig, modes=tuple(MigrationMode)) as mover:
         results = await offer(rig, rate=12, count=48, prompts=8, **LENGTH)
     expect_identical(results, expected)
     assert mover.moved >= 30, mover.outcomes()
@@ -111,7 +108,7 @@ async def test_status_shows_what_moves_while_it_moves_and_nothing_afterwards(rig
     assert afterwards["migrations"] == []
 
 
-@pytest.mark.parametrize("victim", ["migrator-0.json", "migrator-1.json", "worker-0.json", "worker-1.json"])
+@pytest.mark.parametrize("victim", ["migrator-0.json", "worker-1.json"])
 async def test_whoever_dies_amid_migrations_costs_no_request_and_no_token(rig: UpRig, victim: str) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
     async with Mover(rig, seed=len(victim)) as mover:

@@ -284,7 +284,7 @@ def test_a_request_that_vllm_does_not_take_is_refused(host: Host, speakers: dict
     assert opened.refusal
 
 
-async def test_a_process_that_is_killed_at_any_token_changes_nothing(speakers: dict[str, Speaker]):
+async def test_a_process_that_is_killed_again_and_again_changes_nothing(speakers: dict[str, Speaker]):
     """Each stream goes on in the next process: its parser is built again from the output so far."""
     family, speaker = FAMILIES["qwen3"], speakers["qwen3"]
     ids = speaker.ids(family.output)
@@ -292,10 +292,11 @@ async def test_a_process_that_is_killed_at_any_token_changes_nothing(speakers: d
     process = ParserProcess([parsed_models(speakers)["qwen3"]], lambda event, **fields: told.append(event))
     running = asyncio.get_running_loop().create_task(process.run())
     try:
-        streams = [await opened_stream(process, speaker, f"c{at}") for at in range(len(ids))]
-        for at in range(0, len(ids), 12):
+        streams = [await opened_stream(process, speaker, f"c{number}") for number in range(8)]
+        third = len(ids) // 3 + 1
+        for at in range(0, len(ids), third):
             for stream in streams:
-                stream.feed(ids[at : at + 12], at + 12 >= len(ids))
+                stream.feed(ids[at : at + third], at + third >= len(ids))
             for stream in streams:
                 await stream.idle()
             assert process._child is not None

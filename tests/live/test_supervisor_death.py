@@ -23,7 +23,9 @@ from tests.testbed.up_cluster import UpRig, offer_during
 PATIENCE_S = 20.0
 
 
-async def test_the_next_supervisor_takes_over_what_lives_and_no_stream_ends(tmp_path: Path) -> None:
+async def test_the_next_supervisor_takes_over_what_lives_no_stream_ends_and_a_closed_terminal_stops_all(
+    tmp_path: Path,
+) -> None:
     model = write_model_folder(tmp_path / "model")
     slow = ["--processes", "2", "--set", 'worker={"modelled": {"speed": 0.1}}']
     rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=slow)
@@ -45,22 +47,12 @@ async def test_the_next_supervisor_takes_over_what_lives_and_no_stream_ends(tmp_
         await told(rig, instances_ready=2)
 
     expect_identical(await offer_during(rig, killed_and_back(), rate=2, prompts=PROMPTS, **fields), expected)
-    rig.stop()
+    rig.process.send_signal(signal.SIGHUP)
+    assert await asyncio.to_thread(rig.process.wait, PATIENCE_S) == 0
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, PATIENCE_S)
     assert alive == []
     assert not list((rig.folder / "run").glob("cluster.json"))
     assert not (rig.folder / "jetstream").exists()
-
-
-def test_a_terminal_that_closes_stops_the_cluster(tmp_path: Path) -> None:
-    model = write_model_folder(tmp_path / "model")
-    rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1)
-    rig.start()
-    assert rig.process is not None
-    processes = rig.processes()
-    rig.process.send_signal(signal.SIGHUP)
-    assert rig.process.wait(PATIENCE_S) == 0
-    assert not psutil.wait_procs(processes, PATIENCE_S)[1]
 
 
 def test_down_ends_what_a_killed_supervisor_left_and_the_next_start_tells(tmp_path: Path) -> None:

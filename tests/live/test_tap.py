@@ -4,26 +4,21 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import nats
 import pytest
-from millrace.actor.buckets import ensure_bucket
 from millrace.contracts.catalog import Role
 from millrace.contracts.codec import encode
 from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade
 from millrace.contracts.permissions import store_user
-from millrace.contracts.plan import Plan, Stage
-from millrace.contracts.status import ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from nats.aio.client import Client
 
-from tests.testbed.messages import plain_summary
 from tests.testbed.nats_process import NatsProcess
 from tests.testbed.up_cluster import free_port
 
@@ -138,16 +133,6 @@ async def decisions(server: Server) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def test_tap_prints_one_line_per_message_and_ends_at_the_count(server: Server) -> None:
-    async with decisions(server):
-        code, out, error = await output(server, "tap", "decision.>", "--count", "3")
-    assert (code, error) == (0, "")
-    lines = out.splitlines()
-    assert len(lines) == 3
-    assert all("decision.tiny     ingress-0 → DecisionMade r" in line for line in lines)
-    assert all("dispatch to w0 by random" in line and len(line) <= 120 for line in lines)
-
-
 async def test_tap_shows_garbage_and_unknown_versions_and_goes_on(server: Server) -> None:
     async with millrace(server, "tap", "decision.>", "--count", "3", "--json") as tap, decisions(server):
         assert tap.stdout is not None
@@ -195,58 +180,6 @@ async def test_a_subject_that_one_may_not_read_is_refused_not_silent(server: Ser
     code, _, error = await output(server, "tap", "mr.other.>")
     assert code == 1
     assert "does not let user observer read mr.other.>" in error
-
-
-async def beat(worker: Client, ingress: Client) -> None:
-    """An instance's and an ingress's heartbeats until cancelled: 400 tok/s."""
-    start = time.time_ns() - 60 * 10**9
-    for index in range(10_000):
-        now = time.time_ns()
-        summary = plain_summary(
-            "w0",
-            incarnation=start,
-            model="tiny",
-            at_ns=start + index * 100_000_000,
-            running=3,
-            waiting=1,
-            running_tokens=1,
-            waiting_prefill_tokens=1,
-            blocks_free=25,
-            output_tokens_total=40 * index,
-        )
-        await send(worker, SUBJECTS.summary("tiny", "w0"), summary, "w0")
-        presence = ServicePresence(role="ingress", name="ingress-0", incarnation=start, at_ns=now)
-        await send(ingress, SUBJECTS.presence("ingress", "ingress-0"), presence, "ingress-0")
-        await asyncio.sleep(0.1)
-
-
-async def test_status_shows_instances_stages_services_and_rates_with_an_observer_s_rights(server: Server) -> None:
-    async with user(server, Role.SUPERVISOR, store=True) as supervisor:
-        name = SUBJECTS.bucket("plan")
-        await ensure_bucket(supervisor.jetstream(), name="plan", cluster="local")
-        bucket = await supervisor.jetstream().key_value(name)
-        stage = Stage(name="s7", length_min=0, length_max=None, instances=["w0"])
-        await bucket.put("tiny", encode(Plan(model="tiny", epoch=1, stages=[stage], coordinator="c0")))
-    async with user(server, Role.WORKER) as worker, user(server, Role.INGRESS) as ingress:
-        task = asyncio.create_task(beat(worker, ingress))
-        code, out, error = await output(server, "status", "--json")
-        table_code, table, _ = await output(server, "status")
-        task.cancel()
-    assert (code, table_code, error) == (0, 0, "")
-    report = json.loads(out)
-    (row,) = report["instances"]
-    assert (row["instance"], row["stage"], row["state"], row["running"], row["blocks_used"]) == (
-        "w0",
-        "s7",
-        "ready",
-        3,
-        75,
-    )
-    assert row["output_tokens_per_s"] == pytest.approx(400)
-    assert [service["name"] for service in report["services"]] == ["ingress-0"]
-    assert report["totals"]["instances_ready"] == 1
-    assert "75/100" in table
-    assert "s7" in table
 
 
 async def test_top_without_a_terminal_says_what_to_use_instead(server: Server) -> None:

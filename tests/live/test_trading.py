@@ -70,7 +70,7 @@ async def test_requests_flow_up_the_stages_and_no_reader_notices(rig: UpRig, exp
     await expect_empty(rig)
 
 
-VICTIMS = ["migrator-0.json", "migrator-1.json", "worker-1.json", "coordinator-0.json", "nats-server"]
+VICTIMS = ["migrator-0.json", "migrator-1.json", "worker-1.json"]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

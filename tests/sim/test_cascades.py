@@ -11,7 +11,7 @@ from simulator.soak.run import SoakReport
 from simulator.soak.seeds import SoakChoice, replay_command
 from tests.sim.soak_seeds import replayed_by, soak_seeds
 
-SEEDS = soak_seeds(8)
+SEEDS = soak_seeds(4)
 
 
 @functools.cache

@@ -30,7 +30,7 @@ class Decisions(Checker):
                 self.forecast += bool(effect.body.forecasts) and not effect.body.fallback
 
 
-@pytest.mark.parametrize("seed", soak_seeds(8))
+@pytest.mark.parametrize("seed", soak_seeds(4))
 def test_random_faults_break_no_promise_with_forecasts(seed: int) -> None:
     assert passed(seed, "forecast").outcomes["completed"] > 0
 

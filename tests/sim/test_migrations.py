@@ -13,7 +13,7 @@ from simulator.soak.seeds import shape_for
 from tests.sim.soak_seeds import passed, soak_seeds
 
 POLICY = "join_shortest_queue"
-SEEDS = soak_seeds(30)
+SEEDS = soak_seeds(16)
 #: Those that are always run say whether enough happens.
 FIXED = SEEDS[: len(SEEDS) // 2]
 

@@ -77,7 +77,7 @@ def test_a_steady_load_flips_nobody() -> None:
     assert checker.flips == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_stages_stay_capable_whoever_dies(seed: int) -> None:
     """Allow an instance that died and came back to be flipped anew at once: nobody remembers when it was flipped."""
     checker = CapableRoles(gap_ns=0)
@@ -122,7 +122,7 @@ def test_steps_are_bounded_beside_prompts_and_no_more_after_them() -> None:
         assert {tokens if tokens in (0, 512) else -1 for tokens in checker.tokens} - {-1} == bounds
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_bounded_steps_survive_kills_of_who_orders_and_who_obeys(seed: int) -> None:
     faults = [
         {"at_s": 3.0 + seed, "kind": "kill", "target": "coordinator-0"},

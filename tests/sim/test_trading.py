@@ -22,7 +22,7 @@ from simulator.soak.run import SoakReport, SoakRun
 from simulator.soak.trading import trading_shape
 from tests.sim.soak_seeds import passed, soak_seeds
 
-SEEDS = soak_seeds(12)
+SEEDS = soak_seeds(8)
 #: Seeds that failed once. In 128815 a sequence moved back before the deal that brought it had ended; in 634580 the
 #: planner of the soak wrote no plan into a store that had lost the last one. In 1025 a broker that was cut off did not
 #: hear the end of a transfer, and kept its slot for a minute.

@@ -11,7 +11,6 @@ from millrace.actor.engine import (
     KvBlocksRead,
     KvDenied,
     KvLeaseTaken,
-    KvRoomReserved,
     SequenceStopped,
     UnreserveInEngine,
 )
@@ -71,27 +70,6 @@ def free(side: Side) -> int:
 # --- leases and freezes
 
 
-@kinds
-def test_a_freeze_is_answered_after_every_output_and_a_thaw_changes_no_token(kind: str) -> None:
-    world, a, _ = pair(kind)
-    given = a.add("s", prompt(40))
-    a.add("other", prompt(20, 1))
-    told(a, "s", 1)
-    for number in range(12):
-        assert isinstance(a.lease("s", f"m{number}"), KvLeaseTaken)
-        stopped = a.freeze("s", f"m{number}")
-        assert isinstance(stopped, SequenceStopped)
-        assert stopped.output_token_ids == a.said("s")
-        assert stopped.computed_tokens == 40 + len(stopped.output_token_ids) - 1
-        world.run(7)
-        assert a.said("s") == stopped.output_token_ids
-        a.end(f"m{number}", moved=False)
-        world.run(1.3)
-    world.until(lambda: a.finished("s") and a.finished("other"))
-    assert a.said("s") == alone(given)
-    assert free(a) == 64
-
-
 def test_a_frozen_sequence_keeps_its_place_in_the_batch() -> None:
     world, a, _ = pair()
     for index in range(6):
@@ -124,21 +102,6 @@ def test_who_waits_for_the_blocks_of_a_frozen_sequence_gets_them_when_it_has_mov
     a.do(UnreserveInEngine(migration="room"))
     world.until(lambda: a.finished("waits"))
     assert free(a) == 64
-
-
-@pytest.mark.parametrize("kind", ["plain", "async"])
-def test_a_lease_is_lost_when_its_sequence_is_preempted_even_if_it_runs_again(kind: str) -> None:
-    world, a, _ = pair(kind)
-    for index in range(4):
-        a.add(f"s{index}", prompt(200, index), max_tokens=120)
-        told(a, f"s{index}", 1)
-    last = a.lease("s3", "m")
-    assert isinstance(last, KvLeaseTaken)
-    world.until(lambda: a.model.scheduler.preemptions > 0)
-    world.until(lambda: a.finished("s0"))
-    assert a.lease("s3", "m").reason is KvRefusal.LEASE_LOST
-    assert a.freeze("s3", "m").reason is KvRefusal.LEASE_LOST
-    assert a.model.kv_accounting().leased == 0
 
 
 def test_no_frozen_sequence_is_preempted() -> None:
@@ -177,36 +140,6 @@ def test_a_sequence_that_ends_in_the_step_of_its_freeze_ends_for_good(kind: str)
 # --- reservations
 
 
-def test_reserved_blocks_are_neither_free_nor_held() -> None:
-    _world, a, b = pair()
-    a.add("s", prompt(40))
-    told(a, "s", 3)
-    tokens = prompt(40) + a.said("s")
-    assert isinstance(b.reserve(a, "s", "m", tokens, blocks=10), KvRoomReserved)
-    account = b.model.kv_accounting()
-    assert (account.free, account.held, account.reserved) == (54, 0, 10)
-    b.do(UnreserveInEngine(migration="m"))
-    b.do(UnreserveInEngine(migration="m"))
-    assert free(b) == 64
-
-
-def test_there_is_no_room_without_blocks_or_without_a_place() -> None:
-    world, a, b = pair()
-    a.add("s", prompt(40))
-    told(a, "s", 3)
-    assert b.reserve(a, "s", "m1", prompt(40), blocks=65).reason is KvRefusal.NO_BLOCKS
-    for index in range(6):
-        b.add(f"t{index}", prompt(10, index))
-        told(b, f"t{index}", 1)
-    assert b.reserve(a, "s", "m2", prompt(40), blocks=4).reason is KvRefusal.NO_BLOCKS
-    b.engine.paced.cancel(["t0"])
-    assert isinstance(b.reserve(a, "s", "m3", prompt(40), blocks=4), KvRoomReserved)
-    assert b.reserve(a, "s", "m3", prompt(40), blocks=4).reason is KvRefusal.INVALID
-    b.add("late", prompt(10, 8))
-    world.run(30)
-    assert not b.said("late")  # the place is kept
-
-
 def test_an_engine_without_an_endpoint_denies_everything() -> None:
     _world, a, b = pair()
     b.engine.paced.engine.moves.endpoint = None
@@ -238,21 +171,6 @@ def move(a: Side, b: Side, given: EngineSequence, migration: str = "m", *, round
     b.world.until(lambda: b.has(name))
     a.end(migration, moved=True)
     return stopped
-
-
-@kinds
-@pytest.mark.parametrize("rounds", [0, 1, 3])
-def test_a_moved_sequence_decodes_on_without_computing_anything_again(kind: str, rounds: int) -> None:
-    world, a, b = pair(kind)
-    given = a.add("s", prompt(70))
-    told(a, "s", 5)
-    stopped = move(a, b, given, rounds=rounds)
-    before = b.model.steps
-    world.until(lambda: b.finished("s"))
-    assert stopped.output_token_ids + b.said("s") == alone(given)
-    assert b.model.steps - before == len(b.said("s"))  # a step for each token and none for the prompt
-    assert (free(a), free(b)) == (64, 64)
-    assert not b.model.moves.arrivals.poisoned
 
 
 # --- the network

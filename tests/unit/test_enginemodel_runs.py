@@ -147,7 +147,7 @@ def draw(rng: Random) -> tuple[EngineParameters, LinearStepTime, list[tuple[int,
     return parameters, step_time, sorted(plan, key=lambda entry: entry[0])
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", range(40))
 def test_runs_give_the_steps_times_blocks_and_tokens_of_single_steps(seed: int) -> None:
     parameters, step_time, plan = draw(Random(seed))
     lengths = OutputLengths(mean=30, sigma=0.9)

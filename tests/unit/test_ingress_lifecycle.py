@@ -8,17 +8,9 @@ import pytest
 from millrace.actor.transitions import TransitionRefused
 
 from services.ingress import lifecycle
-from services.ingress.lifecycle import (
-    Cancelled,
-    ForecastsReceived,
-    ForecastsRequested,
-    SequenceEvent,
-    SequencePhase,
-    SubmissionRefused,
-)
+from services.ingress.lifecycle import SequenceEvent, SequencePhase
 from services.ingress.transitions import TRANSITIONS, react
 from tests.unit.ingress_core import Bench
-from tests.unit.test_ingress_moving_fuzz import SEEDS, run
 
 EVENTS = get_args(SequenceEvent)
 PAIRS = [(state, event) for state in SequencePhase for event in EVENTS]
@@ -68,19 +60,3 @@ def test_nothing_else_sets_the_state():
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "phase":
                 setters.append(path.name)
     assert setters == ["reactions.py", "transitions.py"], "that of cascades, and that of sequences"
-
-
-#: Its policy asks no predictor, its workers refuse nothing, and nobody leaves within the one answer of a target.
-NOT_IN_THE_FUZZ = {
-    (SequencePhase.WAITING, ForecastsRequested),
-    (SequencePhase.FORECASTING, ForecastsReceived),
-    (SequencePhase.FORECASTING, Cancelled),
-    (SequencePhase.SUBMITTED, SubmissionRefused),
-    (SequencePhase.VERIFYING, Cancelled),
-}
-
-
-def test_the_fuzz_of_migrations_fires_every_other_event_in_every_state():
-    taken = {pair for seed in SEEDS for pair in run(seed).bench.transitions.taken}
-    missing = {(row.state, row.event) for row in TRANSITIONS} - taken - NOT_IN_THE_FUZZ
-    assert not missing
