@@ -1,154 +1,62 @@
-"""Kill -9, or a stopped process, at each step of a migration between real engines: no token and no block is lost."""
+"""Kill -9, or a stopped process, within a migration between real engines: no token and no block is lost.
+
+Every step and everybody who takes part: tests/live/test_migration_kills.py, with modelled engines, which start at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable
 
-import httpx
 import pytest
 
 from tests.testbed.migration_operator import Operator
-from tests.testbed.timed_streams import TimedStream, client, play
-from tests.testbed.up_cluster import UpRig, prompt_text
+from tests.testbed.migration_steps import (
+    END,
+    FREEZE,
+    NATS,
+    PREPARE,
+    SOURCE,
+    SOURCE_MIGRATOR,
+    STREAMS,
+    SUBMIT,
+    TARGET,
+    kill_at,
+    migrate_under,
+    start_stream,
+    undisturbed,
+    whole_again,
+)
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig
 
-STREAMS = 4
-LENGTH = {"max_tokens": 320, "ignore_eos": True}
-#: Streams may end before their migration came to the step in question; others are tried, so often.
-ATTEMPTS = 5
-#: Leases, freezes and reservations have run out by then, seconds.
-SETTLED_S = 20.0
-
-ASK, BID, AWARD, LEASE = "ask.*.*", "bid.*.*", "migrate.*.move", "engine.*.lease"
-PREPARE, FREEZE, SUBMIT, END = "engine.*.prepare", "engine.*.freeze", "engine.*.submit", "engine.*.end"
-SOURCE, TARGET, SOURCE_MIGRATOR, TARGET_MIGRATOR, NATS = "source", "target", "its migrator", "target's migrator", "nats"
-
+#: What leaves an engine in the middle of something, and one of each other kind.
 KILLS = [
-    *((SOURCE, step) for step in (LEASE, PREPARE, FREEZE, SUBMIT, END)),
-    *((TARGET, step) for step in (BID, PREPARE, FREEZE, SUBMIT)),
-    *((SOURCE_MIGRATOR, step) for step in (ASK, BID, PREPARE, FREEZE, SUBMIT, END)),
-    *((TARGET_MIGRATOR, step) for step in (ASK, BID, PREPARE)),
-    *((NATS, step) for step in (ASK, PREPARE, FREEZE, SUBMIT)),
+    (SOURCE, FREEZE),
+    (SOURCE, END),
+    (TARGET, PREPARE),
+    (TARGET, SUBMIT),
+    (SOURCE_MIGRATOR, FREEZE),
+    (NATS, FREEZE),
 ]
-
-
-@pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with client() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
 def expected(rig: UpRig) -> dict[int, str]:
-    async def undisturbed() -> dict[int, str]:
-        async with client() as http:
-            streams = await asyncio.gather(*(_start(http, rig, number)[1] for number in range(STREAMS)))
-        assert not [stream.error for stream in streams if stream.error]
-        return {number: stream.text for number, stream in enumerate(streams)}
-
-    return asyncio.run(undisturbed())
-
-
-def _start(http: httpx.AsyncClient, rig: UpRig, number: int) -> tuple[TimedStream, asyncio.Task[TimedStream]]:
-    stream = TimedStream(settle=30)
-    fields = {"prompt": 4 * prompt_text(number), **LENGTH}
-    return stream, asyncio.create_task(play(http, rig, stream, **fields))
-
-
-def _pid(rig: UpRig, victim: str, source: str, target: str) -> int:
-    migrators = {name: rig.pids(f"migrator-{name.rpartition('-')[2]}.json")[0] for name in (source, target)}
-    return {
-        SOURCE: lambda: rig.log_pids(source)[0],
-        TARGET: lambda: rig.log_pids(target)[0],
-        SOURCE_MIGRATOR: lambda: migrators[source],
-        TARGET_MIGRATOR: lambda: migrators[target],
-        NATS: lambda: rig.pids("nats-server")[0],
-    }[victim]()
-
-
-async def _whole_again(rig: UpRig) -> None:
-    """Every instance is ready and every block is free."""
-    await rig.well(2)
-    deadline = time.monotonic() + SETTLED_S
-    async with Operator(rig) as operator:
-        await operator.know(2)
-        while any(s.blocks_free != s.blocks_total or s.running or s.waiting for s in operator.snapshots.values()):
-            assert time.monotonic() < deadline, operator.snapshots
-            await asyncio.sleep(0.1)
-
-
-async def _migrate_under(
-    rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str], step: str, act: Callable[[str, str], None]
-) -> None:
-    """Moves a running stream; ``act`` on (source, target) at the first message of a step. Every text must be whole.
-
-    Where the streams ended before the migration came so far (a busy machine: somebody was late), others are moved.
-    """
-    told: list[str] = []
-    for _ in range(ATTEMPTS):
-        if await _acted_under(rig, http, expected, step, act, told):
-            return
-    pytest.fail(f"no message on {step}: the migration never came so far: {told}")
-
-
-async def _acted_under(
-    rig: UpRig,
-    http: httpx.AsyncClient,
-    expected: dict[int, str],
-    step: str,
-    act: Callable[[str, str], None],
-    told: list[str],
-) -> bool:
-    began = [_start(http, rig, number) for number in range(STREAMS)]
-    acted: list[float] = []
-    async with Operator(rig) as operator:
-        await operator.know(2)
-        await asyncio.gather(*(stream.settled.wait() for stream, _ in began))
-        running = [(s.sequence, task) for s, task in began if s.sequence in operator.where and not task.done()]
-        if running:
-            sequence, task = running[-1]
-            source, target = operator.where[sequence], operator.other(sequence)
-
-            def once() -> None:
-                acted.append(time.monotonic())
-                act(source, target)
-
-            await operator.at(step, once)
-            while not acted and not task.done():
-                finished = await operator.migrate(sequence, target)
-                if finished is None:
-                    await asyncio.sleep(0.05)
-                told.append(
-                    "unanswered" if finished is None else f"{finished.outcome} {finished.refusal} {finished.detail}"
-                )
-        streams = await asyncio.gather(*(task for _, task in began))
-    assert not [stream.error for stream in streams if stream.error]
-    assert {number: stream.text for number, stream in enumerate(streams)} == expected
-    return bool(acted)
+    return asyncio.run(undisturbed(rig))
 
 
 @pytest.mark.parametrize(("victim", "step"), KILLS, ids=[f"{v} at {s.replace('.*', '')}" for v, s in KILLS])
 async def test_killing_it_in_a_migration_costs_no_token_and_no_block(
-    rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str], victim: str, step: str
+    rig: UpRig, expected: dict[int, str], victim: str, step: str
 ) -> None:
-    def shoot(source: str, target: str) -> None:
-        os.kill(pids[source], signal.SIGKILL)
-
-    # Whichever of the two it will be: looking for a process takes longer than a step.
-    pids = {
-        source: _pid(rig, victim, source, target)
-        for source, target in (("worker-0", "worker-1"), ("worker-1", "worker-0"))
-    }
-    await _migrate_under(rig, http, expected, step, shoot)
-    await _whole_again(rig)
+    await kill_at(rig, expected, victim, step)
 
 
 @pytest.mark.parametrize("step", [PREPARE, SUBMIT], ids=["before the freeze", "in the freeze"])
 async def test_a_target_that_hangs_is_given_up_and_the_source_decodes_on(
-    rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str], step: str
+    rig: UpRig, expected: dict[int, str], step: str
 ) -> None:
     workers = {name: rig.log_pids(name)[0] for name in ("worker-0", "worker-1")}
     stopped: list[int] = []
@@ -158,25 +66,29 @@ async def test_a_target_that_hangs_is_given_up_and_the_source_decodes_on(
         os.kill(workers[target], signal.SIGSTOP)
 
     try:
-        await _migrate_under(rig, http, expected, step, freeze)
+        async with client() as http:
+            await migrate_under(rig, http, expected, step, freeze)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-    await _whole_again(rig)
+    await whole_again(rig)
 
 
-async def test_twenty_migrations_at_once_and_back_again(
-    rig: UpRig, http: httpx.AsyncClient, expected: dict[int, str]
-) -> None:
-    began = [(number % STREAMS, *_start(http, rig, number % STREAMS)) for number in range(20)]
-    async with Operator(rig) as operator:
-        await operator.know(2)
-        await asyncio.gather(*(stream.settled.wait() for _, stream, _ in began))
-        first = await asyncio.gather(*(operator.migrate(s.sequence, operator.other(s.sequence)) for _, s, _ in began))
-        back = await asyncio.gather(*(operator.migrate(s.sequence, operator.other(s.sequence)) for _, s, _ in began))
-        streams = await asyncio.gather(*(task for _, _, task in began))
+async def test_twenty_migrations_at_once_and_back_again(rig: UpRig, expected: dict[int, str]) -> None:
+    async with client() as http:
+        began = [(number % STREAMS, *start_stream(http, rig, number % STREAMS)) for number in range(20)]
+        async with Operator(rig) as operator:
+            await operator.know(2)
+            await asyncio.gather(*(stream.settled.wait() for _, stream, _ in began))
+            first = await asyncio.gather(
+                *(operator.migrate(s.sequence, operator.other(s.sequence)) for _, s, _ in began)
+            )
+            back = await asyncio.gather(
+                *(operator.migrate(s.sequence, operator.other(s.sequence)) for _, s, _ in began)
+            )
+            streams = await asyncio.gather(*(task for _, _, task in began))
     assert sum(finished is not None and finished.outcome == "moved" for finished in first) >= 15, first
     assert any(finished is not None and finished.outcome == "moved" for finished in back), back
     for (number, _, _), stream in zip(began, streams, strict=True):
         assert (stream.error, stream.text) == ("", expected[number])
-    await _whole_again(rig)
+    await whole_again(rig)
