@@ -2,8 +2,9 @@
 
 Runs rounds of load (prompts in buckets of powers of two, batches of 1, 2, 4, ... to the memory's limit, mixed lengths,
 prompts that arrive while others decode), fits two thirds of them and tests on the rest. Writes OUTPUT.toml, which can
-be used wherever a step-time set is named, OUTPUT.json with each step and each sequence's normalised latency, and
-OUTPUT.png. On a CPU the engine has one core and is measured by its processor time, so that other work hardly matters.
+be used wherever a step-time set is named, and OUTPUT.json with each step, measured and fitted, and each sequence's
+normalised latency. On a CPU the engine has one core and is measured by its processor time, so that other work hardly
+matters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes a LinearStepTime as TOML, the form of all coefficient sets, and a profile's three files."""
+"""Writes a LinearStepTime as TOML, the form of all coefficient sets, and a profile's two files."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from pathlib import Path
 import msgspec
 
 from millrace.enginemodel.step_time_models import COSTS, LinearStepTime, Provenance
-from millrace.profiling.picture import draw
 from millrace.profiling.profile import Profile
 
 
 def write(profile: Profile, path: Path) -> list[Path]:
-    """Writes ``path`` (parameters), and beside it the measurements as JSON and the picture. Returns all three."""
+    """Writes ``path`` (parameters), and beside it the measurements as JSON. Returns both."""
     assert profile.model.provenance is not None
-    measurements, picture = path.with_suffix(".json"), path.with_suffix(".png")
+    measurements = path.with_suffix(".json")
     path.write_text(to_toml(profile.model, profile.model.provenance))
     measurements.write_bytes(msgspec.json.encode(profile))
-    draw(profile, picture)
-    return [path, measurements, picture]
+    return [path, measurements]
 
 
 def to_toml(model: LinearStepTime, provenance: Provenance) -> str:
