@@ -41,7 +41,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("sim", "run a scenario, or random load and faults, in virtual time", program="simulator"),
     Verb("recording", "show, export and import recordings of the load", "millrace.cli.recording"),
     Verb("what-if", "replay the last hour with other settings", program="simulator"),
-    Verb("plan", "plan a cascade, or the roles of instances, and show why", "millrace.cli.plan"),
+    Verb("plan", "plan the thresholds of a cascade, and show why", "millrace.cli.plan"),
     Verb("profile", "measure an engine's steps and write a step-time model", "millrace.cli.profile"),
     Verb("train", "train a model from recordings of a cluster", "millrace.cli.train"),
     Verb("keys", "make, list and remove API keys", "millrace.cli.keys"),

@@ -11,13 +11,13 @@ import msgspec
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.policies.roles.assignment import AssignmentTargets, RatedAssignment, rate
-from millrace.policies.roles.mix import InstanceShape, MixMember
 from millrace.workloads.arrivals import Poisson
 from millrace.workloads.lengths import load_fitted
 
 from bench.scenarios.scenarios import scenario
 from bench.scenarios.tables import figure, table
+from papers.flowkv.assignment import AssignmentTargets, RatedAssignment, rate
+from papers.flowkv.mix import InstanceShape, MixMember
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 from simulator.scenarios.statistics import summarise

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 
 from millrace.contracts.plan import InstanceRole
-from millrace.policies.roles.assignment import AssignmentTargets
-from millrace.policies.roles.mix import InstanceShape, MixMember
 
+from papers.flowkv.assignment import AssignmentTargets
 from papers.flowkv.bench.assigning import AssignmentFigure, AssignmentLoad, add_options, shape
+from papers.flowkv.mix import InstanceShape, MixMember
 
 SETS = {"a100": "a100-llama-3-8b", "h200": "h200-llama-3-8b"}
 EACH = 2

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 
 from millrace.contracts.plan import InstanceRole
-from millrace.policies.roles.assignment import AssignmentTargets
-from millrace.policies.roles.mix import MixMember
 
+from papers.flowkv.assignment import AssignmentTargets
 from papers.flowkv.bench.assigning import AssignmentFigure, AssignmentLoad, add_options, shape
+from papers.flowkv.mix import MixMember
 
 GPUS = 8
 #: KV blocks of 16 tokens per instance: 90 % of 141 GB a GPU, less 71 GB of weights, at 327,680 bytes a token.

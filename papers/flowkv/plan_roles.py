@@ -1,14 +1,22 @@
-"""``millrace plan --roles``: a cluster's file and a load to roles and shapes, by simulation with the engine model."""
+"""Roles and shapes for a cluster's file and a load, by simulation with the engine model.
+
+    python -m papers.flowkv.plan_roles cluster.toml --rate 20
+
+Every assignment of roles (and, where a kind of device has groups of several tensor parallel sizes, of shapes) to the
+devices of a model's groups is simulated; the one that keeps the objectives for most requests is printed as groups of
+the file. The exit code is 3 where none keeps them for nine requests of ten.
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 import msgspec
-
 from millrace.actor.errors import ConfigError
 from millrace.cli.errors import CliError
 from millrace.cli.progress import working
@@ -19,12 +27,13 @@ from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.network import TOKEN_BYTES
 from millrace.enginemodel.registered import load_step_times
 from millrace.enginemodel.step_time_models import StepTimeModel
-from millrace.policies.roles.assignment import AssignmentTargets, RatedAssignment, assign
-from millrace.policies.roles.mix import InstanceShape
 from millrace.supervision.service_fields import STEP_TIMES
 from millrace.workloads.arrivals import Poisson
 from millrace.workloads.lengths import load_fitted
 from millrace.workloads.shape import WorkloadError
+
+from papers.flowkv.assignment import AssignmentTargets, RatedAssignment, assign
+from papers.flowkv.mix import InstanceShape
 
 #: Exit code where no assignment keeps the objectives for nine requests of ten.
 MISSED = 3
@@ -35,6 +44,27 @@ REQUESTS = 200
 
 #: Candidates printed.
 SHOWN_MAX = 8
+
+
+def main(words: Sequence[str]) -> int:
+    """Plans and prints; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="papers.flowkv.plan_roles", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("roles", metavar="FILE", help="a cluster's file")
+    add("--rate", type=float, required=True, metavar="N", help="requests per second")
+    add("--model", default="", help="the model, where the file has several")
+    add("--lengths", default="azure-conversation", help="a set that ships (default: %(default)s)")
+    add("--ttft", type=float, default=2.0, metavar="S", help="objective, seconds (default: %(default)s)")
+    add("--tpot", type=float, default=0.05, metavar="S", help="objective, seconds (default: %(default)s)")
+    add("--bandwidth", type=float, default=100.0, metavar="GBPS", help="of a hand-off (default: 100)")
+    add("--seed", type=int, default=0, help="of the sample (default: 0)")
+    try:
+        return plan_roles(parser.parse_args(words))
+    except CliError as error:
+        print(f"plan_roles: {error}", file=sys.stderr)
+        return 1
 
 
 def plan_roles(arguments: argparse.Namespace) -> int:
@@ -131,3 +161,7 @@ def report(rated: list[RatedAssignment]) -> str:
             f'tensor_parallel = {shape.devices}\nrole = "{member.role}"'
         )
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

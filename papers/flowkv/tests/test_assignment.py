@@ -8,8 +8,9 @@ from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.forecast.replica import simulate_replica
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
-from millrace.policies.roles.assignment import AssignmentTargets, assign, candidates
-from millrace.policies.roles.mix import InstanceShape, MixMember, serve_mix
+
+from papers.flowkv.assignment import AssignmentTargets, assign, candidates
+from papers.flowkv.mix import InstanceShape, MixMember, serve_mix
 
 MS = 1_000_000
 ENGINE = EngineParameters(max_model_len=8_192, block_size=16, blocks_total=4_000, max_sequences=64, token_budget=1_024)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
-
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.forecast.question import ReplicaRequest

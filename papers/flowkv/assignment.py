@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 import msgspec
-
 from millrace.contracts.plan import InstanceRole
 from millrace.enginemodel.forecast.question import ReplicaRequest
-from millrace.policies.roles.mix import InstanceShape, MixMember, serve_mix
+
+from papers.flowkv.mix import InstanceShape, MixMember, serve_mix
 
 #: More candidates are refused: each is a simulation.
 CANDIDATES_MAX = 2_000

@@ -1,4 +1,4 @@
-"""``millrace plan --roles``: candidates in text, the best one as groups of the file, and what is refused."""
+"""``papers.flowkv.plan_roles``: candidates in text, the best one as groups of the file, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from millrace.cli.__main__ import main
-from millrace.cli.role_planning import MISSED
+
+from papers.flowkv.plan_roles import MISSED, main
 
 FILE = """
 [[models]]
@@ -32,7 +32,7 @@ settings = { max_model_len = 8192 }
 
 def _plan(tmp_path: Path, *words: str, text: str = FILE) -> int:
     (tmp_path / "cluster.toml").write_text(text)
-    return main(["plan", "--roles", str(tmp_path / "cluster.toml"), *words])
+    return main([str(tmp_path / "cluster.toml"), *words])
 
 
 def test_the_best_assignment_is_printed_as_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
