@@ -12,7 +12,6 @@ from millrace.contracts.message import Body, Message
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.predictor import PredictLatency
 from millrace.contracts.status import (
-    BatchComposition,
     InstanceRecord,
     SequenceState,
     SequenceStatus,
@@ -23,6 +22,7 @@ from millrace.enginemodel.step_time_models import ConstantStepTime, StepTimeMode
 from services.predictor.actor import PredictorActor
 from services.predictor.config import PredictorConfig
 from services.predictor.metrics import PredictorMetrics
+from tests.testbed.messages import plain_record, plain_snapshot
 
 MS = 1_000_000
 STEP_MS = 10
@@ -33,20 +33,10 @@ START_NS = 1_000_000 * MS
 
 def record(name: str = "w0", **changes: Any) -> InstanceRecord:
     """A registered instance."""
-    fields: dict[str, Any] = {
-        "instance": name,
-        "incarnation": 5,
-        "model": MODEL,
-        "engine": "modelled",
-        "engine_version": "1",
-        "max_model_len": 2_048,
-        "max_sequences": 8,
-        "token_budget": 256,
-        "block_size": 16,
-        "blocks_total": 512,
-        "step_time": "ten-ms",
-    }
-    return InstanceRecord(**fields | changes)
+    sizes: dict[str, Any] = {"max_model_len": 2_048, "token_budget": 256, "blocks_total": 512}
+    return plain_record(
+        **{"instance": name, "incarnation": 5, "model": MODEL, "step_time": "ten-ms", **sizes, **changes}
+    )
 
 
 def status(name: str, output_tokens: int = 0, **changes: Any) -> SequenceStatus:
@@ -67,21 +57,8 @@ def status(name: str, output_tokens: int = 0, **changes: Any) -> SequenceStatus:
 
 def snapshot(name: str = "w0", **changes: Any) -> StatusSnapshot:
     """An idle instance."""
-    fields: dict[str, Any] = {
-        "instance": name,
-        "incarnation": 5,
-        "model": MODEL,
-        "step": 1,
-        "at_ns": START_NS,
-        "running": [],
-        "waiting": [],
-        "blocks_free": 512,
-        "blocks_total": 512,
-        "preemptions": 0,
-        "step_duration_ns": 0,
-        "batch": BatchComposition(),
-    }
-    return StatusSnapshot(**fields | changes)
+    fields: dict[str, Any] = {"incarnation": 5, "model": MODEL, "at_ns": START_NS, "step_duration_ns": 0}
+    return plain_snapshot(**{"instance": name, **fields, "blocks_free": 512, "blocks_total": 512, **changes})
 
 
 def decision(request: str, chosen: str, *, at_ns: int = START_NS, **changes: Any) -> DecisionMade:

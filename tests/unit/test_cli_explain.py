@@ -3,18 +3,15 @@
 import re
 from typing import Any
 
-import msgspec
 import pytest
 from millrace.actor.effects import Publish, RecordSpan
 from millrace.cli.errors import CliError
-from millrace.cli.explain_instance import told_of
 from millrace.cli.explain_messages import Told, explained_by_messages
 from millrace.cli.explain_spans import explained_by_spans
-from millrace.cli.explain_text import PLACEMENTS_MAX, told
+from millrace.cli.explain_text import told
 from millrace.cli.explained import Explained, ExplainedPlacement
-from millrace.cli.trace_reading import attribute
 from millrace.cli.trace_tree import draw
-from millrace.contracts.broker import LoadReported, MoveReason
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import KvReplicated, MigrationCost, MigrationFinished, MigrationOutcome
@@ -65,16 +62,6 @@ def test_a_length_that_the_call_asks_for_is_told_by_spans_and_by_messages() -> N
         explained_by_messages(heard(bench), "r"),
     ):
         assert any("with 4 output tokens expected:" in line for line in told(explained))
-
-
-def test_bounded_steps_of_the_instance_are_told() -> None:
-    spans = spans_of(served())
-    (placed,) = [span for span in spans if span.name == "dispatch"]
-    attributes = {"millrace.sequence": "r.0", "millrace.instance": "w0", "millrace.step_tokens_max": 1640}
-    decode = msgspec.structs.replace(placed, name="decode", service="worker", attributes=attributes)
-    assert not any("came first" in line for line in told(explained_by_spans(spans)))
-    text = told(explained_by_spans([*spans, decode]))
-    assert "  decodes came first there: steps of at most 1,640 tokens" in text
 
 
 def spans_of(bench: Bench) -> list[SpanLine]:
@@ -162,30 +149,6 @@ def test_a_migration_is_told_with_where_it_came_from_and_links_both_stays():
     assert any("goes on from dispatch" in line for line in draw(sorted(spans, key=lambda s: s.start_ns), width=120))
 
 
-def test_a_moved_request_is_told_with_its_predicted_rest_and_what_came_of_it():
-    bench = MoveBench(traceparent=TRACED)
-    bench.tokens(bench.source, chunk("ab"))
-    bench.allot()
-    bench.moved(2)
-    bench.tokens(bench.target, chunk("c", 2, epoch=1, finish=FinishReason.LENGTH))
-    spans = spans_of(bench)
-    move = next(span for span in spans if span.name == "move")
-    told_by_migrator = {
-        "millrace.migration": attribute(move, "migration"),
-        "millrace.reason": "scheduler",
-        "millrace.note": "balance: 300 tokens, 120 tokens expected to come (90 %: 400 at most); saves 0.80 s in all",
-        "millrace.rounds": 2,
-        "millrace.bytes": 4096,
-        "millrace.frozen_ms": 11.0,
-    }
-    migration = msgspec.structs.replace(move, name="migration", span="f" * 16, attributes=told_by_migrator)
-    text = "\n".join(told(explained_by_spans([*spans, migration])))
-    assert "asked for by: scheduler" in text
-    assert "because: balance: 300 tokens, 120 tokens expected to come (90 %: 400 at most); saves 0.80 s in all" in text
-    assert "copied in 2 rounds, 4096 bytes, no token for 11ms" in text
-    assert "1 output tokens came since" in text
-
-
 def test_a_recording_tells_migrations_that_failed_as_well(tmp_path):
     bench = served("round_robin")
     for number, outcome in enumerate((MigrationOutcome.ABORTED, MigrationOutcome.MOVED)):
@@ -250,28 +213,6 @@ def test_a_fallback_a_refusal_and_a_running_request_are_said_to_be_that():
     assert "Nothing of its end is recorded" in text
 
 
-def test_choices_that_were_placed_together_are_one_placement_and_their_length_a_mean():
-    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=DispatchConfig(policy="random")))
-    instance = bench.run_call(traceparent=TRACED, n=2)
-    bench.tokens(
-        instance,
-        chunk("abc", finish=FinishReason.LENGTH),
-        chunk("a", sequence="r.1", finish=FinishReason.LENGTH),
-    )
-    text = "\n".join(told(explained_by_spans(spans_of(bench))))
-    assert "dispatch of r.0 and 1 more to" in text
-    assert "output tokens per choice" in text
-    assert " 2  -" in text
-
-
-def test_a_request_that_was_placed_very_often_is_told_in_bounds():
-    many = [placement(at_ns=START + n, epoch=n, reason=f"try {n}", trouble="full") for n in range(100)]
-    text = told(Explained(request="r", model="m", placements=many))
-    assert len([line for line in text if line.startswith("dispatch")]) == PLACEMENTS_MAX
-    assert "... 88 placements more ..." in text
-    assert any("try 99" in line for line in text), "the last one is told"
-
-
 @pytest.mark.parametrize("attributes", [{"forecasts": "not json"}, {"forecasts": "[[1]]"}, {"forecasts": 7}, {}])
 def test_spans_with_unreadable_or_missing_attributes_are_told_as_far_as_they_go(attributes):
     line = SpanLine(
@@ -293,25 +234,3 @@ def test_what_is_not_there_is_refused_in_a_sentence():
         explained_by_spans([])
     with pytest.raises(CliError, match="no decision about 'other'"):
         explained_by_messages([], "other")
-
-
-def test_an_instance_is_explained_by_what_its_broker_says_of_it():
-    load = LoadReported(
-        instance="w0",
-        incarnation=1,
-        model="m",
-        stage="",
-        plan_epoch=0,
-        at_ns=1,
-        tokens=900,
-        running=3,
-        waiting=0,
-        waiting_tokens=0,
-        blocks_total=100,
-        blocks_free=40,
-        why="balance: no gain (r1.0 stays), looks again in 4 s",
-    )
-    assert told_of(load) == [
-        "w0 stage=- tokens=900 waiting=0 running=3 blocks=60/100",
-        "  balance: no gain (r1.0 stays), looks again in 4 s",
-    ]

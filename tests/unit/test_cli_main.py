@@ -1,10 +1,8 @@
 """The command itself: verbs, exit codes, which cluster it means."""
 
 import argparse
-import importlib
 import json
 import re
-import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -19,31 +17,12 @@ from millrace.supervision.cluster_folder import command, find_folder
 
 from simulator import __main__ as simulator
 
-OWN = [verb for verb in VERBS if not verb.program]
 SIMULATOR = [verb for verb in VERBS if verb.program]
-
-
-@pytest.mark.parametrize("verb", OWN, ids=lambda verb: verb.name)
-def test_every_verb_has_a_module_that_explains_itself(verb, capsys: pytest.CaptureFixture[str]) -> None:
-    module = importlib.import_module(verb.module)
-    assert callable(module.run)
-    with pytest.raises(SystemExit) as ended:
-        main([verb.name, "--help"])
-    assert ended.value.code == 0
-    assert f"usage: millrace {verb.name}" in capsys.readouterr().out
 
 
 def test_verbs_of_another_program_are_the_simulators() -> None:
     assert {verb.name for verb in SIMULATOR} == set(simulator.VERBS)
     assert {verb.program for verb in SIMULATOR} == {"simulator"}
-
-
-@pytest.mark.parametrize("verb", SIMULATOR, ids=lambda verb: verb.name)
-def test_a_verb_of_the_simulator_explains_itself(verb, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        simulator.main([verb.name, "--help"])
-    assert ended.value.code == 0
-    assert f"usage: millrace {verb.name}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", SIMULATOR, ids=lambda verb: verb.name)
@@ -93,20 +72,6 @@ def test_ctrl_c_while_a_verb_is_imported_is_no_traceback(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("millrace.cli.__main__.VERBS", (Verb("interrupted", "ends", "interrupted_verb"),))
     assert main(["interrupted"]) == 130
-
-
-def test_ctrl_c_while_the_supervisor_is_imported_is_no_traceback() -> None:
-    code = """
-import os, runpy, signal, sys
-class Interrupting:
-    def find_spec(self, name, path, target=None):
-        if name == "services.supervisor.__main__":
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Interrupting())
-runpy.run_module("deployment.local_supervisor", run_name="__main__")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from millrace.contracts.kv import KvHandover, KvRefusal
 from millrace.sim.runtime_sim import MILLISECOND
 
 from tests.unit.moving_rig import Side, World
-from tests.unit.test_enginemodel_moving import alone, free, kinds, pair, parameters, prompt, told
+from tests.unit.test_enginemodel_moving import free, parameters, prompt, told
 
 BLOCK = 16
 
@@ -72,56 +72,6 @@ def resume(a: Side, b: Side, given: EngineSequence, output: list[int], *, blocks
     b.world.until(lambda: b.has(given.sequence))
     (added,) = [e for e in b.events if isinstance(e, SequenceAdded) and e.sequence == given.sequence]
     return added.kv_tokens
-
-
-@kinds
-def test_a_continuation_begins_on_the_replica_and_says_the_same(kind: str):
-    world, a, b = pair(kind)
-    given = a.add("r", prompt(50))
-    told(a, "r", 30)
-    leased = replicate(a, b, given)
-    told(a, "r", 38)
-    known = a.said("r")[:36]
-    blocks = min(len(leased.blocks), (50 + len(known) - 1) // BLOCK)
-    before = b.model.snapshot(0).totals.prefill_tokens
-    assert resume(a, b, given, known, blocks=blocks) == blocks * BLOCK
-    world.until(lambda: b.finished("r"))
-    assert known + b.said("r") == alone(given)
-    assert b.model.snapshot(0).totals.prefill_tokens - before == 50 + len(known) - blocks * BLOCK
-    assert free(b) == b.parameters.blocks_total
-
-
-def test_a_replica_takes_no_place_and_counts_as_free():
-    world = World()
-    few = parameters(max_sequences=2)
-    a, b = Side(world, "a"), Side(world, "b", parameters=few)
-    given = a.add("r", prompt(50))
-    told(a, "r", 10)
-    for name in ("x", "y"):
-        b.add(name, prompt(20, seed=ord(name)))
-    told(b, "y", 3)
-    assert b.model.scheduler.places() == 0
-    leased = replicate(a, b, given)
-    assert len(b.model.scheduler.replicas["m"]) == len(leased.blocks)
-    held = sum(len(s.blocks) for s in b.model.scheduler.running)
-    assert b.model.snapshot(0).blocks_free == b.parameters.blocks_total - held
-    assert b.model.kv_accounting().reserved == len(leased.blocks)
-
-
-def test_with_a_full_batch_the_continuation_waits_with_its_kv():
-    world = World()
-    a, b = Side(world, "a"), Side(world, "b", parameters=parameters(max_sequences=2))
-    given = a.add("r", prompt(50))
-    told(a, "r", 20)
-    for name in ("x", "y"):
-        b.add(name, prompt(20, seed=ord(name)))
-    told(b, "y", 3)
-    leased = replicate(a, b, given)
-    known = a.said("r")[:20]
-    blocks = min(len(leased.blocks), (50 + len(known) - 1) // BLOCK)
-    assert resume(a, b, given, known, blocks=blocks) == blocks * BLOCK
-    world.until(lambda: all(b.finished(name) for name in ("x", "y", "r")))
-    assert known + b.said("r") == alone(given)
 
 
 def replicated(blocks_total: int, **changes: Any) -> tuple[World, Side, Side, EngineSequence, Any]:

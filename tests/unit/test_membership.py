@@ -15,7 +15,7 @@ from millrace.membership import (
     next_state,
 )
 
-from tests.testbed.messages import plain_summary
+from tests.testbed.messages import plain_record, plain_summary
 
 S, E = MemberState, MemberEvent
 MS = 1_000_000
@@ -23,19 +23,8 @@ SILENCE_NS = 1_500 * MS
 
 
 def record(name: str = "w0", incarnation: int = 5, **changes: object) -> InstanceRecord:
-    fields = {
-        "instance": name,
-        "incarnation": incarnation,
-        "model": "m",
-        "engine": "modelled",
-        "engine_version": "1",
-        "max_model_len": 1_024,
-        "max_sequences": 8,
-        "token_budget": 128,
-        "block_size": 16,
-        "blocks_total": 64,
-    }
-    return InstanceRecord(**(fields | changes))  # type: ignore[arg-type]
+    sizes = {"max_model_len": 1_024, "token_budget": 128, "blocks_total": 64}
+    return plain_record(name, incarnation=incarnation, **(sizes | changes))
 
 
 def summary(name: str = "w0", incarnation: int = 5, *, at_ns: int, draining: bool = False) -> InstanceSummary:

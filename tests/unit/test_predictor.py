@@ -14,6 +14,7 @@ from millrace.membership import MembershipConfig
 
 from services.predictor.answering import REMEMBER_NS, STUCK_NS_MAX
 from services.predictor.placements import PLACEMENT_NS_MAX, PLACEMENTS_MAX
+from tests.testbed.messages import plain_summary
 from tests.unit.predictor_rig import (
     MS,
     START_NS,
@@ -41,22 +42,7 @@ def e2e_steps(answer: Any) -> float:
 
 
 def summary(**changes: Any) -> InstanceSummary:
-    fields: dict[str, Any] = {
-        "instance": "w0",
-        "incarnation": 5,
-        "model": "m",
-        "at_ns": START_NS,
-        "running": 0,
-        "waiting": 0,
-        "running_tokens": 0,
-        "waiting_prefill_tokens": 0,
-        "blocks_free": 1,
-        "blocks_total": 1,
-        "block_size": 16,
-        "preemptions": 0,
-        "output_tokens_total": 0,
-    }
-    return InstanceSummary(**fields | changes)
+    return plain_summary(**{"instance": "w0", "incarnation": 5, "at_ns": START_NS, **changes})
 
 
 # what it answers
