@@ -176,13 +176,13 @@ def test_what_imports_print_is_in_a_log_and_not_in_the_owners_terminal(tmp_path:
     (tmp_path / "talks.py").write_text("import sys\nprint('printed')\nprint('warned', file=sys.stderr)\n")
     act = """
         from pathlib import Path
-        server = ForkServer.open(["talks"], Path("imports.log"))
+        server = ForkServer.open(["talks"], Path("logs/imports.log"))
         tell(status=status(started()))
     """
     process = owner(tmp_path, "print('from the program')", act, stderr=subprocess.PIPE)
     output, complaint = process.communicate(timeout=60)
     assert (json.loads(output), complaint) == ({"status": 0}, "")
-    assert sorted((tmp_path / "imports.log").read_text().splitlines()) == ["printed", "warned"]
+    assert sorted((tmp_path / "logs" / "imports.log").read_text().splitlines()) == ["printed", "warned"]
     assert (tmp_path / "log").read_text() == "from the program\n"
 
 

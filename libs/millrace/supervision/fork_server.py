@@ -102,12 +102,14 @@ class ForkServer:
         Args:
             preload: Modules that it imports, and functions that it calls (``module:function``), before it answers; what
                 this process has imported it has already.
-            log: File that what it prints is appended to, in an existing folder; None for this process's own output.
+            log: File that what it prints is appended to; None for this process's own output.
         """
         if sys.platform != "linux" or threading.active_count() > 1:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owner = os.getpid()
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)  # a cluster that starts for the first time has no folder yet
         _flush()
         pid = os.fork()
         if pid == 0:
