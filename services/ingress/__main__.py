@@ -119,6 +119,7 @@ class IngressProcess:
             owner=f"{subject_token(config.name)}.{self._incarnation}",
             on_bug=self._report_bug,
             now_s=time.time,
+            stored=config.http.store_responses,
         )
 
     async def run(self) -> None:
@@ -137,7 +138,8 @@ class IngressProcess:
             local=bool(self._companions),
         )
         await runtime.connect()
-        self._responses.values = runtime.values
+        if config.http.store_responses:
+            self._responses.values = runtime.values
         for companion in self._companions:
             companion.join(runtime, self._telemetry)
         self.attach(runtime)

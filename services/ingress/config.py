@@ -27,6 +27,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         keys_file: File of API keys (hashed); empty for no keys.
         cors_origins: Origins of web pages that may call the API from a browser, such as ``https://chat.example``; ``*``
             for any.
+        store_responses: Responses of ``/v1/responses`` may be stored; where false, none is, whatever a client asks.
     """
 
     host: Annotated[str, WIRED] = "127.0.0.1"
@@ -37,6 +38,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     keep_alive_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
     keys_file: Annotated[str, WIRED] = ""
     cors_origins: list[str] = []
+    store_responses: bool = True
 
     @property
     def address(self) -> str:

@@ -211,6 +211,7 @@ async def served(
     parsers: Mapping[str, ModelParsers] = MappingProxyType({}),
     max_model_len: int = MAX_MODEL_LEN,
     values: MemoryValues | None = None,
+    stored: bool = True,
     owner: str = "ingress-0.1",
 ) -> AsyncIterator[Rig]:
     """Serves models ``tiny`` and ``tools``, and cascades of them, on a free port of the loopback."""
@@ -248,6 +249,7 @@ async def served(
         owner=owner,
         on_bug=lambda error, path: bugs.append(error),
         now_s=time.time,
+        stored=stored,
         lost_s=0.2,
     )
     responses.values = values

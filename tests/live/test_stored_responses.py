@@ -79,6 +79,22 @@ async def test_what_is_not_stored_says_so_and_is_not_found(tmp_path: Path):
             await client.responses.create(**ASK, background=True, store=False)
 
 
+async def test_a_cluster_that_stores_none_says_so(tmp_path: Path):
+    async with (
+        served(tmp_path, stored=False) as rig,
+        openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        answer = await client.responses.create(**ASK, store=True, max_output_tokens=2)
+        assert answer.store is False
+        for asked in (
+            client.responses.retrieve(answer.id),
+            client.responses.create(**ASK, previous_response_id=answer.id),
+            client.responses.create(**ASK, background=True),
+        ):
+            with pytest.raises(openai.BadRequestError, match="stores no responses"):
+                await asked
+
+
 async def test_a_response_is_found_with_its_own_key_only(tmp_path: Path):
     file = tmp_path / "keys"
     records = [KeyRecord(name=name, sha256=hash_key(name.encode())) for name in ("ada", "ben")]

@@ -39,6 +39,7 @@ STORE_S = 2.0
 POLL_S = 0.1
 #: Other ingresses whose signs of life are remembered.
 OWNERS_MAX = 256
+STORES_NONE = "This cluster stores no responses: send the whole conversation as `input`."
 _OPEN = ("queued", "in_progress")
 
 
@@ -58,9 +59,10 @@ class Responses:
         owner: str,
         on_bug: Callable[[BaseException, str], None],
         now_s: Callable[[], float],
+        stored: bool = True,
         lost_s: float = LOST_S,
     ) -> None:
-        """``owner``: this ingress, in this incarnation."""
+        """``owner``: this ingress, in this incarnation; ``stored``: False where the cluster keeps no responses."""
         #: Set once there is a store.
         self.values: Values | None = None
         self._calls = calls
@@ -68,6 +70,7 @@ class Responses:
         self._owner = owner
         self._on_bug = on_bug
         self._now_s = now_s
+        self._none = _no_store() if stored else ApiError(400, STORES_NONE, code="no_store")
         self._lost_s = lost_s
         self._logs: dict[str, ResponseLog] = {}
         self._beats: dict[str, tuple[int, float]] = {}
@@ -87,7 +90,7 @@ class Responses:
             raise bad_value("background", "background can only be used when `store` is true")
         if self.values is None:
             if request.background or request.previous_response_id is not None:
-                raise _no_store()
+                raise self._none
             request = msgspec.structs.replace(request, store=False)
         if request.previous_response_id is None and not request.background:
             self._begin(exchange, request, holder)
@@ -184,7 +187,7 @@ class Responses:
 
     def _values(self) -> Values:
         if self.values is None:
-            raise _no_store()
+            raise self._none
         return self.values
 
     async def _show(self, exchange: Exchange, identity: str, holder: KeyHolder, stream: bool, after: int) -> None:
