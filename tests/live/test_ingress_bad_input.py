@@ -178,7 +178,7 @@ async def test_bad_bodies_get_an_error_that_names_the_field_and_reach_nobody(rig
 
 async def test_what_is_wrong_with_a_value_is_said(rig: Rig):
     cases = [
-        (chat(logit_bias={"7": 1, "word": 1}), "key `word`"),
+        (chat(logit_bias={"7": 1, "word": 1, "other": 1}), "key `word`, `other`"),
         (chat(logit_bias={"7": 1, "8": 1000}), "key `8`"),
         (chat(metadata={"a": 1}), "key `a`"),
         (chat(service_tier="flex"), "'flex' is none of 'auto', 'default'"),

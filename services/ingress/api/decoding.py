@@ -22,6 +22,7 @@ _STEP = re.compile(r"(?P<name>[^.\[\]]+)|\[(?P<index>[0-9.]*)\]")
 _SURROGATES = re.compile(rb"\\\\|\\ud[89ab]..\\ud[c-f]..|(?P<lone>\\ud[89a-f]..)", re.IGNORECASE)
 #: Objects whose keys are the client's: what one entry has to be.
 _MAPS: dict[str, Any] = {"logit_bias": LogitBias, "metadata": dict[str, str]}
+_KEYS_TOLD = 10
 _MEDIA_NAMES = {
     "image": "Images",
     "image_url": "Images",
@@ -118,17 +119,19 @@ def _invalid(text: str, body: bytes, kind: type[Any]) -> ApiError:
 
 
 def _wrong_key(body: bytes, field: str) -> str:
-    """Names the first key of one of ``_MAPS`` whose entry is refused; empty where the rest of the body hides it."""
+    """Names the keys of one of ``_MAPS`` whose entries are refused; empty where the rest of the body hides them."""
     try:
         entries = msgspec.json.decode(body)[field]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
+    wrong = []
     for key, value in entries.items() if isinstance(entries, dict) else ():
         try:
             msgspec.convert({key: value}, _MAPS[field])
         except msgspec.ValidationError:
-            return f"key `{key[:100]}`: "
-    return ""  # of several equal keys the last one counts here
+            wrong.append(f"`{key[:100]}`")
+    # Of several equal keys the last one counts here.
+    return f"key {', '.join(wrong[:_KEYS_TOLD])}: " if wrong else ""
 
 
 def _allowed(kind: type[Any], path: str) -> set[Any]:
