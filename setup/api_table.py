@@ -17,7 +17,13 @@ import msgspec
 from services.ingress.api.decoding import OF_VLLM
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
 from services.ingress.api.openapi import openapi_document
-from services.ingress.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.ingress.api.requests import (
+    BatchRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.unsupported import HINTS
 
@@ -28,6 +34,7 @@ TASKS = ("generate", "render", "transcription")
 #: What its fields are called here, its kind, and the schemas of vLLM's with its fields.
 BODIES: tuple[tuple[str, type[msgspec.Struct], tuple[str, ...]], ...] = (
     ("chat", ChatRequest, ("ChatCompletionRequest",)),
+    ("batch", BatchRequest, ("BatchChatCompletionRequest",)),
     ("completions", CompletionRequest, ("CompletionRequest",)),
     ("responses", ResponsesRequest, ("ResponsesRequest",)),
     ("messages", MessagesRequest, ("AnthropicMessagesRequest",)),
@@ -38,7 +45,6 @@ BODIES: tuple[tuple[str, type[msgspec.Struct], tuple[str, ...]], ...] = (
 #: Path, or its beginning -> what to do instead.
 INSTEAD = {
     "/v1/responses/render": "`/tokenize` renders and counts",
-    "/v1/chat/completions/batch": "send the chats one by one, at once",
     "/v1/chat/completions/": "`/tokenize` renders and counts, `/detokenize` goes back",
     "/v1/completions/": "`/tokenize` renders and counts, `/detokenize` goes back",
     "/v1/messages/render": "`/tokenize` renders and counts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 import uvloop
@@ -69,6 +70,24 @@ async def test_openai_completions_with_a_batch_of_prompts(client: openai.AsyncOp
     assert answer.choices[0].logprobs.tokens == ["w0 ", "w1 "]
     tokens = await client.completions.create(model="tiny", prompt=[[1, 2], [3]], max_tokens=1)
     assert tokens.usage.prompt_tokens == 3
+
+
+async def test_a_batch_of_chats_has_a_choice_for_each(rig: Rig):
+    chats = [[{"role": "user", "content": text}] for text in ("one", "two")]
+    async with httpx.AsyncClient(base_url=rig.url) as http:
+        path, body = "/v1/chat/completions/batch", {"model": "tiny", "messages": chats, "max_tokens": 2}
+        answer = (await http.post(path, json=body)).json()
+        assert [(c["index"], c["message"]["content"]) for c in answer["choices"]] == [(0, "w0 w1 "), (1, "w0 w1 ")]
+        prompts = rig.core.calls[-1].prompts
+        assert [answer["usage"]["prompt_tokens"], 2] == [sum(map(len, prompts)), len(prompts)]
+        for wrong, param in (
+            ({"n": 2}, "n"),
+            ({"stream": True}, "stream"),
+            ({"messages": chats[0]}, "messages[0]"),
+            ({"messages": chats * 40}, "messages"),
+        ):
+            refused = await http.post(path, json=body | wrong)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 async def test_openai_parses_a_response_format(client: openai.AsyncOpenAI, rig: Rig):

@@ -8,7 +8,13 @@ from typing import Any
 import msgspec
 
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
-from services.ingress.api.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.ingress.api.requests import (
+    BatchRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.unsupported import HINTS
 
@@ -62,6 +68,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     """The document of an ingress that serves these models."""
     requests = (
         ChatRequest,
+        BatchRequest,
         CompletionRequest,
         ResponsesRequest,
         MessagesRequest,
@@ -94,6 +101,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         },
         "paths": {
             "/v1/chat/completions": _post("chat", "A chat completion.", "ChatRequest", _ref("Response")),
+            "/v1/chat/completions/batch": _post("chat_batch", "Several chats.", "BatchRequest", _ref("Response")),
             "/v1/completions": _post("complete", "A completion.", "CompletionRequest", _ref("Response")),
             "/v1/responses": _post("respond", "A response.", "ResponsesRequest", {"type": "object"}),
             "/v1/responses/{response_id}": stored | {"delete": stored["get"] | {"operationId": "delete_response"}},

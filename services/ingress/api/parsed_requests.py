@@ -17,7 +17,7 @@ from services.ingress.api.errors import ApiError, bad_value
 from services.ingress.api.messages import prompt_text, template_values
 from services.ingress.api.model_schema_bounds import bounded_output
 from services.ingress.api.models import ModelRegistry, ServedModel
-from services.ingress.api.requests import CascadeWishes, ChatRequest, CompletionRequest, Shared
+from services.ingress.api.requests import BatchRequest, CascadeWishes, ChatRequest, CompletionRequest, Shared
 from services.ingress.api.sampling import prompt_too_long, sampling_of
 from services.ingress.api.structured_outputs import structured_output
 from services.ingress.api.tools import NO_PARSERS, NO_TOOLS, ToolPlan, plan_tools
@@ -129,6 +129,25 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
         include_usage=usage,
         continuous_usage=continuous,
     )
+
+
+def parse_batch_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
+    """Read and check several chats, which are one call with a prompt each.
+
+    Raises:
+        ApiError: what the client has to change.
+    """
+    batch = decode_body(body, BatchRequest)
+    check_options(batch)
+    _check_count(batch, len(batch.messages), bounds, "messages")
+    shared = {name: getattr(batch, name) for name in ChatRequest.__struct_fields__}
+    chats = [ChatRequest(**shared | {"messages": messages}) for messages in batch.messages]
+
+    def parse(model: ServedModel) -> ParsedRequest:
+        parsed = [parse_chat(chat, model) for chat in chats]
+        return msgspec.structs.replace(parsed[0], texts=[text for each in parsed for text in each.texts or []])
+
+    return for_each_member(batch, models, parse)
 
 
 def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
@@ -323,9 +342,9 @@ def _prompt_count(prompt: str | list[Any]) -> int:
     return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
 
 
-def _check_count(request: Shared, prompts: int, bounds: Bounds) -> None:
+def _check_count(request: Shared, prompts: int, bounds: Bounds, param: str = "prompt") -> None:
     if prompts > bounds.prompts:
-        raise bad_value("prompt", f"`prompt` has {prompts} prompts, at most {bounds.prompts} are taken.")
+        raise bad_value(param, f"`{param}` has {prompts} prompts, at most {bounds.prompts} are taken.")
     choices = prompts * (request.n or 1)
     if choices > bounds.choices:
         raise bad_value(

@@ -243,6 +243,16 @@ class ChatRequest(Shared, kw_only=True, forbid_unknown_fields=True):
     echo: Any = UNSET
 
 
+class BatchRequest(ChatRequest, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/chat/completions/batch: several chats, each with an answer of its own, not streamed."""
+
+    messages: Annotated[  # type: ignore[assignment]
+        list[Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]], Meta(min_length=1)
+    ]
+    best_of: Any = UNSET
+    early_stopping: Any = UNSET
+
+
 class CompletionRequest(Shared, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/completions."""
 

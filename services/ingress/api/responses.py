@@ -102,8 +102,8 @@ class ChatResponse(_Collected):
 
     def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
         choices = [self._choice(i, choice) for i, choice in enumerate(self._choices)]
-        told, prompts = self._choices[0].prompt_logprobs, self._head.prompts
-        prompt = {"prompt_logprobs": told, "prompt_token_ids": prompts and prompts[0]}
+        told, prompts = self._choices[0].prompt_logprobs, self._head.prompts or []
+        prompt = {"prompt_logprobs": told, "prompt_token_ids": prompts[0] if len(prompts) == 1 else None}
         return self._document("chat.completion", choices, usage, report, **prompt)
 
     def _choice(self, index: int, choice: _Choice) -> dict[str, Any]:

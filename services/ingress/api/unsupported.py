@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct
 
 from services.ingress.api.errors import unsupported
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
-from services.ingress.api.requests import ChatRequest, CompletionRequest
+from services.ingress.api.requests import BatchRequest, ChatRequest, CompletionRequest
 from services.ingress.api.responses_api.requests import ResponsesRequest
 
 _GUIDED = "use `structured_outputs` or `response_format`"
@@ -39,6 +39,18 @@ _CHAT: dict[str, tuple[tuple[Any, ...], str]] = {
     "documents": ((None, []), "put them into a message"),
     "echo": ((None, False), "leave it out"),
 }
+_ALONE = "send such a chat alone"
+_BATCH: dict[str, tuple[tuple[Any, ...], str]] = {
+    "best_of": ((None, 1), "use `n` of a chat"),
+    "early_stopping": ((None, False), "there is no beam search"),
+    "n": ((None, 1), _ALONE),
+    "stream": ((None, False), _ALONE),
+    "stream_options": ((None,), _ALONE),
+    "tools": ((None, []), _ALONE),
+    "tool_choice": ((None, "none"), _ALONE),
+    "continue_final_message": ((None, False), _ALONE),
+    "prompt_logprobs": ((None,), _ALONE),
+}
 _COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((None, 1), "use `n`"),
     "suffix": ((None, ""), "leave it out"),
@@ -64,6 +76,7 @@ _ITEMS: dict[type[Struct], list[tuple[str, tuple[Any, ...], str]]] = {
     kind: [(name, values, hint) for name, (values, hint) in own.items()]
     for kind, own in (
         (ChatRequest, _SHARED | _CHAT),
+        (BatchRequest, _SHARED | _CHAT | _BATCH),
         (CompletionRequest, _SHARED | _COMPLETION),
         (ResponsesRequest, _RESPONSES),
         (CountTokensRequest, _COUNT),

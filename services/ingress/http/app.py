@@ -14,7 +14,13 @@ from services.ingress.api.errors import SERVER, ApiError
 from services.ingress.api.messages_api.parsing import parse_count_request, parse_messages_request
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
-from services.ingress.api.parsed_requests import Bounds, ParsedRequest, parse_chat_request, parse_completion_request
+from services.ingress.api.parsed_requests import (
+    Bounds,
+    ParsedRequest,
+    parse_batch_request,
+    parse_chat_request,
+    parse_completion_request,
+)
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize, tokenizer_info
 from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
 from services.ingress.http.metrics import HttpMetrics
@@ -66,6 +72,7 @@ class App:
         self._openapi = openapi_body(self._version, models.names())
         parsers: dict[str, Callable[[bytes], ParsedRequest]] = {
             "/v1/chat/completions": lambda body: parse_chat_request(body, models, bounds),
+            "/v1/chat/completions/batch": lambda body: parse_batch_request(body, models, bounds),
             "/v1/completions": lambda body: parse_completion_request(body, models, bounds),
             "/v1/messages": lambda body: parse_messages_request(body, models),
         }
