@@ -35,7 +35,7 @@ FOLDERS = (
 )
 #: A name that their servers get by a flag.
 _ALIAS = b'"claude-3-7-sonnet-latest"'
-_NAMED = re.compile(rb'^(MODEL(?:_NAME)?) = ".*"$', re.MULTILINE)
+_NAMED = re.compile(rb'^(MODEL(?:_NAME)? =|    "text":) ".*"', re.MULTILINE)
 
 
 def main(words: list[str]) -> int:
@@ -83,7 +83,7 @@ def unpacked(file: Path, folder: Path) -> Path:
             archive.extractall(fresh, wanted, filter="data")
             next(Path(fresh).iterdir()).rename(folder)
     for test in folder.rglob("*.py"):
-        named = _NAMED.sub(rb'\1 = "%s"' % MODEL.encode(), test.read_bytes())
+        named = _NAMED.sub(rb'\1 "%s"' % MODEL.encode(), test.read_bytes())
         test.write_bytes(named.replace(_ALIAS, b'"%s"' % MODEL.encode()))
     for replaced in ("utils.py", "conftest.py"):
         (folder / "tests" / replaced).write_bytes((HERE / "served.py").read_bytes())
