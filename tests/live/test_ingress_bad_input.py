@@ -62,7 +62,7 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str | None]] = {
     "no messages": (CHAT, b'{"model":"tiny"}', 400, "messages", "missing_parameter"),
     "empty messages": (CHAT, chat(messages=[]), 400, "messages", "invalid_value"),
     "a message without content": (CHAT, chat(messages=[{"role": "user"}]), 400, "messages[0].content", None),
-    "an unknown role": (CHAT, chat(messages=[{"role": "king", "content": "a"}]), 400, "messages[0].role", None),
+    "an empty role": (CHAT, chat(messages=[{"role": "", "content": "a"}]), 400, "messages[0].role", None),
     "an image": (
         CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), 400,
         "messages[0].content[0].type", "unsupported_parameter",
@@ -182,7 +182,7 @@ async def test_what_is_wrong_with_a_value_is_said(rig: Rig):
         (chat(logit_bias={"7": 1, "8": 1000}), "key `8`"),
         (chat(metadata={"a": 1}), "key `a`"),
         (chat(service_tier="flex"), "'flex' is none of 'auto', 'default'"),
-        (chat(messages=[{"role": "king", "content": "a"}]), "'king' is none of 'assistant', 'developer', 'system'"),
+        (chat(truncation_side="up"), "'up' is none of 'left', 'right'"),
         (chat(tool_choice="any"), "'any' is none of 'auto', 'none', 'required'"),
         (chat(response_format={"type": "xml"}), "'xml' is none of 'json_object', 'json_schema', 'text'"),
         (chat(cascade={"stream": "x"}), "'x' is none of 'buffer', 'early_commit'"),

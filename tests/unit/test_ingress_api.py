@@ -374,6 +374,7 @@ def test_a_forced_call_takes_nested_models():
 
 
 def test_a_developer_is_the_system_to_templates_that_do_not_know_one():
+    assert prompt_of([{"role": "critic", "content": "a"}]) == "<bos><critic>a<eos><assistant>"
     assert prompt_of([{"role": "developer", "content": "a"}]) == "<bos><system>a<eos><assistant>"
 
 

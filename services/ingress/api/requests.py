@@ -140,9 +140,11 @@ class ToolCall(Struct, kw_only=True):
 
 
 class ChatMessage(Struct, kw_only=True):
-    """One message. ``reasoning`` is what an assistant thought; ``reasoning_content`` its older name."""
+    """One message. ``reasoning`` is what an assistant thought; ``reasoning_content`` its older name. A ``role`` beside
+    OpenAI's is for the template to know.
+    """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | Annotated[list[ContentPart], Meta(min_length=1)] | None = None
     name: str | None = None
     reasoning: str | None = None
