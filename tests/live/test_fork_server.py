@@ -162,16 +162,6 @@ def test_a_module_that_is_imported_already_runs_anew_and_without_a_warning(tmp_p
     assert (tmp_path / "log").read_text() == "__main__\n__main__\n"
 
 
-def test_numpy_can_be_imported_before(tmp_path: Path) -> None:
-    act = """
-        server = ForkServer.open(["numpy"])
-        tell(status=status(started()))
-    """
-    assert said_by(owner(tmp_path, "import numpy; assert (numpy.eye(300) @ numpy.eye(300)).sum() == 300", act)) == {
-        "status": 0
-    }
-
-
 def test_what_imports_print_is_in_a_log_and_not_in_the_owners_terminal(tmp_path: Path) -> None:
     (tmp_path / "talks.py").write_text("import sys\nprint('printed')\nprint('warned', file=sys.stderr)\n")
     act = """

@@ -93,26 +93,3 @@ async def test_a_client_that_sends_no_more_gets_its_answer():
             assert answer.endswith(end), answer
             assert b"HTTP/1.1 200 OK" in answer
             writer.close()
-
-
-async def test_a_client_that_left_before_its_answer_is_noticed():
-    async with _served() as url:
-        TAKEN.clear()
-        GONE.clear()
-        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        writer.write(b"GET /never HTTP/1.1\r\nHost: a\r\n\r\n")
-        await asyncio.wait_for(TAKEN.wait(), 10)
-        writer.close()
-        await asyncio.wait_for(GONE.wait(), 10)
-
-
-async def test_what_is_no_request_is_answered_in_the_services_words():
-    async with _served() as url, httpx.AsyncClient(base_url=url) as client:
-        large = await client.post("/", content=b"x" * 1001)
-        assert (large.status_code, large.text) == (413, "body_too_large: The body is larger than 1000 bytes.")
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
-        writer.write(b"GET / HTTP/1.1\r\nHost: ")
-        answer = await asyncio.wait_for(reader.read(), 10)
-        assert answer.startswith(b"HTTP/1.1 408 ")
-        assert answer.endswith(b"request_timeout: The request did not come whole in time.")
-        writer.close()

@@ -22,20 +22,6 @@ def test_half_of_the_seeds_are_the_first_ones_and_half_depend_on_the_commit(monk
     assert all(0 <= seed < drawn.SEED_MAX for seed in one)
 
 
-def test_their_number_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLRACE_SIM_SEEDS", "7")
-    assert len(soak_seeds(2)) == 7
-    assert soak_seeds(2)[:4] == [0, 1, 2, 3]
-
-
-def test_the_commit_may_be_named_and_is_fixed_outside_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILLRACE_SIM_COMMIT", "named")
-    assert commit() == "named"
-    monkeypatch.delenv("MILLRACE_SIM_COMMIT")
-    monkeypatch.setenv("PATH", "")
-    assert commit() == drawn.NO_COMMIT
-
-
 def test_a_seed_that_fails_says_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawn, "run_seed", lambda *_args, **_options: "seed 17: what went wrong")
     with pytest.raises(pytest.fail.Exception, match=r"what went wrong\nagain: .* --first 17 --seeds 1 .*--migrations"):

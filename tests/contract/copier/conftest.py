@@ -34,6 +34,14 @@ class Peer:
         self._process.stdin.flush()
         return int(self._line())
 
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def leave(self) -> int:
+        """Lets it end by itself; returns its status."""
+        self._process.communicate(timeout=sides.PATIENCE_S)
+        return self._process.returncode
+
     def kill(self) -> None:
         """As kill -9 does."""
         self._process.kill()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
 
+import msgspec
 import numpy as np
 import pytest
 from millrace.contracts.kv import CopierKind
@@ -197,6 +200,38 @@ def test_a_successor_at_the_same_place_is_not_taken_for_the_peer(own: Side, mort
 def test_a_peer_that_offers_nothing_of_this_kind_is_refused(own: Side) -> None:
     with pytest.raises(CopierError, match="does not offer"):
         own.copier.connect(sides.LAYOUT)
+
+
+def test_a_peer_with_a_strange_handle_is_an_error(kind: CopierKind, own: Side) -> None:
+    for handle in (b"", b"\x01nonsense", msgspec.msgpack.encode([1, -1, b"no metadata"])):
+        with pytest.raises(CopierError):
+            own.copier.connect(msgspec.structs.replace(sides.LAYOUT, handles={kind: handle}))
+
+
+def test_a_frozen_peer_never_leaves_cancel_waiting_nor_writes_after_it(own: Side, mortals: Mortals) -> None:
+    peer = mortals()
+    link = own.copier.connect(peer.ranks[0])
+    finish(link.begin(piece(0, 0, 64)))
+    peer.signal(signal.SIGSTOP)
+    transfer = link.begin(piece(0, 0, REGION_BYTES))
+    for _ in range(4):
+        transfer.advance(1 << 16)
+    transfer.cancel()
+    after = own.memory.copy()
+    peer.signal(signal.SIGCONT)
+    time.sleep(0.1)
+    assert np.array_equal(own.memory, after)
+    link.close()
+    finish(own.copier.connect(peer.ranks[0]).begin(piece(3, 1, 1000)))
+    assert own.memory[1:1001].tobytes() == pattern(1)[3:1003].tobytes()
+
+
+def test_a_process_that_was_read_from_ends_with_status_zero(own: Side, mortals: Mortals) -> None:
+    peer = mortals()
+    link = own.copier.connect(peer.ranks[0])
+    finish(link.begin(piece(0, 0, 64)))
+    link.close()
+    assert peer.leave() == 0
 
 
 def test_many_peers_are_read_in_turns(own: Side, peer: Peer) -> None:
