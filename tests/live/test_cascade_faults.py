@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from langchain_openai import ChatOpenAI
 from millrace.contracts.cascade import CascadePlan
 
 from tests.live.cascading import MISSING, ask, barrage, client_of, plan_in_force, swap_thresholds
@@ -105,14 +104,6 @@ async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRi
     await rig.well(3)
     plan = await _until_every_tier_is_planned(rig)
     assert [tier.threshold for tier in plan.tiers] == [100.0, 100.0, 0.0]
-
-
-async def test_langchain_reads_who_answered_and_what_it_cost(rig: UpRig) -> None:
-    chat = ChatOpenAI(base_url=f"{rig.url}/v1", api_key="none", model=CASCADE, max_retries=0, temperature=0)
-    answer = await chat.ainvoke(PROMPTS[0])
-    assert answer.response_metadata["model_name"] == TIERS[-1]
-    attempts = answer.response_metadata["token_usage"]["cascade"]["attempts"]
-    assert [attempt["model"] for attempt in attempts] == list(TIERS)
 
 
 async def test_explain_and_trace_show_attempts_scores_and_thresholds(rig: UpRig) -> None:

@@ -93,18 +93,3 @@ async def test_a_drain_says_what_it_leaves_and_why(rig: UpRig) -> None:
         assert "big-0 is gone" in said
         assert "big-0 is ready" in await asyncio.to_thread(rig.cli, "drain", "big-0", "--back")
         assert (await left).error == "", "ingress waits for an instance, and goes on there"
-
-
-def test_every_instance_can_be_drained_and_each_comes_back_by_its_name(rig: UpRig) -> None:
-    assert "big-0 is the last ready instance of large" in rig.cli("drain", "big-0")
-    gone = rig.cli("drain", "worker-1", "--within", "1")
-    assert "worker-1: 0 moved, 0 handed back to ingress, none left" in gone, gone
-    assert "worker-1 is gone" in gone
-    assert "worker-0 is gone" in rig.cli("drain", "worker-0", "--force", "--within", "1")
-    states = {name: row["state"] for name, row in instances(rig).items()}
-    assert states == {"worker-0": "drained", "worker-1": "drained", "big-0": "ready"}
-    for name in ("worker-1", "worker-0"):
-        assert f"{name} is ready" in rig.cli("drain", name, "--back")
-    models = {name: (row["state"], row["model"]) for name, row in instances(rig).items()}
-    assert models == {"worker-0": ("ready", "small"), "worker-1": ("ready", "small"), "big-0": ("ready", "large")}
-    assert "worker-0 is not started: runs: worker-0 runs already" in rig.cli("drain", "worker-0", "--back")

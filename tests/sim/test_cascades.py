@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 from simulator.soak.cascading import CascadeSoakRun
-from simulator.soak.run import SoakReport
 from simulator.soak.seeds import SoakChoice, replay_command
 from tests.sim.soak_seeds import replayed_by, soak_seeds
 
 SEEDS = soak_seeds(4)
 
 
-@functools.cache
-def report_of(seed: int) -> tuple[SoakReport, int]:
-    """Returns also how many attempts were delivered."""
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cascades_survive_random_faults(seed: int) -> None:
     run = CascadeSoakRun(seed)
     with replayed_by(replay_command(seed, SoakChoice(cascades=True))):
         report = run.run()
-    return report, sum(run.watch.reasons.values())
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_cascades_survive_random_faults(seed: int) -> None:
-    report, delivered = report_of(seed)
     assert report.outcomes.get("completed", 0) > 0
-    assert delivered > 0
+    assert sum(run.watch.reasons.values()) > 0, "nothing was delivered"
 
 
 def test_every_way_through_a_cascade_is_taken_without_faults() -> None:
@@ -36,7 +26,3 @@ def test_every_way_through_a_cascade_is_taken_without_faults() -> None:
     assert set(report.outcomes) <= {"completed", "abandoned"}
     assert {"delivered", "rejected", "rejected_early"} <= set(run.watch.attempts)
     assert {"score", "last_tier"} <= set(run.watch.reasons)
-
-
-def test_the_same_seed_gives_the_same_run() -> None:
-    assert CascadeSoakRun(SEEDS[0]).run() == report_of(SEEDS[0])[0]
