@@ -9,12 +9,7 @@ from typing import Any
 
 import nats.errors
 from millrace.contracts.codec import decode, encode
-from millrace.contracts.migration import (
-    MigrateSequence,
-    MigrationFinished,
-    MigrationMode,
-    MigrationOutcome,
-)
+from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationMode, MigrationOutcome
 from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.subjects import Subjects
 

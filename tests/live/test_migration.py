@@ -25,12 +25,7 @@ INSTANCES = 3
 LENGTH = {"max_tokens": 100, "ignore_eos": True}
 
 #: Slow enough that there is always something to move, whatever else this machine does.
-WORKER = {
-    "kv_blocks": 2048,
-    "max_num_seqs": 32,
-    "modelled": {"speed": 0.25},
-    "limits": {"linger_ms": 200},
-}
+WORKER = {"kv_blocks": 2048, "max_num_seqs": 32, "modelled": {"speed": 0.25}, "limits": {"linger_ms": 200}}
 #: A machine that stands still for a quarter of a second makes no difference.
 MIGRATOR = {"limits": {"freeze_ms": 2_000}}
 #: Five seconds of decoding: whoever has to act on a stream starts a process first.

@@ -23,9 +23,7 @@ from tests.testbed.up_cluster import UpRig, free_port, prompt_text, stream
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed; ./task test:page does")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt-get install chromium"),
-]
+pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt-get install chromium")]
 
 FLAGS = [
     "--no-sandbox",

@@ -21,17 +21,8 @@ from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, offer_during, prompt_text, stream
 
 #: Four places in the batch and 32 ms per step: one instance serves four such requests a second, whatever else runs.
-WORKER = {
-    "max_num_seqs": 4,
-    "modelled": {"coefficients": "cpu-100m", "speed": 0.5},
-    "limits": {"linger_ms": 200},
-}
-PARAMETERS = {
-    "threshold_s": 2.5,
-    "cooldown_s": 2.0,
-    "low_utilisation": 0.3,
-    "low_s": 2.0,
-}
+WORKER = {"max_num_seqs": 4, "modelled": {"coefficients": "cpu-100m", "speed": 0.5}, "limits": {"linger_ms": 200}}
+PARAMETERS = {"threshold_s": 2.5, "cooldown_s": 2.0, "low_utilisation": 0.3, "low_s": 2.0}
 LENGTH = {"max_tokens": 30, "ignore_eos": True}
 WAIT_S = 60.0
 

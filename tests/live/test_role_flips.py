@@ -33,12 +33,7 @@ Outcomes = dict[int, tuple[str, str, int]]
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("up")
-    options = [
-        "--processes",
-        str(INSTANCES),
-        "--roles",
-        "worker-0=prefill,worker-1=decode",
-    ]
+    options = ["--processes", str(INSTANCES), "--roles", "worker-0=prefill,worker-1=decode"]
     options += ["--set", "worker=" + json.dumps(WORKER), "--set", "coordinator=" + json.dumps(FLIPS)]
     model = write_model_folder(folder / "model")
     with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options) as cluster:

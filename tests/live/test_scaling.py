@@ -13,12 +13,7 @@ from tests.live.faults import expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig, offer_during
 
-WORKER = {
-    "max_num_seqs": 8,
-    "kv_blocks": 2048,
-    "modelled": {"speed": 0.3},
-    "limits": {"linger_ms": 200},
-}
+WORKER = {"max_num_seqs": 8, "kv_blocks": 2048, "modelled": {"speed": 0.3}, "limits": {"linger_ms": 200}}
 LENGTH = {"max_tokens": 90, "ignore_eos": True}
 
 

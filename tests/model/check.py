@@ -35,10 +35,7 @@ CONFIGURATIONS = {
 }
 
 #: Minutes instead of seconds, each.
-WIDE = {
-    "lost, doubled": ["LOSS=1", "DUP=1"],
-    "preempted, taken for dead, lost": ["PREEMPT=1", "MISJUDGE=1", "LOSS=1"],
-}
+WIDE = {"lost, doubled": ["LOSS=1", "DUP=1"], "preempted, taken for dead, lost": ["PREEMPT=1", "MISJUDGE=1", "LOSS=1"]}
 
 #: The rule that is taken away -> with which faults that must break a property.
 MUTATIONS = {

@@ -23,7 +23,7 @@ TABLE: dict[str, Any] = {
         "groups": [
             {"name": "a", "model": "small", "instances": 2, "speed": 2.0},
             {"name": "b", "model": "large", "instances": 2, "step_time": "h100-llama-3-8b"},
-        ],
+        ]
     },
     "workload": {
         "count": COUNT,

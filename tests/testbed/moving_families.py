@@ -57,11 +57,7 @@ FAMILIES = {
     "mistral": Family("MistralConfig", {"sliding_window": 64}, "sliding window"),
     "gemma3": Family(
         "Gemma3TextConfig",
-        {
-            "sliding_window": 64,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "query_pre_attn_scalar": 32,
-        },
+        {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2, "query_pre_attn_scalar": 32},
         "sliding window, full attention",
     ),
     "granite4-hybrid": Family(
@@ -106,19 +102,11 @@ FAMILIES = {
     ),
     "falcon-h1": Family(
         "FalconH1Config",
-        {
-            "mamba_d_ssm": 256,
-            "mamba_n_heads": 8,
-            "mamba_d_head": 32,
-            "mamba_d_state": 16,
-            "mamba_chunk_size": 64,
-        },
+        {"mamba_d_ssm": 256, "mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chunk_size": 64},
         "Mamba 2 and full attention in each layer",
     ),
     "qwen3-moe": Family(
-        "Qwen3MoeConfig",
-        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
-        "full attention",
+        "Qwen3MoeConfig", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}, "full attention"
     ),
 }
 

@@ -131,12 +131,5 @@ async def _blocks_left(rig: UpRig) -> int:
 def options_of(engine: str) -> list[str]:
     """Options of `millrace up` for two instances whose roles flip often."""
     fences = json.dumps({"flips": FENCES})
-    options = [
-        "--policy",
-        "round_robin",
-        "--set",
-        "telemetry.trace_sample=0",
-        "--set",
-        "coordinator=" + fences,
-    ]
+    options = ["--policy", "round_robin", "--set", "telemetry.trace_sample=0", "--set", "coordinator=" + fences]
     return [*options, *(["--processes", "2"] if engine == "modelled" else [])]

@@ -41,13 +41,7 @@ from millrace.contracts.migration import (
     MoveSequence,
 )
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import (
-    InstanceRecord,
-    InstanceSummary,
-    SequenceState,
-    SequenceStatus,
-    StatusSnapshot,
-)
+from millrace.contracts.status import InstanceRecord, InstanceSummary, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.step_time_models import LinearStepTime
 
 from papers import PAPERS

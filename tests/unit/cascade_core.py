@@ -15,14 +15,7 @@ from millrace.judging.confidence import ConfidenceModel
 
 from services.ingress.calls.messages import CallSubmitted, CascadeOptions, CascadeReport, CompleteCall, MemberCall
 from services.ingress.config import CascadeConfig, IngressConfig, TierConfig
-from tests.unit.ingress_core import (
-    MILLISECOND,
-    NO_TAG,
-    PLAIN,
-    Bench,
-    chunk,
-    make_call,
-)
+from tests.unit.ingress_core import MILLISECOND, NO_TAG, PLAIN, Bench, chunk, make_call
 
 CASCADE = "casc"
 MODELS = ("small", "middle", "large")
@@ -81,8 +74,7 @@ class CascadeBench(Bench):
         logprobs = [TokenLogprobs(token_ids=[0], logprobs=[logprob], rank=1) for _ in text]
         finish = FinishReason.STOP if end else None
         return self.tokens(
-            name,
-            chunk(text, first_index, epoch=body.epoch, sequence=body.sequence, finish=finish, logprobs=logprobs),
+            name, chunk(text, first_index, epoch=body.epoch, sequence=body.sequence, finish=finish, logprobs=logprobs)
         )
 
     def report(self, request: str = "r") -> CascadeReport:

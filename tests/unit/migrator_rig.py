@@ -27,27 +27,10 @@ from millrace.contracts.leases import (
 )
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure, StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.contracts.migration import (
-    AllotEpoch,
-    EpochAllotted,
-    EpochRefused,
-    MigrationFinished,
-    MoveSequence,
-)
+from millrace.contracts.migration import AllotEpoch, EpochAllotted, EpochRefused, MigrationFinished, MoveSequence
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import (
-    InstanceRecord,
-    SequenceState,
-    SequenceStatus,
-    StatusSnapshot,
-)
-from millrace.contracts.worker import (
-    RefusalReason,
-    Sampling,
-    SequenceAccepted,
-    SequenceRefused,
-    SubmitSequence,
-)
+from millrace.contracts.status import InstanceRecord, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.worker import RefusalReason, Sampling, SequenceAccepted, SequenceRefused, SubmitSequence
 
 from services.migrator.actor import MigratorActor
 from services.migrator.config import MigratorConfig, MigratorLimits

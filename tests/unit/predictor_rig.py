@@ -11,12 +11,7 @@ from millrace.contracts.local import KeyChanged
 from millrace.contracts.message import Body, Message
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.predictor import PredictLatency
-from millrace.contracts.status import (
-    InstanceRecord,
-    SequenceState,
-    SequenceStatus,
-    StatusSnapshot,
-)
+from millrace.contracts.status import InstanceRecord, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.step_time_models import ConstantStepTime, StepTimeModel
 
 from services.predictor.actor import PredictorActor

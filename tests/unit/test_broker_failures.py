@@ -15,17 +15,7 @@ from millrace.contracts.migration import (
 from millrace.contracts.status import SequenceState
 from millrace.contracts.worker import ReturnSequences
 
-from tests.unit.broker_rig import (
-    MS,
-    BrokerWorld,
-    FakeInstance,
-    FakeSequence,
-    double,
-    filled,
-    late,
-    lose,
-    plan,
-)
+from tests.unit.broker_rig import MS, BrokerWorld, FakeInstance, FakeSequence, double, filled, late, lose, plan
 from tests.unit.test_broker import STANDING
 
 EVERY_KIND = (AskForMove, MoveBid, MigrationFinished, LoadReported)
@@ -267,9 +257,7 @@ def test_a_failure_of_the_sequence_is_tried_five_times():
     world.refuse["b"] = KvRefusal.COPY_FAILED
     answers = evacuate(world)
     world.run(10_000)
-    assert answers == [
-        InstanceEvacuated(instance="a", moved=0, failed=5, left={"failed 5 times: copy_failed": 1}),
-    ]
+    assert answers == [InstanceEvacuated(instance="a", moved=0, failed=5, left={"failed 5 times: copy_failed": 1})]
 
 
 def test_what_finds_no_room_while_its_instance_drains_is_offered_again_and_again():

@@ -6,12 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from millrace.cascade.routing import (
-    initial_thresholds,
-    route,
-    routings,
-    routings_near,
-)
+from millrace.cascade.routing import initial_thresholds, route, routings, routings_near
 from millrace.cascade.sample import JudgedSample
 
 
@@ -25,10 +20,7 @@ def sample(scores: list[list[float]], quality: list[list[float]]) -> JudgedSampl
     )
 
 
-THREE = sample(
-    [[90, 10], [50, 90], [50, 10], [20, 80]],
-    [[90, 91, 92], [50, 85, 95], [40, 30, 70], [10, 60, 99]],
-)
+THREE = sample([[90, 10], [50, 90], [50, 10], [20, 80]], [[90, 91, 92], [50, 85, 95], [40, 30, 70], [10, 60, 99]])
 
 
 def test_an_answer_at_its_threshold_is_accepted_and_the_last_tier_is_never_judged() -> None:

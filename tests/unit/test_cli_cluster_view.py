@@ -100,11 +100,7 @@ def test_how_kv_moves_and_which_role_an_instance_has_are_told() -> None:
     view.hear(summary(), T0)
     assert (only(view).role, only(view).kv) == ("both", [])
     kv = KvEndpoint(
-        fingerprint="f",
-        block_tokens=16,
-        block_bytes=1,
-        blocks=9,
-        copiers=[CopierKind.SHARED_MEMORY, CopierKind.NIXL],
+        fingerprint="f", block_tokens=16, block_bytes=1, blocks=9, copiers=[CopierKind.SHARED_MEMORY, CopierKind.NIXL]
     )
     view.hear_stored("instance", [msgspec.structs.replace(record("w0"), kv=kv)], T0)
     roles = {"w0": InstanceRole.PREFILL}

@@ -57,10 +57,7 @@ def served(policy: str = "forecast", *, dies: bool = False, **call: Any) -> Benc
 
 def test_a_length_that_the_call_asks_for_is_told_by_spans_and_by_messages() -> None:
     bench = served(sampling=Sampling(max_tokens=4, ignore_eos=True))
-    for explained in (
-        explained_by_spans(spans_of(bench)),
-        explained_by_messages(heard(bench), "r"),
-    ):
+    for explained in (explained_by_spans(spans_of(bench)), explained_by_messages(heard(bench), "r")):
         assert any("with 4 output tokens expected:" in line for line in told(explained))
 
 

@@ -14,20 +14,9 @@ from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
-from millrace.contracts.leases import (
-    EndLease,
-    KvRefused,
-    LeaseKv,
-    MigrationPrepared,
-    PullKv,
-)
+from millrace.contracts.leases import EndLease, KvRefused, LeaseKv, MigrationPrepared, PullKv
 from millrace.contracts.message import Body
-from millrace.contracts.migration import (
-    MigrateSequence,
-    MigrationCost,
-    MigrationFinished,
-    MigrationOutcome,
-)
+from millrace.contracts.migration import MigrateSequence, MigrationCost, MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import CandidateScore, DecisionMade
 from millrace.contracts.worker import AcknowledgeSequences, Sampling, SubmitSequence
 
@@ -214,10 +203,7 @@ CONVERSATION: tuple[tuple[Body, str], ...] = (
         ),
         "bytes=2.00MiB descriptors=1 duration=9ms",
     ),
-    (
-        FINISHED,
-        "w0 → w1 moved handoff migration=0ab672 epoch=2 copier=shared_memory rounds=1 bytes=1.00MiB",
-    ),
+    (FINISHED, "w0 → w1 moved handoff migration=0ab672 epoch=2 copier=shared_memory rounds=1 bytes=1.00MiB"),
     (
         MoveBid(ask="0c9f7c12aa", sequence="r", source="w0", bidder="w2", plan_epoch=3, refusal=BidRefusal.NO_ROOM),
         "ask=0c9f7c source=w0 bidder=w2 plan_epoch=3 refusal=no_room",

@@ -5,13 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, Stop
-from millrace.contracts.local import (
-    BucketReady,
-    BusReconnected,
-    KeyChanged,
-    StopRequested,
-    TimerFired,
-)
+from millrace.contracts.local import BucketReady, BusReconnected, KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.plan import InstanceRole, Lease, Plan, Stage
 from millrace.contracts.status import PresenceState, ServicePresence

@@ -128,12 +128,7 @@ class Story:
         """It ends."""
         self.send(
             RequestFinished(
-                request=request,
-                model=MODEL,
-                outcome="completed",
-                ingress="i",
-                prompt_tokens=9,
-                output_tokens=outputs,
+                request=request, model=MODEL, outcome="completed", ingress="i", prompt_tokens=9, output_tokens=outputs
             )
         )
 
@@ -291,10 +286,7 @@ def test_what_is_placed_again_counts_once() -> None:
     assert story.requests() == 1
 
 
-RANGES = [
-    FixedRange(length_min=0, length_max=1024, instances=3),
-    FixedRange(length_min=1024, members=("w00", "w1*")),
-]
+RANGES = [FixedRange(length_min=0, length_max=1024, instances=3), FixedRange(length_min=1024, members=("w00", "w1*"))]
 
 
 def test_fixed_ranges_of_a_model_hold_whatever_the_policy_is() -> None:

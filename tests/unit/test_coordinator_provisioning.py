@@ -9,15 +9,7 @@ import pytest
 from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect, Log, Publish, PutKey, Request, Subscribe
 from millrace.actor.errors import ConfigError
-from millrace.contracts.local import (
-    BucketReady,
-    KeyChanged,
-    KeyPut,
-    Replied,
-    RequestFailed,
-    RequestFailure,
-    TimerFired,
-)
+from millrace.contracts.local import BucketReady, KeyChanged, KeyPut, Replied, RequestFailed, RequestFailure, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.observers import CandidateForecast, DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan

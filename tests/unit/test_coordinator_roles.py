@@ -13,13 +13,7 @@ from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRef
 from millrace.contracts.local import BucketReady, BusReconnected, KeyChanged, KeyFailure, KeyNotPut, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import InstanceRole, Lease
-from millrace.contracts.status import (
-    InstanceMigrations,
-    InstanceSummary,
-    LoadIndicators,
-    PhaseQueues,
-    ServicePresence,
-)
+from millrace.contracts.status import InstanceMigrations, InstanceSummary, LoadIndicators, PhaseQueues, ServicePresence
 
 from services.coordinator.config import RolePolicyConfig
 from services.coordinator.roles import APART_NS, HOP_NS

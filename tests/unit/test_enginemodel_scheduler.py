@@ -20,14 +20,7 @@ STEP_NS = 1000
 
 def engine(**changes: Any) -> ModelledEngine:
     parameters = EngineParameters(
-        **{
-            "max_model_len": 128,
-            "block_size": 4,
-            "blocks_total": 64,
-            "max_sequences": 8,
-            "token_budget": 32,
-            **changes,
-        }
+        **{"max_model_len": 128, "block_size": 4, "blocks_total": 64, "max_sequences": 8, "token_budget": 32, **changes}
     )
     return ModelledEngine(parameters, ConstantStepTime(STEP_NS))
 

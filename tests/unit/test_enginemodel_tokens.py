@@ -59,12 +59,7 @@ def test_log_probabilities_fall_and_sum_to_less_than_one() -> None:
 
 def test_a_linear_step_time_adds_up_what_the_step_does() -> None:
     model = LinearStepTime(
-        fixed=1000,
-        per_decode=10,
-        per_prefill_token=5,
-        per_context_token=0.5,
-        per_prefill_work=0.25,
-        per_tail_token=2,
+        fixed=1000, per_decode=10, per_prefill_token=5, per_context_token=0.5, per_prefill_work=0.25, per_tail_token=2
     )
     batch = BatchComposition(decodes=3, prefills=1, prefill_tokens=20, context_tokens=100, prefill_work=400.0)
     assert model.duration_ns(batch) == 1000 + 30 + 100 + 50 + 100

@@ -20,11 +20,7 @@ PER_DECODE = StepCost(fixed=STEP_NS * FS_PER_NS, decode=100 * FS_PER_NS)
 
 
 def at(
-    state: StatusSnapshot,
-    *,
-    cost: StepCost = CONSTANT,
-    parameters: EngineParameters = PARAMETERS,
-    now_ns: int = 0,
+    state: StatusSnapshot, *, cost: StepCost = CONSTANT, parameters: EngineParameters = PARAMETERS, now_ns: int = 0
 ) -> Forecaster:
     forecaster = Forecaster(cost, parameters)
     forecaster.load(state)

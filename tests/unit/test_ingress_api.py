@@ -273,10 +273,7 @@ def test_a_bool_is_no_number_where_only_a_number_is_harmless():
     assert call_of({"prompt": "hi", "best_of": 1}).n == 1
 
 
-@pytest.mark.parametrize(
-    ("prompt", "prompts"),
-    [("ab", 1), (["a", "b"], 2), ([65, 66], 1), ([[65], [66, 67]], 2)],
-)
+@pytest.mark.parametrize(("prompt", "prompts"), [("ab", 1), (["a", "b"], 2), ([65, 66], 1), ([[65], [66, 67]], 2)])
 def test_prompts_come_as_text_or_tokens_alone_or_in_a_batch(prompt: Any, prompts: int):
     assert len(call_of({"prompt": prompt}).prompts) == prompts
 

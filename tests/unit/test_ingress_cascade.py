@@ -30,10 +30,7 @@ from services.ingress.calls.messages import (
     RefuseCall,
 )
 from services.ingress.cascade.entry import enter
-from services.ingress.cascade.lifecycle import (
-    CascadeEvent,
-    CascadePhase,
-)
+from services.ingress.cascade.lifecycle import CascadeEvent, CascadePhase
 from services.ingress.cascade.plans import SCORES_MIN, CascadePlans, EscalationBudget
 from services.ingress.cascade.reactions import CASCADE_TRANSITIONS
 from services.ingress.config import CascadeConfig
@@ -456,11 +453,7 @@ def test_a_tier_that_was_rejected_early_answers_where_every_later_one_fails(stre
     assert bench.text() == "abcd"
     report = bench.report()
     assert (report.model, report.tier, report.reason) == ("small", 0, "tier_unavailable")
-    assert [(a.tier, a.outcome) for a in report.attempts] == [
-        (0, "rejected_early"),
-        (1, "failed"),
-        (0, "delivered"),
-    ]
+    assert [(a.tier, a.outcome) for a in report.attempts] == [(0, "rejected_early"), (1, "failed"), (0, "delivered")]
     assert not bench.actor.state.parents
 
 

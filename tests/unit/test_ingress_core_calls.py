@@ -377,8 +377,7 @@ def test_a_refused_sequence_goes_to_another_instance_in_a_new_epoch(reason):
 
 
 @pytest.mark.parametrize(
-    ("reason", "kind"),
-    [(RefusalReason.INVALID, RefusalKind.INVALID), (RefusalReason.TOO_LONG, RefusalKind.TOO_LONG)],
+    ("reason", "kind"), [(RefusalReason.INVALID, RefusalKind.INVALID), (RefusalReason.TOO_LONG, RefusalKind.TOO_LONG)]
 )
 def test_what_no_engine_takes_is_refused_and_nothing_of_it_stays_at_a_worker(reason, kind):
     bench = Bench()
@@ -399,8 +398,7 @@ def test_when_every_queue_is_full_the_call_waits_and_is_then_refused_as_full():
         for request in open_now:
             sequence = request.body
             bench.reply(
-                request,
-                SequenceRefused(sequence=sequence.sequence, epoch=sequence.epoch, reason=RefusalReason.FULL),
+                request, SequenceRefused(sequence=sequence.sequence, epoch=sequence.epoch, reason=RefusalReason.FULL)
             )
         if bench.made(RefuseCall):
             break

@@ -148,8 +148,7 @@ def test_those_who_answered_are_decided_among_and_the_others_are_named():
     bench = asking(instances=3)
     bench.call()
     bench.gathered(
-        bench.predicted("w1", 900),
-        NoPrediction(request="r", instance="w2", reason=NoPredictionReason.STALE_SNAPSHOT),
+        bench.predicted("w1", 900), NoPrediction(request="r", instance="w2", reason=NoPredictionReason.STALE_SNAPSHOT)
     )
     made = decision(bench)
     assert (made.chosen, made.fallback) == ("w1", "")

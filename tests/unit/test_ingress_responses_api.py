@@ -364,9 +364,4 @@ def test_the_response_repeats_what_was_asked():
     )
     assert (answer["instructions"], answer["metadata"], answer["temperature"]) == ("be brief", {"a": "b"}, 0.5)
     assert answer["tools"] == [WEATHER | {"strict": None}]
-    assert (answer["id"], answer["object"], answer["created_at"], answer["store"]) == (
-        "resp_0a-1",
-        "response",
-        5,
-        True,
-    )
+    assert (answer["id"], answer["object"], answer["created_at"], answer["store"]) == ("resp_0a-1", "response", 5, True)

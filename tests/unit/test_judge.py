@@ -108,11 +108,7 @@ def test_an_answer_that_comes_twice_is_said_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"answer": []}, "no answer"),
-        ({"answer": ["x"] * (CHOICES_MAX + 1)}, "choices"),
-    ],
+    ("fields", "reason"), [({"answer": []}, "no answer"), ({"answer": ["x"] * (CHOICES_MAX + 1)}, "choices")]
 )
 def test_a_question_that_cannot_be_judged_is_answered_without_a_score(fields: dict[str, Any], reason: str) -> None:
     said = _said(_ask(_actor(), **fields))

@@ -61,11 +61,7 @@ def test_a_judge_is_refused_for_other_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [
-        (b"{", "truncated"),
-        (b'{"format": "millrace-judge/9"}', "judge"),
-        (b"[]", "Expected `object`"),
-    ],
+    [(b"{", "truncated"), (b'{"format": "millrace-judge/9"}', "judge"), (b"[]", "Expected `object`")],
 )
 def test_a_file_that_is_no_judge_is_refused_with_the_reason(content: bytes, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "confidence.json"

@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from millrace.actor.engine import (
-    EngineSequence,
-    KvBlocksRead,
-    KvDenied,
-    PullIntoEngine,
-    ReserveInEngine,
-    SequenceAdded,
-)
+from millrace.actor.engine import EngineSequence, KvBlocksRead, KvDenied, PullIntoEngine, ReserveInEngine, SequenceAdded
 from millrace.contracts.kv import KvHandover, KvRefusal
 from millrace.sim.runtime_sim import MILLISECOND
 

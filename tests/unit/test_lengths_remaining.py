@@ -6,14 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from millrace.contracts.status import SequenceState, SequenceStatus
-from millrace.lengths.coverage import (
-    FACTOR_MAX,
-    FACTOR_MIN,
-    JUDGED_HIGH_MIN,
-    JUDGED_MIN,
-    Coverage,
-    P90Correction,
-)
+from millrace.lengths.coverage import FACTOR_MAX, FACTOR_MIN, JUDGED_HIGH_MIN, JUDGED_MIN, Coverage, P90Correction
 from millrace.lengths.remaining import STALE_TOKENS, RemainingLengths
 from millrace.lengths.survival import Survival
 

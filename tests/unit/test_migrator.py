@@ -20,13 +20,7 @@ from millrace.contracts.leases import (
     UnreserveKv,
 )
 from millrace.contracts.message import Body, ErrorReply
-from millrace.contracts.migration import (
-    AllotEpoch,
-    EpochAllotted,
-    MigrationFinished,
-    MigrationMode,
-    MigrationOutcome,
-)
+from millrace.contracts.migration import AllotEpoch, EpochAllotted, MigrationFinished, MigrationMode, MigrationOutcome
 from millrace.contracts.worker import CancelSequence, SequenceAccepted, SubmitSequence
 from millrace.kvcache.chain import extend_chain, unpack_hashes
 

@@ -26,11 +26,7 @@ def view(*candidates: InstanceView, sequences: int = 1) -> DispatchView:
 def predicted(ttft: float, e2e: float, *, others_delay: float = 0.0, since: int = 0) -> Prediction:
     """Times in milliseconds."""
     return Prediction(
-        "",
-        ttft_ns=int(ttft * MS),
-        e2e_ns=int(e2e * MS),
-        others_delay_ns=int(others_delay * MS),
-        placed_since=since,
+        "", ttft_ns=int(ttft * MS), e2e_ns=int(e2e * MS), others_delay_ns=int(others_delay * MS), placed_since=since
     )
 
 
@@ -56,10 +52,7 @@ def decide(name: str, asked: DispatchView, *, state=None, now_ns: int = 0, seed:
         # Tokens, not requests: one long prompt outweighs three short ones.
         (
             "join_shortest_queue",
-            [
-                seen("a", waiting=1, waiting_prefill_tokens=8000),
-                seen("b", waiting=3, waiting_prefill_tokens=30),
-            ],
+            [seen("a", waiting=1, waiting_prefill_tokens=8000), seen("b", waiting=3, waiting_prefill_tokens=30)],
             "b",
         ),
         # A running token weighs a quarter of a waiting one by default: 250 against 251.

@@ -15,14 +15,7 @@ from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.profiling import plan, profile
 from millrace.profiling.fitting import fit, judge, with_tail
 from millrace.profiling.modelled import ModelledProfile
-from millrace.profiling.records import (
-    PlannedSequence,
-    Profiled,
-    Round,
-    RoundRecord,
-    StepRecord,
-    sequence_records,
-)
+from millrace.profiling.records import PlannedSequence, Profiled, Round, RoundRecord, StepRecord, sequence_records
 from millrace.profiling.writing import write
 
 TRUE = LinearStepTime(

@@ -42,8 +42,7 @@ def test_errors_of_a_sequence_change_slowly_and_do_not_depend_on_where_it_is_ask
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"every": 0}, {"generated": (1, 8)}, {"sigmas": (1.0,)}, {"correlation": 1.5}, {"spread": -1.0}],
+    "fields", [{"every": 0}, {"generated": (1, 8)}, {"sigmas": (1.0,)}, {"correlation": 1.5}, {"spread": -1.0}]
 )
 def test_a_head_that_cannot_be_is_refused(fields):
     with pytest.raises(ValueError, match=r"must|sigmas"):

@@ -16,12 +16,7 @@ from millrace.policies.stages import STAGE_POLICIES, PlanningView, search
 from millrace.policies.stages.deciding import apportion
 from millrace.policies.stages.instance import linear_instance
 from millrace.policies.stages.membership import StageShape
-from millrace.policies.stages.objectives import (
-    Constraints,
-    candidate_edges,
-    fair,
-    open_costs,
-)
+from millrace.policies.stages.objectives import Constraints, candidate_edges, fair, open_costs
 from millrace.policies.stages.statistics import BINS, EDGES, statistics_of
 
 from tests.unit.stage_cases import H200, decide, partitions, statistics, table, view

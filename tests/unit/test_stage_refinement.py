@@ -8,12 +8,7 @@ import msgspec
 import pytest
 from millrace.contracts.plan import Plan, Stage
 from millrace.policies.stages.digest import LengthDigest, digest, merged
-from millrace.policies.stages.refinement import (
-    BoundaryView,
-    RefinementParameters,
-    StepLine,
-    refine,
-)
+from millrace.policies.stages.refinement import BoundaryView, RefinementParameters, StepLine, refine
 
 #: Attention dominates, so that the best boundary is where lengths are shared well.
 STEP = StepLine(fixed=1e-3, per_sequence=1e-6, per_token=1e-6)
@@ -47,16 +42,7 @@ def test_a_digest_counts_each_length_once_and_merges() -> None:
     assert merged([]) == digest([]) == LengthDigest()
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        ([1], [1, 2]),
-        ([0] * 41, [0] * 41),
-        ([-1], [0]),
-        ([0, 1], [0, 5]),
-        ([0], [4]),
-    ],
-)
+@pytest.mark.parametrize("bad", [([1], [1, 2]), ([0] * 41, [0] * 41), ([-1], [0]), ([0, 1], [0, 5]), ([0], [4])])
 def test_a_digest_that_cannot_be_is_refused(bad: tuple[list[int], list[int]]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(bad), type=LengthDigest)

@@ -20,14 +20,7 @@ from millrace.actor.engine import (
 )
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
-from millrace.contracts.leases import (
-    EndLease,
-    FreezeSequence,
-    KvLeased,
-    KvRefused,
-    LeaseKv,
-    SequenceFrozen,
-)
+from millrace.contracts.leases import EndLease, FreezeSequence, KvLeased, KvRefused, LeaseKv, SequenceFrozen
 from millrace.contracts.local import BusDisconnected, TimerFired
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import (

@@ -209,11 +209,7 @@ def test_a_configuration_names_its_instances_and_refuses_unknown_keys(tmp_path: 
     path = tmp_path / "w.toml"
     path.write_text('name = "w"\nmodel = "m"\nengine = "modelled"\ninstances = 2\n[limits]\nqueue_max = 3\n')
     config = load_config(WorkerConfig, path)
-    assert (config.engine, config.instance_names(), config.limits.queue_max) == (
-        EngineKind.MODELLED,
-        ["w-0", "w-1"],
-        3,
-    )
+    assert (config.engine, config.instance_names(), config.limits.queue_max) == (EngineKind.MODELLED, ["w-0", "w-1"], 3)
     assert msgspec.structs.replace(config, instances=1).instance_names() == ["w"]
     path.write_text('name = "w"\nmodel = "m"\nmax_seqs = 2\n')
     with pytest.raises(ConfigError, match="max_seqs"):

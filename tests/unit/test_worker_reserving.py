@@ -438,13 +438,7 @@ def test_one_that_migrates_without_its_kv_is_computed_and_told_as_moved() -> Non
     assert bodies(asked, TokensResent)[0].chunk.token_ids == [2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        lambda made: made.say(UnreserveKv(migration="m1")),
-        lambda made: due(made, 2000),
-    ],
-)
+@pytest.mark.parametrize("before", [lambda made: made.say(UnreserveKv(migration="m1")), lambda made: due(made, 2000)])
 def test_without_its_reservation_a_sequence_is_computed_and_still_told_as_moved(before: Any) -> None:
     made = reserved()
     before(made)

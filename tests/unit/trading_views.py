@@ -2,14 +2,7 @@
 
 import msgspec
 from millrace.contracts.broker import MoveReason
-from millrace.policies.trading import (
-    TRADING_POLICIES,
-    BidView,
-    LoadView,
-    MovableSequence,
-    PickView,
-    TriggerView,
-)
+from millrace.policies.trading import TRADING_POLICIES, BidView, LoadView, MovableSequence, PickView, TriggerView
 
 MS = 1_000_000
 SECOND = 1_000 * MS

@@ -67,8 +67,7 @@ async def test_messages_of_one_sender_keep_their_order_over_all_subjects(bus: Ha
     await bus.add(speaker)
     subjects = ["mr.contract.a", "mr.contract.b.x.y"]
     bus.tell(
-        speaker,
-        *[Publish(subject=subjects[number % 2], body=LengthTag(request=str(number))) for number in range(300)],
+        speaker, *[Publish(subject=subjects[number % 2], body=LengthTag(request=str(number))) for number in range(300)]
     )
     await bus.until(lambda: len(hearer.got) == 300)
     assert [body.request for body in hearer.bodies()] == [str(number) for number in range(300)]

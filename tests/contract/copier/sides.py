@@ -63,9 +63,7 @@ MAKERS: dict[CopierKind, Callable[[Path, str], tuple[Bytes, Copier]]] = {
 }
 
 #: Kinds that are not everywhere.
-WHY_NOT: dict[CopierKind, Callable[[], str]] = {
-    CopierKind.NIXL: nixl_agent.why_not,
-}
+WHY_NOT: dict[CopierKind, Callable[[], str]] = {CopierKind.NIXL: nixl_agent.why_not}
 
 
 def make(kind: CopierKind, folder: Path, name: str, *, seed: int = 0) -> Side:
