@@ -27,7 +27,6 @@ class AssignmentTargets(msgspec.Struct, frozen=True, kw_only=True):
     tpot_s: float
 
     def __post_init__(self) -> None:
-        """Raises ValueError where one is not above 0."""
         for name in ("ttft_s", "tpot_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")

@@ -124,7 +124,6 @@ class IngressActor:
     """One ingress. Its shell carries out the effects of calls/messages.py and sends CallSubmitted and CallAbandoned."""
 
     def __init__(self, config: IngressConfig, deps: IngressDeps) -> None:
-        """Raises ConfigError where the dispatch policy or its parameters are wrong."""
         self._state = IngressState(config, deps)
         self._state.bind(react)
         self._heartbeat = Heartbeat(

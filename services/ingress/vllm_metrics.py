@@ -71,14 +71,12 @@ class VllmMetrics(Collector):
             registry.register(self)
 
     def of(self, model: str) -> ModelFigures:
-        """The figures of a model that is served here."""
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = ModelFigures()
         return found
 
     def collect(self) -> Iterator[Metric]:
-        """Every family once."""
         models = list(self._models.items())
         for name, (text, _) in _HISTOGRAMS.items():
             histogram = HistogramMetricFamily(f"vllm:{name}", text, labels=["model_name"])

@@ -68,7 +68,6 @@ class EngineLink:
             self.handle.deliver(event)
 
     def handlers(self) -> dict[type[Effect], Callable[[Any], None]]:
-        """Handlers that carry out the engine's effects."""
         return {
             AddToEngine: lambda effect: self.engine.add(effect.sequence),
             CancelInEngine: lambda effect: self.engine.cancel(effect.sequences),

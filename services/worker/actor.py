@@ -157,7 +157,6 @@ class WorkerActor:
 
     @property
     def name(self) -> str:
-        """Instance name."""
         return self.identity.instance
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -370,7 +369,6 @@ class WorkerActor:
     # --- for people and checkers
 
     def snapshot(self) -> dict[str, Any]:
-        """State for people and checkers."""
         return {
             "instance": self.name,
             "live": self.ledger.live,
@@ -386,7 +384,6 @@ class WorkerActor:
         }
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the state contradicts itself."""
         self.ledger.check()
         self.reporter.check(self.ledger)
         self._moving.check()

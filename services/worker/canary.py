@@ -30,7 +30,6 @@ class Canary:
         self._over = asyncio.Event()
 
     def hear(self, event: EngineEvent) -> None:
-        """Listens to the engine."""
         match event:
             case EngineStepped(outputs=outputs):
                 for output in outputs:

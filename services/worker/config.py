@@ -204,7 +204,6 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     canary: CanaryConfig = CanaryConfig()
 
     def instance_names(self) -> list[str]:
-        """Names of the worker actors in this process."""
         if self.instances == 1:
             return [self.name]
         return [f"{self.name}-{index}" for index in range(self.instances)]

@@ -340,14 +340,12 @@ class Leasing:
     # For people and checkers
 
     def snapshot(self) -> dict[str, Any]:
-        """Leases by migration."""
         return {
             name: {"sequence": lease.held.sequence, "epoch": lease.held.epoch, "frozen": lease.frozen is not None}
             for name, lease in self._leases.items()
         }
 
     def check(self) -> None:
-        """Raises AssertionError where leases contradict the ledger."""
         assert len(self._leases) <= self._config.leases_max
         leased = [lease.held.sequence for lease in self._leases.values()]
         assert len(leased) == len(set(leased)), "leased twice"

@@ -141,19 +141,15 @@ class ModelledLiveEngine:
         self._running().add(sequence)
 
     def cancel(self, sequences: list[str]) -> None:
-        """Cancels sequences; their blocks are free at once."""
         self._running().cancel(sequences)
 
     def move(self, command: KvCommand) -> None:
-        """Leases, freezes, reserves and reads; other engines' KV comes at the wire's speed."""
         self._running().move(command)
 
     def limit_step(self, tokens: int) -> None:
-        """Bounds the tokens of the next steps."""
         self._running().limit_step(tokens)
 
     async def stop(self) -> None:
-        """Ends the engine. Idempotent."""
         if self._paced is not None:
             self._paced.stop()
 

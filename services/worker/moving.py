@@ -85,7 +85,6 @@ class Moving:
 
     @property
     def leases(self) -> int:
-        """Number of leases."""
         return len(self._leasing)
 
     def counts(self) -> tuple[int, int]:
@@ -97,10 +96,8 @@ class Moving:
         return self._leasing.sweep(now_ns) if len(self._leasing) else []
 
     def snapshot(self) -> dict[str, Any]:
-        """For people and checkers."""
         return {"leases": self._leasing.snapshot(), "reservations": self.reserving.snapshot()}
 
     def check(self) -> None:
-        """Raises AssertionError where the state contradicts itself."""
         self._leasing.check()
         self.reserving.check()

@@ -177,17 +177,14 @@ class Reporter:
         return self._heartbeat.leaving(now_ns) if self.draining else self._heartbeat.presence(now_ns)
 
     def register(self) -> list[Effect]:
-        """Writes the instance's record."""
         if not self.bus_up:
             return []
         value = status_messages.record(self.identity, self.info)
         return [PutKey(bucket="instance", key=self.identity.instance, value=value, correlation="register")]
 
     def unregister(self) -> Effect:
-        """Deletes the instance's record."""
         return DeleteKey(bucket="instance", key=self.identity.instance, correlation="leave")
 
     def check(self, held: Iterable[Held]) -> None:
-        """Raises AssertionError where a sequence counts as unseen that is not held."""
         known = {id(entry) for entry in held}
         assert all(id(entry) in known for entry in self._unseen.values()), "unseen but not held"

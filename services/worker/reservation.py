@@ -38,12 +38,10 @@ class SequenceReservation:
 
     @property
     def migration(self) -> str:
-        """Its name."""
         return self.asked.migration
 
     @property
     def sequence(self) -> str:
-        """Sequence that it is for."""
         return self.asked.sequence
 
     @property

@@ -346,7 +346,6 @@ class Reserving:
     # For people and checkers
 
     def snapshot(self) -> dict[str, Any]:
-        """Reservations by migration."""
         return {
             name: {
                 "sequence": entry.sequence,
@@ -359,7 +358,6 @@ class Reserving:
         }
 
     def check(self) -> None:
-        """Raises AssertionError where there are more than allowed."""
         assert len(self) <= self._config.reservations_max
         assert len(self.replicas) <= self._config.replicas.count_max
         assert not self.replicas or self._has_share(0), "replicas have more than their share"

@@ -217,7 +217,6 @@ class Ledger:
         return old
 
     def check(self) -> None:
-        """Raises AssertionError where counts and entries differ."""
         assert self.live == sum(held.live for held in self), "live count"
         for held in self:
             assert held.sent <= len(held.token_ids), held.sequence

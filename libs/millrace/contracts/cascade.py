@@ -64,7 +64,6 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Raises ValueError where an invariant does not hold."""
         if not self.tiers:
             raise ValueError("tiers is empty: a cascade has one tier at least")
         models = [tier.model for tier in self.tiers]

@@ -58,7 +58,6 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pattern(self) -> Pattern:
-        """The pattern of its use."""
         if self.gathers:
             return Pattern.GATHER
         if not self.replies:

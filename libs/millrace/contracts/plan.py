@@ -106,7 +106,6 @@ class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):
     role_orders: dict[str, InstanceRole] = {}
 
     def __post_init__(self) -> None:
-        """Raises ValueError where an invariant does not hold."""
         check_stages(self.stages)
         if not 0 <= self.boundary_epoch <= self.epoch:
             raise ValueError(f"boundary_epoch {self.boundary_epoch} is not within 0 to {self.epoch}, the epoch")

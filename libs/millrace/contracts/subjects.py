@@ -38,12 +38,10 @@ class Subjects:
     """Subjects of one cluster. Methods are named as the channels in the catalog."""
 
     def __init__(self, cluster: str) -> None:
-        """Prepares the prefix ``mr.<cluster>``."""
         self.cluster = cluster
         self.prefix = f"mr.{subject_token(cluster)}"
 
     def tag(self, model: str) -> str:
-        """Requests for length tags."""
         return f"{self.prefix}.tag.{subject_token(model)}"
 
     def predict(self, model: str, instance: str) -> str:
@@ -61,27 +59,21 @@ class Subjects:
         return f"{self.prefix}.engine.{subject_token(instance)}.{verb}"
 
     def tokens(self, ingress: str) -> str:
-        """Tokens for an ingress."""
         return f"{self.prefix}.tokens.{subject_token(ingress)}"
 
     def returned(self, ingress: str) -> str:
-        """Sequences handed back to an ingress."""
         return f"{self.prefix}.returned.{subject_token(ingress)}"
 
     def find(self) -> str:
-        """Questions to all ingresses for the requests of a client's id."""
         return f"{self.prefix}.find"
 
     def epoch(self, ingress: str) -> str:
-        """Requests to an ingress to allot epochs to migrations."""
         return f"{self.prefix}.epoch.{subject_token(ingress)}"
 
     def moved(self, ingress: str) -> str:
-        """Notices to an ingress that a sequence has moved."""
         return f"{self.prefix}.moved.{subject_token(ingress)}"
 
     def replicated(self, ingress: str) -> str:
-        """Notices to an ingress about KV replicas of its sequences."""
         return f"{self.prefix}.replicated.{subject_token(ingress)}"
 
     def migrate(self, instance: str, verb: str) -> str:
@@ -93,47 +85,36 @@ class Subjects:
         return f"{self.prefix}.migration.{_any(model)}.{_any(source)}.{_any(target)}"
 
     def migrations(self) -> str:
-        """Wildcard over all models' migrations."""
         return f"{self.prefix}.migration.*.*.*"
 
     def status(self, model: str, instance: str) -> str:
-        """Full snapshots of an instance."""
         return f"{self.prefix}.status.{subject_token(model)}.{subject_token(instance)}"
 
     def summary(self, model: str, instance: str) -> str:
-        """Small snapshots of an instance."""
         return f"{self.prefix}.summary.{subject_token(model)}.{subject_token(instance)}"
 
     def summaries(self) -> str:
-        """Wildcard over all instances' small snapshots."""
         return f"{self.prefix}.summary.*.*"
 
     def presence(self, role: str, name: str) -> str:
-        """Heartbeats of a service."""
         return f"{self.prefix}.presence.{subject_token(role)}.{subject_token(name)}"
 
     def presences(self, role: str = "*") -> str:
-        """Wildcard over the heartbeats of a role."""
         return f"{self.prefix}.presence.{role}.*"
 
     def decision(self, model: str) -> str:
-        """Decisions about a model."""
         return f"{self.prefix}.decision.{subject_token(model)}"
 
     def outcome(self, model: str) -> str:
-        """Outcomes of a model's requests."""
         return f"{self.prefix}.outcome.{subject_token(model)}"
 
     def decisions(self) -> str:
-        """Wildcard over all models' decisions."""
         return f"{self.prefix}.decision.*"
 
     def outcomes(self) -> str:
-        """Wildcard over all models' outcomes."""
         return f"{self.prefix}.outcome.*"
 
     def provisioning(self, model: str) -> str:
-        """Decisions to have more or fewer instances of a model."""
         return f"{self.prefix}.provisioning.{subject_token(model)}"
 
     def coordinate(self, model: str, verb: str) -> str:
@@ -142,15 +123,12 @@ class Subjects:
         return f"{self.prefix}.coordinate.{token}.{verb}"
 
     def loads(self) -> str:
-        """Loads of all stages of all models."""
         return f"{self.prefix}.load.*.*"
 
     def load(self, model: str, stage: str) -> str:
-        """Loads of the instances of a stage."""
         return f"{self.prefix}.load.{subject_token(model)}.{subject_token(stage)}"
 
     def ask(self, model: str, instance: str) -> str:
-        """Requests to an instance's broker to bid for a sequence."""
         return f"{self.prefix}.ask.{subject_token(model)}.{subject_token(instance)}"
 
     def bid(self, source: str, bidder: str) -> str:
@@ -158,11 +136,9 @@ class Subjects:
         return f"{self.prefix}.bid.{_any(source)}.{_any(bidder)}"
 
     def boundary(self, model: str, stage: str) -> str:
-        """Upper boundary of a stage, from the boundary's keeper."""
         return f"{self.prefix}.boundary.{subject_token(model)}.{subject_token(stage)}"
 
     def boundaries(self) -> str:
-        """All boundaries, for who routes by them."""
         return f"{self.prefix}.boundary.*.*"
 
     def provision(self, host: str, verb: str) -> str:

@@ -64,7 +64,6 @@ class Arrivals:
         return len(self._reservations)
 
     def _forget_lost(self) -> None:
-        """Forget the replicas that the scheduler has given up."""
         kept = self._scheduler.replicas
         for name in [name for name, each in self._reservations.items() if each.replica and name not in kept]:
             del self._reservations[name]
@@ -82,7 +81,6 @@ class Arrivals:
         return [] if contents is None else contents.poisoned
 
     def get(self, migration: str) -> ModelledReservation | None:
-        """The reservation; None where there is none."""
         self._forget_lost()
         return self._reservations.get(migration)
 
@@ -181,7 +179,6 @@ class Arrivals:
         return computed
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where reservations and the scheduler's account differ."""
         self._forget_lost()
         mine = {migration: reservation.blocks for migration, reservation in self._reservations.items()}
         assert mine == self._scheduler.aside | self._scheduler.replicas, "set aside, but not reserved"

@@ -100,7 +100,6 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Tokens computed in this step."""
         return sum(self.counts)
 
     def note_in_flight(self) -> None:

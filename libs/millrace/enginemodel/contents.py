@@ -88,7 +88,6 @@ class KvContents:
             self.poisoned.append(sequence.sequence)
 
     def filled(self, sequence: ScheduledSequence, index: int) -> None:
-        """A sequence fills its block with this index."""
         self._write(sequence, index, (index + 1) * self._block_size)
 
     def left(self, sequence: ScheduledSequence) -> None:

@@ -80,11 +80,9 @@ class CopyWork:
         return len(self._jobs)
 
     def owe(self, job: CopyJob) -> None:
-        """Adds a job behind the others."""
         self._jobs.append(job)
 
     def drop(self, job: CopyJob) -> None:
-        """Cancels the transfer. Idempotent."""
         if job in self._jobs:
             self._jobs.remove(job)
 

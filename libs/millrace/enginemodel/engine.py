@@ -116,7 +116,6 @@ class ModelledEngine:
             self.cancel([gone.sequence])
 
     def find(self, name: str) -> ModelledSequence | None:
-        """A sequence by its name; None where it is not here."""
         return self._sequences.get(name)
 
     def unreported(self, name: str) -> list[StepOutput]:
@@ -378,7 +377,6 @@ class ModelledEngine:
         )
 
     def snapshot(self, now_ns: int) -> EngineSnapshot:
-        """State as of now. O(sequences)."""
         scheduler = self.scheduler
         running = statuses(scheduler.running) + self.moves.standing()
         return EngineSnapshot(
@@ -396,7 +394,6 @@ class ModelledEngine:
         )
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the state contradicts itself."""
         self.scheduler.check_invariants()
         self.moves.check_invariants()
         lanes = self.scheduler.running, self.scheduler.waiting, self.scheduler.arrived, self.scheduler.frozen

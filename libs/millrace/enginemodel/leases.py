@@ -195,7 +195,6 @@ class ModelledLeases:
             self.log.popitem(last=False)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where a lease holds blocks that its sequence does not."""
         by_frozen = {lease.sequence for lease in self._leases.values() if lease.holds}
         assert set(self._scheduler.frozen) <= by_frozen, "a sequence stands still without a lease"
         for lease in self._leases.values():

@@ -20,7 +20,6 @@ class MeasuredCurve(msgspec.Struct, frozen=True):
     ns: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a profile of nothing, or out of order."""
         rising = all(a < b for a, b in itertools.pairwise(self.sizes))
         if not self.sizes or len(self.sizes) != len(self.ns) or not rising:
             raise ValueError("a profile needs at least one size, rising sizes, and a time for each")
@@ -49,7 +48,6 @@ class Surface(msgspec.Struct, frozen=True):
     profiles: tuple[MeasuredCurve, ...]
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a surface of nothing, or out of order."""
         rising = all(a < b for a, b in itertools.pairwise(self.rows))
         if not self.rows or len(self.rows) != len(self.profiles) or not rising:
             raise ValueError("a surface needs at least one row, rising rows, and a profile for each")

@@ -101,7 +101,6 @@ class KvMoves:
         )
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where blocks are lost, or counted twice."""
         self.leases.check_invariants()
         self.arrivals.check_invariants()
         account = self.accounting()

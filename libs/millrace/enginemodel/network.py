@@ -83,8 +83,7 @@ class Timer(Protocol):
         """Unix ns."""
         ...
 
-    def at(self, time_ns: int, callback: Callable[[], None]) -> None:
-        """Calls back at that time."""
+    def at(self, time_ns: int, callback: Callable[[], None]) -> None: ...
 
 
 class ConstantNetwork:
@@ -96,7 +95,6 @@ class ConstantNetwork:
         self._latency_ns = latency_ns
 
     def begin(self, read: KvRead, done: Callable[[KvReadEnded], None]) -> Callable[[], None]:
-        """See KvNetwork."""
         wanted = [True]
         ends_ns = self._clock.now_ns() + self._latency_ns + round(read.bytes / self._bytes_per_s * 1e9)
 

@@ -80,7 +80,6 @@ class PacedEngine:
         self._copying.cost = cost
 
     def add(self, sequence: EngineSequence) -> None:
-        """Adds a sequence: SequenceAdded or SequenceRejected follows."""
         self._cut()
         name, tokens = sequence.sequence, 0
         room = self._room_for(sequence)
@@ -119,7 +118,6 @@ class PacedEngine:
         self._wake()
 
     def move(self, command: KvCommand) -> None:
-        """Carries out what concerns leases and reservations: see the Engine port."""
         self._cut()
         free = self.engine.scheduler.pool.free
         answers = self._transfers.carry_out(command)
@@ -130,7 +128,6 @@ class PacedEngine:
         self._wake()
 
     def limit_step(self, tokens: int) -> None:
-        """Bounds the tokens of the next steps: see the Engine port."""
         self._cut()
         self.engine.limit_step(tokens)
         self._look()

@@ -21,7 +21,6 @@ class AllReduce(msgspec.Struct, frozen=True):
         return cls(MeasuredCurve((0, 1 << 30), (latency, latency + (1 << 30) / bytes_per_second * 1e9)))
 
     def ns(self, size: float) -> float:
-        """Time of a message of ``size`` bytes, ns."""
         return self.profile.at(size)
 
 
@@ -45,7 +44,6 @@ class TensorParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     undivided: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming what no group can have."""
         for name in ("ways", "layers", "hidden", "bytes_per_second"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"parallel.{name} must be at least 1, is {getattr(self, name)}")

@@ -33,7 +33,6 @@ class EngineParameters(SchedulerConfig, frozen=True, kw_only=True, forbid_unknow
     segments: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what no engine could run. Raises ValueError naming the field."""
         for field in ("max_model_len", "block_size", "blocks_total", "max_sequences", "token_budget"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}")

@@ -14,22 +14,17 @@ from millrace.enginemodel.sequence import ScheduledSequence
 class WaitingQueue(Protocol):
     """Sequences that wait for admission."""
 
-    def append(self, sequence: ScheduledSequence) -> None:
-        """Adds a new sequence."""
+    def append(self, sequence: ScheduledSequence) -> None: ...
 
-    def put_back(self, sequence: ScheduledSequence) -> None:
-        """Adds a preempted sequence."""
+    def put_back(self, sequence: ScheduledSequence) -> None: ...
 
     def first(self) -> ScheduledSequence:
         """The next to be admitted. The queue is not empty."""
         ...
 
-    def pop(self) -> ScheduledSequence:
-        """Takes the first one out."""
-        ...
+    def pop(self) -> ScheduledSequence: ...
 
-    def remove(self, sequence: ScheduledSequence) -> None:
-        """Takes one out, wherever it stands."""
+    def remove(self, sequence: ScheduledSequence) -> None: ...
 
     def __len__(self) -> int: ...
 

@@ -25,7 +25,6 @@ class ScaledStepTime(msgspec.Struct, frozen=True, kw_only=True):
     factor: float
 
     def cost(self, parameters: EngineParameters) -> StepCost:
-        """The model's cost, scaled."""
         model: StepTimeModel = self.model
         return scaled(model.cost(parameters), self.factor)
 

@@ -359,7 +359,6 @@ class Scheduler(BlockTables):
         return True
 
     def _watermark(self) -> int:
-        """Blocks that an admission leaves free."""
         return self.parameters.watermark_blocks if self.running else 0
 
     def _start(self, sequence: ScheduledSequence, hits: list[int], computed: int) -> None:
@@ -377,7 +376,6 @@ class Scheduler(BlockTables):
             self.contents.found(sequence, computed)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the state contradicts itself."""
         self.pool.check_invariants()
         here = [*self.running, *self.frozen, *self.arrived]
         tables = (*(each.blocks for each in here), *self.aside.values(), *self.replicas.values())

@@ -75,7 +75,6 @@ class ScheduledSequence:
         self.state: SequenceState | None = SequenceState.WAITING  # None once finished
 
     def append(self, token_id: int) -> None:
-        """Takes a sampled token."""
         self.token_ids.append(token_id)
         self.total += 1
 

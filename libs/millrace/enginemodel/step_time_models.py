@@ -105,7 +105,6 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     provenance: Provenance | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for costs and counts below 0 and bends out of order."""
         if self.tail_decodes < 0 or not 0 <= self.multiprocessors_per_head < float("inf"):
             raise ValueError("tail_decodes and multiprocessors_per_head must be at least 0")
         for name in COSTS:
@@ -143,7 +142,6 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
     def cost(self, parameters: EngineParameters) -> StepCost:
-        """The same in integers."""
         model = self if self.parallel is None else self.shared(self.parallel)
         return StepCost(
             fixed=_fs(model.fixed),

@@ -56,7 +56,6 @@ class StepTotals:
         self._context_tokens += steps * first.context_tokens + first.decodes * (steps * (steps - 1) // 2)
 
     def totals(self) -> EngineTotals:
-        """The sums as a snapshot tells them."""
         return EngineTotals(self._steps, self._busy_ns, self._decodes, self._prefill_tokens, self._context_tokens)
 
 

@@ -44,12 +44,10 @@ class CopyPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def descriptors(self) -> int:
-        """Number of pieces."""
         return len(self.lengths)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all pieces."""
         return int(self.lengths.sum())
 
 

@@ -56,7 +56,6 @@ class SharedRegion:
         return self._fd
 
     def close(self) -> None:
-        """Closes the memfd. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -117,7 +116,6 @@ class SteppedTransfer:
         self._lock = Lock()
 
     def advance(self, bytes_max: int) -> bool:
-        """See Transfer. Raises ValueError: ``bytes_max`` is below 1."""
         if bytes_max < 1:
             raise ValueError(f"bytes_max is {bytes_max}; a transfer that may copy nothing never ends")
         with self._lock:
@@ -133,6 +131,5 @@ class SteppedTransfer:
             return self._position == self._end
 
     def cancel(self) -> None:
-        """See Transfer."""
         with self._lock:
             self._over = True

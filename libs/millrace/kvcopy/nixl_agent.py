@@ -96,7 +96,6 @@ class NixlAgent:
             self._registered.append(self._agent.register_memory(row, _memory_type(device)))
 
     def metadata(self) -> bytes:
-        """Return the data that a peer needs to reach this agent and its registered memory."""
         with self._guarded("NIXL has no metadata of its own agent"):
             return bytes(self._agent.get_agent_metadata())
 

@@ -80,7 +80,6 @@ class NixlCopier:
         return int(self._scratch.ctypes.data)
 
     def offer(self, rank: KvRank) -> KvRank:
-        """See Copier."""
         handle = NixlHandle(self.address, self.device, self.agent.metadata())
         return msgspec.structs.replace(rank, handles={**rank.handles, self.kind: msgspec.msgpack.encode(handle)})
 
@@ -103,7 +102,6 @@ class NixlCopier:
         self.agent.tend()
 
     def close(self) -> None:
-        """See Copier."""
         if self._closed:
             return
         self._closed = True
@@ -160,7 +158,6 @@ class NixlLink:
             raise
 
     def begin(self, plan: CopyPlan) -> NixlTransfer:
-        """See Link."""
         self.check()
         if not self._agent.knows(self.peer):
             self.disconnect("the peer has gone")
@@ -171,7 +168,6 @@ class NixlLink:
         return transfer
 
     def close(self) -> None:
-        """See Link."""
         if self.broken == "closed":
             return
         for transfer in list(self._transfers):
@@ -194,17 +190,14 @@ class NixlLink:
         return False
 
     def check(self) -> None:
-        """Raises CopierError: it is broken."""
         if self.broken:
             raise CopierError(f"the NIXL link is broken: {self.broken}")
 
     def disconnect(self, why: str) -> None:
-        """Tears the connection down; see NixlCopier."""
         self._drop_wiring()
         self.copier.disconnect(self.peer, why)
 
     def make_read(self, part: CopyPlan) -> Any:
-        """A request for these pieces."""
         source, target = addresses(part, source=self.handle.address, target=self.copier.address)
         devices = (self.handle.device, self.copier.device)
         return self._agent.make_read(self.peer, source=source, target=target, lengths=part.lengths, devices=devices)
@@ -240,7 +233,6 @@ class NixlTransfer:
         self._done = False
 
     def advance(self, bytes_max: int) -> bool:
-        """See Transfer."""
         if bytes_max < 1:
             raise ValueError(f"bytes_max is {bytes_max}; a transfer that may copy nothing never ends")
         with self._agent.lock:  # a cancel from another thread comes before or after
@@ -256,7 +248,6 @@ class NixlTransfer:
                 raise
 
     def cancel(self) -> None:
-        """See Transfer."""
         with self._agent.lock:
             self._cancel()
 
@@ -297,7 +288,6 @@ class NixlTransfer:
             self._agent.release(request)
 
     def _collect(self) -> None:
-        """Looks after what is under way, oldest first."""
         while self._under_way and self._agent.look(self._under_way[0]) == "DONE":
             self._agent.release(self._under_way.popleft())
 

@@ -25,14 +25,12 @@ class SharedMemoryCopier:
         self._server: RegionServer | None = None
 
     def offer(self, rank: KvRank) -> KvRank:
-        """See Copier. Raises CopierError: the socket cannot be made."""
         if self._server is None:
             self._server = RegionServer(self._region, self._socket)
         handles = {**rank.handles, self.kind: self._server.incarnation}
         return msgspec.structs.replace(rank, socket=str(self._socket), handles=handles, region_bytes=self._region.size)
 
     def connect(self, peer: KvRank) -> SharedMemoryLink:
-        """See Copier."""
         incarnation = peer.handles.get(self.kind)
         if not peer.socket or incarnation is None:
             raise CopierError("the peer does not offer shared memory")
@@ -53,7 +51,6 @@ class SharedMemoryLink:
         self._remote, self._target = remote, target
 
     def begin(self, plan: CopyPlan) -> SteppedTransfer:
-        """See Link."""
         self._remote.check()
         source = self._remote.memory
         check_bounds(plan, source_bytes=len(source), target_bytes=len(self._target))

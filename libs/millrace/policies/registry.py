@@ -70,7 +70,6 @@ class Registry(Generic[P]):
         self.names = tuple(sorted(self._shipped))
 
     def shipped(self) -> list[P]:
-        """Policies that ship, by name."""
         return [self._shipped[name] for name in self.names]
 
     def load(self, name: str) -> P:

@@ -42,7 +42,6 @@ class ApiError(Exception):
         self.headers = headers
 
     def body(self) -> bytes:
-        """The JSON document."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return _encode({"error": error})
 

@@ -35,12 +35,10 @@ class PromptOnlyReader:
     busy = False
 
     def read(self, deltas: list[ChoiceDelta], told: Callable[[list[ChoiceDelta], int | None], None]) -> None:
-        """As in OutputReader."""
         empty = [None if delta.logprobs is None else list[DeltaLogprob]() for delta in deltas]
         told([msgspec.structs.replace(d, text="", logprobs=e) for d, e in zip(deltas, empty, strict=True)], None)
 
-    def close(self) -> None:
-        """As in OutputReader."""
+    def close(self) -> None: ...
 
 
 class JsonCallReader:
@@ -53,11 +51,9 @@ class JsonCallReader:
         self._parsers = [ToolCallParser(plan) for _ in range(choices)]
 
     def read(self, deltas: list[ChoiceDelta], told: Callable[[list[ChoiceDelta], int | None], None]) -> None:
-        """As in OutputReader."""
         told([self._read(delta) for delta in deltas], None)
 
-    def close(self) -> None:
-        """As in OutputReader."""
+    def close(self) -> None: ...
 
     def _read(self, delta: ChoiceDelta) -> ChoiceDelta:
         parser = self._parsers[delta.index]

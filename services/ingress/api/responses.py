@@ -18,13 +18,9 @@ _encode = msgspec.json.Encoder().encode
 class CollectedResponse(Protocol):
     """Collector of deltas that builds one body."""
 
-    def deltas(self, deltas: list[ChoiceDelta]) -> None:
-        """Add what came."""
-        ...
+    def deltas(self, deltas: list[ChoiceDelta]) -> None: ...
 
-    def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
-        """The JSON document; ``report`` for a cascade's."""
-        ...
+    def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes: ...
 
 
 class _Choice:

@@ -113,7 +113,6 @@ class StreamParts:
         return self.tail(Usage(self._prompt_tokens, 0))
 
     def tell(self, report: CascadeReport) -> None:
-        """Have all further events say what the cascade did."""
         self._report = report
         self._extra = b',"cascade":' + _encode(cascade_object(report))
 
@@ -124,7 +123,6 @@ class StreamParts:
         return b"".join([self.head + role % i + tail for i in range(self._choices)])
 
     def closing(self, usage: Usage) -> bytes:
-        """The usage event, where asked for, and the end."""
         if not self._wanted:
             return DONE
         usages = _encode(usage_object(usage, self._report))

@@ -120,7 +120,6 @@ def _unenforced(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _schema_fault(text: bytes) -> str:
-    """Fault of a schema, as a sentence; empty for none."""
     schema = msgspec.json.decode(text)
     if not isinstance(schema, dict):
         return "it is not an object."

@@ -42,7 +42,6 @@ class ToolCallParser:
 
     @property
     def calls(self) -> int:
-        """Number of calls told."""
         return min(self._begun, 1) if self._plan.single else self._begun
 
     def push(self, text: str, *, finished: bool = False) -> tuple[str, list[CallPart]]:

@@ -175,7 +175,6 @@ def _implied(node: dict[str, Any], *, named: bool) -> frozenset[str]:
 
 
 def _kind(value: Any) -> str:
-    """The JSON type of a value."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     if isinstance(value, int | float):

@@ -185,7 +185,6 @@ class IngressClusterView:
         return self.why_none_comes(model) or "its plan names no instance that is registered"
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where views and lists are not what the facts say."""
         self.members.check_invariants()
         for instance in self.instances.values():
             instance.check_invariants()
@@ -197,7 +196,6 @@ class IngressClusterView:
                 assert self._usable[model] == len({i.name for s in stages for i in s.instances if i.usable})
 
     def check_instance(self, name: str) -> None:
-        """Raises AssertionError where what is kept of one instance is not what the facts say."""
         self.members.check_member(name)
         instance = self.instances.get(name)
         if instance is not None:

@@ -527,7 +527,6 @@ class OpenCalls:
     def answer_error(
         self, exchange: Exchange, path: str, error: ApiError, headers: list[tuple[bytes, bytes]] | None = None
     ) -> None:
-        """Send an error as the response."""
         extra = list(headers) if headers else [(b"x-request-id", client_id(exchange) or self.next_id().encode())]
         extra += error.headers
         self._metrics.responses.add(path, str(error.status))

@@ -105,7 +105,6 @@ class ResponseLog:
         self._grown = asyncio.Event()
 
     def exchange(self, request: HttpRequest) -> Exchange:
-        """Stands for the connection of its call."""
         self._exchange = BackgroundExchange(request, self)
         return self._exchange
 

@@ -47,23 +47,18 @@ class TokenizerView:
         self.all_special_ids, self.all_special_tokens = list(special), list(special.values())
 
     def get_vocab(self) -> dict[str, int]:
-        """Token -> id."""
         return self._vocab
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of ids."""
         return str(self._tokenizer.decode([ids] if isinstance(ids, int) else list(ids), skip_special_tokens))
 
     def convert_tokens_to_ids(self, tokens: str | list[str]) -> Any:
-        """Id of a token, or of each."""
         return self._vocab.get(tokens) if isinstance(tokens, str) else [self._vocab.get(each) for each in tokens]
 
     def convert_ids_to_tokens(self, ids: list[int]) -> list[str | None]:
-        """Token of each id."""
         return [self._tokenizer.id_to_token(each) for each in ids]
 
 
@@ -89,7 +84,6 @@ class _Model:
         )
 
     def parser(self, request: Any) -> Any:
-        """A parser for one choice."""
         values = dict(request.chat_template_kwargs or {})
         return self._class(self._tokenizer, request.tools, chat_template_kwargs=values, model_config=self._config)
 

@@ -68,11 +68,9 @@ class ProcessReader:
 
     @property
     def busy(self) -> bool:
-        """Whether answers are due."""
         return bool(self._waiting)
 
     def read(self, deltas: list[ChoiceDelta], told: Callable[[list[ChoiceDelta], int | None], None]) -> None:
-        """As in OutputReader."""
         if self.given_up:
             told(deltas, None)
             return
@@ -81,7 +79,6 @@ class ProcessReader:
         self._process.ask(self, ReadOutput(self.call, outputs))
 
     def close(self) -> None:
-        """As in OutputReader."""
         self._waiting.clear()
         self._process.forget(self)
 
@@ -175,17 +172,14 @@ class ParserProcess(asyncio.Protocol):
             self._send(reader, frame)
 
     def forget(self, reader: ProcessReader) -> None:
-        """The call is over."""
         if self._readers.pop(reader.call, None) is not None and self._ready and self._transport is not None:
             self._transport.write(_frame(_encode(CloseParser(reader.call))))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The process ended."""
         if self._transport is not None and not self._stopped:
             self._lost("died")
 
     def data_received(self, data: bytes) -> None:
-        """Hand answers to their calls."""
         received = self._received
         received += data
         begin = 0

@@ -261,7 +261,6 @@ class VllmEngine:
             self._spawn(self._core().abort_requests_async(identities))
 
     def limit_step(self, tokens: int) -> None:
-        """Bounds the tokens of the steps after the one under way."""
         self._spawn(self._core().call_utility_async("millrace_limit_step", tokens))
 
     def move(self, command: KvCommand, *, match_prefix: bool = True) -> None:

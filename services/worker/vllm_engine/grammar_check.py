@@ -113,7 +113,6 @@ class GrammarCheck:
         return self._pipe.recv_bytes()
 
     def stop(self) -> None:
-        """Ends the server."""
         self._process.kill()
         self._process.join()
 
@@ -170,7 +169,6 @@ class _Trials:
         theirs.close()
 
     def ask(self, question: bytes) -> bytes:
-        """The verdict on a constraint."""
         self._left -= 1
         refusal, lasting = f"The output constraint took more than {WALL_S} s to compile.", False
         try:

@@ -251,7 +251,6 @@ class ReservedBlocks:
         return [null] * first + table[first : computed + len(fresh)]
 
     def free(self) -> None:
-        """Gives all back."""
         self._pool.free_blocks(reversed(self._held()))
         for blocks in (*self._tables, *self._spare):
             blocks.clear()

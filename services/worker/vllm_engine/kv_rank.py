@@ -110,7 +110,6 @@ class KvRankMixin(_Worker):
         return attempt(lambda: region.advance(key, bytes_max))
 
     def millrace_kv_cancel(self, key: str) -> None:
-        """Ends a read."""
         if self._region is not None:
             self._region.cancel(key)
 

@@ -47,13 +47,9 @@ _FIRST_ID = 6
 class Tested(Protocol):
     """Part of VllmEngine that is used."""
 
-    def add(self, sequence: EngineSequence) -> None:
-        """See Engine."""
-        ...
+    def add(self, sequence: EngineSequence) -> None: ...
 
-    def cancel(self, sequences: list[str]) -> None:
-        """See Engine."""
-        ...
+    def cancel(self, sequences: list[str]) -> None: ...
 
     def move(self, command: KvCommand, *, match_prefix: bool = True) -> None:
         """See Engine; without ``match_prefix`` a reservation leaves the prefix cache alone."""
@@ -79,7 +75,6 @@ class LoopBack:
         self._tokens = min(8 * block + 9, max_model_len - length - 1)
 
     def hear(self, event: EngineEvent) -> None:
-        """Listens to the engine."""
         self._events.put_nowait(event)
 
     async def run(self) -> str:

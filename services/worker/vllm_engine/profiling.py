@@ -41,7 +41,6 @@ class TimingMixin(Scheduler):
         self._ended = (0, 0)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedules, and notes the begin."""
         began = time.perf_counter_ns(), time.process_time_ns()
         output = super().schedule(*args, **kwargs)
         indices = tuple(_index(name) for name in output.num_scheduled_tokens)
@@ -119,7 +118,6 @@ class VllmProfile:
         self._engine.add_request(f"{self._runs}.{index}", {"prompt_token_ids": tokens}, sampling)
 
     def close(self) -> None:
-        """Ends the engine."""
         self._engine.engine_core.shutdown()
 
 

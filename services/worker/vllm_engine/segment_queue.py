@@ -41,7 +41,6 @@ class SegmentQueue(FreeKVCacheBlockQueue):
 
     @property
     def num_free_blocks(self) -> int:
-        """Number of free blocks."""
         return self._free.count
 
     def popleft(self) -> KVCacheBlock:

@@ -37,7 +37,6 @@ class StatesTest:
         self._over = asyncio.Event()
 
     def hear(self, event: EngineEvent) -> None:
-        """Listens to the engine."""
         match event:
             case EngineStepped(outputs=outputs):
                 self._left -= {output.sequence for output in outputs if output.finish is not None}

@@ -86,7 +86,6 @@ class Forecaster:
         self._snapshot = snapshot
 
     def _restart(self, snapshot: StatusSnapshot) -> None:
-        """Tells the compiled module everything anew."""
         self._set_budget(snapshot.token_budget)
         cached, waiting = self._cached, snapshot.waiting
         hits = [cached_of(status, cached) for status in waiting] if cached else None
@@ -152,7 +151,6 @@ class Forecaster:
             self._restart(self._snapshot)
 
     def advance(self, now_ns: int) -> None:
-        """Says what time it is, unix ns."""
         self._now_ns = now_ns
 
     def forecast(self, candidate: Candidate, *, with_delay: bool = True) -> Forecast:

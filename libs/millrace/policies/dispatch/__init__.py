@@ -49,7 +49,6 @@ class DispatchPolicy(Policy, frozen=True, kw_only=True):
     needs_length: bool = False
 
     def __post_init__(self) -> None:
-        """Raises PolicyError where it asks with parameters that do not say how."""
         if self.ask is None:
             return
         if not issubclass(self.parameters, QueryParameters):

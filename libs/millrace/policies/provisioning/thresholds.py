@@ -48,7 +48,6 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     low_s: Wait = 120.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the bounds cross."""
         if self.instances_max < self.instances_min:
             raise ValueError(f"instances_max {self.instances_max} is below instances_min {self.instances_min}")
 

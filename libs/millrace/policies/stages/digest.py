@@ -27,7 +27,6 @@ class LengthDigest(msgspec.Struct, frozen=True, array_like=True):
     tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError where the bins do not match, or hold lengths outside of them."""
         if len(self.counts) != len(self.tokens) or len(self.counts) > BINS:
             raise ValueError(f"a digest has up to {BINS} counts and as many sums")
         for index, (count, total) in enumerate(zip(self.counts, self.tokens, strict=True)):
@@ -36,7 +35,6 @@ class LengthDigest(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def sequences(self) -> int:
-        """Number of sequences."""
         return sum(self.counts)
 
 

@@ -64,7 +64,6 @@ def open_paces(
 
 
 def _grid(instance: InstanceModel) -> Array:
-    """Return the numbers of sequences, rising."""
     most = min(_MOST, 4 * instance.max_sequences)
     return np.concatenate([[_FEWEST], np.geomspace(_FEW, most, round(_POINTS * np.log(most / _FEW)))])
 

@@ -56,7 +56,6 @@ class LatencyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     loss_max: float = 0.005
 
     def __post_init__(self) -> None:
-        """Raises ValueError outside of the ranges."""
         if not (self.ttft_ms > 0 and self.tpot_ms >= 0 and 0 <= self.loss_max <= 1):
             raise ValueError(f"bounds out of range: {self}")
 

@@ -70,7 +70,6 @@ class PlanningParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     bounds: LatencyBounds = LatencyBounds()
 
     def __post_init__(self) -> None:
-        """Raises ValueError outside of the ranges."""
         checks = {
             "margin": 0 <= self.margin < 1,
             "cut_margin": 0 <= self.cut_margin < 1,

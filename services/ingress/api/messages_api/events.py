@@ -68,7 +68,6 @@ class MessageStream:
         self._report = report
 
     def failed(self, error: ApiError) -> bytes:
-        """Events that end a stream which cannot go on."""
         return b"event: error\ndata: " + anthropic_error(error) + b"\n\n"
 
     def body(self, usage: Usage) -> bytes:
@@ -127,7 +126,6 @@ class MessageStream:
         return out
 
     def _begin(self, block: dict[str, Any]) -> bytes:
-        """Begin a block of that type, unless it is open."""
         if self._block is not None and self._block["type"] == block["type"]:
             return b""
         out = self._end_block()

@@ -28,11 +28,9 @@ class MessageForm(msgspec.Struct, frozen=True):
     keep: Keep = hand_on
 
     def stream(self, head: ResponseHead) -> EventStream:
-        """Writer of its events."""
         return MessageStream(head)
 
     def collected(self, head: ResponseHead) -> CollectedResponse:
-        """Writer of its body."""
         return MessageBody(MessageStream(head))
 
 

@@ -218,7 +218,6 @@ class ResponseStream:
         return out + self._event("output_item.added", output_index=len(self._output), item=self._item)
 
     def _end_item(self, status: str) -> bytes:
-        """End the open item, if there is one."""
         item, self._item = self._item, None
         if item is None:
             return b""

@@ -38,18 +38,15 @@ class ResponsesForm:
         self._names = names
 
     def stream(self, head: ResponseHead) -> EventStream:
-        """Writer of its events."""
         stream = self.writer(self.head or head)
         if self.made is not None:
             self.made(stream)
         return stream
 
     def collected(self, head: ResponseHead) -> CollectedResponse:
-        """Writer of its body."""
         return ResponseBody(self.writer(head))
 
     def writer(self, head: ResponseHead) -> ResponseStream:
-        """A writer of events."""
         return ResponseStream(ResponseDocument(head, self._request, self._names))
 
 

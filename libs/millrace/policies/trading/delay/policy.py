@@ -38,7 +38,6 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     offers_max: int = 8
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be. Raises ValueError naming the field."""
         for field, least in (("excess", 0), ("persistence_ms", 0), ("margin_ms", 0), ("margin_share", 0)):
             if not least <= getattr(self, field) < float("inf"):
                 raise ValueError(f"{field} must be at least {least} and finite, is {getattr(self, field)}")
