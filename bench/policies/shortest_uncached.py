@@ -7,6 +7,7 @@ from random import Random
 from millrace.policies.dispatch.asking import answered
 from millrace.policies.dispatch.join_shortest_queue import policy as shortest
 from millrace.policies.dispatch.view import Decision, DispatchView
+from millrace.policies.registry import Nothing
 from msgspec.structs import replace
 
 from bench.policies.uncached import Parameters, State, ask, new_tokens
@@ -21,4 +22,4 @@ def decide(
     known = answered(view)
     joined = [replace(c, in_flight_tokens=c.in_flight_tokens + new_tokens(known, c)) for c in known.candidates]
     with_it = replace(known, candidates=tuple(joined))
-    return shortest.decide(with_it, shortest.Parameters(), shortest.State(), now_ns, rng)[0], state
+    return shortest.decide(with_it, shortest.Parameters(), Nothing(), now_ns, rng)[0], state

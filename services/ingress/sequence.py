@@ -108,7 +108,6 @@ class DispatchSpan:
     """Trace span of the present placement.
 
     Attributes:
-        context: ``traceparent`` of the span.
         attributes: None where the trace is not sampled, or after the span was recorded.
     """
 

@@ -58,18 +58,15 @@ class Instance:
 
     Attributes:
         parameters: Of its scheduler, as its record says.
-        calibration: What its steps cost.
         prefixes: What its prefix cache is believed to hold.
         snapshot: The last one of this incarnation; None before.
         told_ns: When ``snapshot`` was last said to hold.
-        member: Its liveness.
         placements: By sequence id, in order of decision.
         forecaster: State rolled forward; None where it has to be built anew.
         rolled: The snapshot that it was loaded from; None where it has to be loaded.
         scale: Factor on step times that answers stand on.
         scale_told: The one that ``forecaster`` was told.
         lengths_version: Of the learnt lengths that it was built with.
-        fits: Of the calibration that it was built with.
         answers: Answers that still hold, by candidate.
     """
 

@@ -16,7 +16,6 @@ class TrainLengths(Effect, frozen=True, kw_only=True):
     """Trains a candidate, outside the actor's process: LengthsTrained or TrainingFailed follows, exactly one.
 
     Attributes:
-        model: Served model.
         samples: In order of time.
         incumbent: The model in force; empty where history answers.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millrace.contracts.plan import InstanceRole
+from millrace.policies.registry import Nothing
 from millrace.policies.roles import ROLE_POLICIES, Flip, RoleInstance, RolesView, may_take_role
 from millrace.policies.roles.fixed import policy as fixed
 
@@ -32,5 +33,5 @@ def test_every_policy_stands_still_where_all_have_their_role() -> None:
 def test_fixed_brings_back_who_is_away() -> None:
     away = RoleInstance(name="a", role=BOTH, home=PREFILL)
     view = RolesView(model="m", stage="s0", instances=(away, RoleInstance(name="b", role=DECODE, home=DECODE)))
-    decision, _ = fixed.decide(view, fixed.Parameters(), fixed.State(), 0)
+    decision, _ = fixed.decide(view, Nothing(), Nothing(), 0)
     assert decision.flips == (Flip("a", PREFILL),)

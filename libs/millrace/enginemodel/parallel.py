@@ -29,7 +29,6 @@ class TensorParallel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Attributes:
         ways: GPUs of the group.
-        layers: Of the model.
         hidden: Width of the model: an all-reduce carries 2 bytes of it per token.
         latency: Of an all-reduce of few bytes, ns.
         bytes_per_second: What large all-reduces approach.

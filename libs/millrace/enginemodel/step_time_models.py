@@ -45,9 +45,6 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     """Origin and reliability of coefficients.
 
     Attributes:
-        model: Language model.
-        hardware: What it ran on.
-        source: Measurement or publication.
         error: The fit's error in words and figures.
     """
 

@@ -33,7 +33,6 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         size: Number of ids of the tokenizer, a prompt with an id past it is refused; None where it is not known.
-        eos_token_id: Ends an output.
         letters: Ids of text pieces that read as letters.
         spaces: Ids that read as a space or line end.
     """
@@ -61,7 +60,6 @@ class OutputLengths(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         mean: Mean length, tokens.
         sigma: Standard deviation of the logarithm; 0 for equal lengths.
-        length_max: Longest length.
     """
 
     mean: float = 128.0

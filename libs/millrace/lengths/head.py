@@ -40,7 +40,6 @@ class HeadInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of a head's file.
 
     Attributes:
-        model: Served model's name.
         fingerprint: Of the weights whose states it reads.
         hidden_size: Width of a state.
         requests, samples: It was trained on.

@@ -13,7 +13,6 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one model on one set.
 
     Attributes:
-        count: Outcomes.
         error: Mean absolute error of the point prediction.
         error_rate: That divided by the mean length.
         relative_error: Mean of |error| / length; short answers weigh as much as long ones.

@@ -29,7 +29,6 @@ class StatesHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Header of a states file: the model whose states it holds.
 
     Attributes:
-        model: Served model's name.
         fingerprint: Of its weights.
         hidden_size: Width of a state.
     """

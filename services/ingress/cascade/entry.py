@@ -15,7 +15,6 @@ class EntryDecision(msgspec.Struct, frozen=True):
 
     Attributes:
         tier: Position of a usable tier.
-        reason: For a person.
         last: Highest position that is asked for a better answer; None for the plan's last. Where a tier up to it fails,
             higher ones are asked all the same.
     """

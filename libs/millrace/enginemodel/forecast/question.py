@@ -11,7 +11,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A request that an instance does not have yet, asked about or on its way there. Lengths in tokens.
 
     Attributes:
-        prompt_tokens: Length of the prompt.
         output_tokens: Output decoded elsewhere already, which has to be computed again (a continuation).
         expected_output_tokens: Predicted length of the whole output, ``output_tokens`` included; None if unknown.
         max_tokens: The client's bound of the whole output; 0 for none.
@@ -56,7 +55,6 @@ class ReplicaRequest(msgspec.Struct, frozen=True, gc=False):
     """One request of known length that an engine is to serve.
 
     Attributes:
-        at_ns: Arrival, ns from an arbitrary origin.
         prompt_tokens, output_tokens: Both at least 1; their sum at most ``max_model_len``.
         kv_tokens: Tokens of the prompt whose KV comes along, less than ``prompt_tokens``: computed elsewhere, and read
             when it arrives. Those of the last, partial block are computed again.

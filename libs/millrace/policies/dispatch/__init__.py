@@ -36,7 +36,6 @@ class DispatchPolicy(Policy, frozen=True, kw_only=True):
 
     Attributes:
         decide: The pure function: (view, parameters, state, now_ns, rng) -> (Decision, next state).
-        initial_state: State before the first decision.
         ask: Names the candidates whose predictors are asked before ``decide`` is called; None where it needs none.
             Where it names nobody, ``decide`` is called at once. Its parameters extend ``QueryParameters``.
         needs_length: Whether it looks at ``expected_output_tokens``, as all do that ask; where it does not, the tagger

@@ -53,7 +53,6 @@ class DispatchView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One question: where shall these sequences go?
 
     Attributes:
-        model: Served model name.
         sequences: How many are placed together (the choices of one prompt).
         length_tokens: Prompt and output tokens of one of them so far.
         expected_output_tokens: Predicted mean of the whole output; None if unknown.

@@ -13,7 +13,6 @@ class Judged(msgspec.Struct, frozen=True):
     Attributes:
         model: Who answered.
         prompt: The rendered prompt.
-        text: The answer.
     """
 
     model: str
@@ -26,7 +25,6 @@ class Verdict(msgspec.Struct, frozen=True):
 
     Attributes:
         score: 0 to 100; None where the judge cannot tell.
-        reason: One sentence.
     """
 
     score: float | None

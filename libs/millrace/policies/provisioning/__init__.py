@@ -26,7 +26,6 @@ class ProvisioningPolicy(Policy, frozen=True, kw_only=True):
 
     Attributes:
         decide: The pure function: (view, parameters, state, now_ns) -> (Decision, next state).
-        initial_state: State before the first decision.
     """
 
     decide: Callable[[ProvisioningView, Any, Any, int], tuple[ProvisioningDecision, Any]]

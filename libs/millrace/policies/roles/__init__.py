@@ -25,7 +25,6 @@ class RolePolicy(Policy, frozen=True, kw_only=True):
 
     Attributes:
         decide: The pure function: (view, parameters, state, now_ns) -> (RoleDecision, next state).
-        initial_state: State before the first decision.
         observes: Whether it looks at summaries.
     """
 

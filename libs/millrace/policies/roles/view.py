@@ -61,7 +61,6 @@ class RoleDecision(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         flips: The coordinator carries them out one after the other.
-        reason: One sentence.
     """
 
     flips: tuple[Flip, ...] = ()

@@ -38,7 +38,6 @@ class FollowedRequest:
     """One request; times in unix ns, lengths in tokens.
 
     Attributes:
-        request: Its id.
         began: Tokens that a sequence which ran from the beginning would have generated when this one came.
         outputs: Of its choices; empty while it runs.
         gone: It ended without output.

@@ -87,7 +87,6 @@ class Refinement(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cut: New boundary, tokens.
         best: Boundary that is best now; the present one where the round is frozen.
-        reason: One sentence.
     """
 
     cut: int

@@ -37,7 +37,6 @@ class StageDecision(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         shapes: Stages in rising order of length; their instances add up to those of the view, or are the layout in
             force, which a change of membership alone does not change.
-        reason: One sentence.
         expects: None where nothing was computed.
     """
 

@@ -10,6 +10,7 @@ import msgspec
 from millrace.policies.dispatch.asking import QueryParameters, answered, draw
 from millrace.policies.dispatch.pick import nothing, pick_index, pick_lowest
 from millrace.policies.dispatch.view import Decision, DispatchView, Prediction
+from millrace.policies.registry import Nothing
 
 _MS = 1e6
 
@@ -36,18 +37,14 @@ class Parameters(QueryParameters, frozen=True, kw_only=True, forbid_unknown_fiel
     ttft_weight: Annotated[float, msgspec.Meta(ge=0, le=1_000)] = 20.0
 
 
-class State(msgspec.Struct, frozen=True):
-    """None: the predictors hold it."""
-
-
 def ask(view: DispatchView, parameters: Parameters, rng: Random) -> tuple[str, ...]:
     """As many random candidates as the parameters say; an only one, too: its prediction explains, and is judged."""
     return draw(view, parameters.candidates, rng)
 
 
 def decide(
-    view: DispatchView, parameters: Parameters, state: State, now_ns: int, rng: Random
-) -> tuple[Decision, State]:
+    view: DispatchView, parameters: Parameters, state: Nothing, now_ns: int, rng: Random
+) -> tuple[Decision, Nothing]:
     """The best among those who have a prediction. An only candidate needs none; without any nothing is chosen."""
     if len(view.candidates) == 1 and not view.predictions:
         return pick_index(view, 0, "the only candidate"), state

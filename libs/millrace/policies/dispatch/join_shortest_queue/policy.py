@@ -8,6 +8,7 @@ import msgspec
 
 from millrace.policies.dispatch.pick import pick_lowest
 from millrace.policies.dispatch.view import Decision, DispatchView
+from millrace.policies.registry import Nothing
 
 #: Load of each sequence that waits for a place in a full batch, above any load in tokens.
 _FULL = 1e12
@@ -24,13 +25,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     running_weight: float = 0.25
 
 
-class State(msgspec.Struct, frozen=True):
-    """None: the summaries hold it."""
-
-
 def decide(
-    view: DispatchView, parameters: Parameters, state: State, now_ns: int, rng: Random
-) -> tuple[Decision, State]:
+    view: DispatchView, parameters: Parameters, state: Nothing, now_ns: int, rng: Random
+) -> tuple[Decision, Nothing]:
     """Waiting and in-flight tokens, and running ones by their weight. A candidate without a summary has only what is
     in flight. One whose batch is full comes after all that have a place, whatever its tokens: a newcomer would wait for
     a sequence to end.

@@ -9,10 +9,7 @@ import msgspec
 
 from millrace.policies.dispatch.pick import nothing, pick_index
 from millrace.policies.dispatch.view import Decision, DispatchView
-
-
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """None."""
+from millrace.policies.registry import Nothing
 
 
 class State(msgspec.Struct, frozen=True):
@@ -26,9 +23,7 @@ class State(msgspec.Struct, frozen=True):
     last: str = ""
 
 
-def decide(
-    view: DispatchView, parameters: Parameters, state: State, now_ns: int, rng: Random
-) -> tuple[Decision, State]:
+def decide(view: DispatchView, parameters: Nothing, state: State, now_ns: int, rng: Random) -> tuple[Decision, State]:
     """The first candidate whose name follows the last one's. Summaries are not looked at."""
     if not view.candidates:
         return nothing(view), state

@@ -6,9 +6,8 @@ import math
 import re
 from typing import Any
 
-import msgspec
-
 from millrace.policies.judges.verdict import Judged, Verdict, first_choice
+from millrace.policies.registry import Nothing
 
 #: Tokens that the judge may answer: a number, and a little more from models that cannot stop.
 TOKENS_MAX = 8
@@ -21,18 +20,14 @@ INSTRUCTION = (
 )
 
 
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """None."""
-
-
-def question(answer: Judged, parameters: Parameters) -> dict[str, Any]:
+def question(answer: Judged, parameters: Nothing) -> dict[str, Any]:
     """Asks for the grade of one choice."""
     asked = f"Request:\n{answer.prompt}\n\nAnswer:\n{answer.text}\n\nGrade from 0 to 100:"
     messages = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": asked}]
     return {"messages": messages, "max_tokens": TOKENS_MAX, "temperature": 0}
 
 
-def verdict(payload: bytes, answer: Judged, parameters: Parameters) -> Verdict:
+def verdict(payload: bytes, answer: Judged, parameters: Nothing) -> Verdict:
     """The grade in a response; none where it is anything but one number from 0 to 100."""
     choice = first_choice(payload)
     if choice is None:

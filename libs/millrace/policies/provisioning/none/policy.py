@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from millrace.policies.provisioning.view import ProvisioningDecision, ProvisioningView
-
-
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """There are none."""
-
-
-class State(msgspec.Struct, frozen=True):
-    """Nothing to remember."""
+from millrace.policies.registry import Nothing
 
 
 def decide(
-    view: ProvisioningView, parameters: Parameters, state: State, now_ns: int
-) -> tuple[ProvisioningDecision, State]:
+    view: ProvisioningView, parameters: Nothing, state: Nothing, now_ns: int
+) -> tuple[ProvisioningDecision, Nothing]:
     """Never anything."""
     return ProvisioningDecision(reason="provisioning is off"), state

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from millrace.policies.registry import Nothing
 from millrace.policies.roles.view import Flip, RoleDecision, RolesView, may_take_role
 
 observes = False
 
 
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """None."""
-
-
-class State(msgspec.Struct, frozen=True):
-    """Nothing is remembered."""
-
-
-def decide(view: RolesView, parameters: Parameters, state: State, now_ns: int) -> tuple[RoleDecision, State]:
+def decide(view: RolesView, parameters: Nothing, state: Nothing, now_ns: int) -> tuple[RoleDecision, Nothing]:
     """Bring an instance back to its configured role, as after an order of an operator that was withdrawn."""
     for each in view.instances:
         if each.role is not each.home and each.movable and may_take_role(view, each.name, each.home):

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from millrace.contracts.observers import CandidateScore
+from millrace.policies.registry import Nothing
 from millrace.policies.trading.view import BidView, BurdenView, PickDecision, PickView, Trigger, TriggerView
 
 
-class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """It has none."""
-
-
-class State(msgspec.Struct, frozen=True):
-    """It has none."""
-
-
-def trigger(view: TriggerView, parameters: Parameters, state: State, now_ns: int) -> tuple[Trigger, State]:
+def trigger(view: TriggerView, parameters: Nothing, state: Nothing, now_ns: int) -> tuple[Trigger, Nothing]:
     """Offers nothing."""
     return Trigger(reason="no balancing"), state
 
 
-def burden(view: BurdenView, parameters: Parameters) -> int:
+def burden(view: BurdenView, parameters: Nothing) -> int:
     """Says nothing of delay."""
     return 0
 
 
-def pick(view: PickView, parameters: Parameters) -> PickDecision:
+def pick(view: PickView, parameters: Nothing) -> PickDecision:
     """The bidder with the most idle blocks; equal ones by name. Nobody where nobody bids."""
     if not view.bids:
         return PickDecision(None, "nobody bids", [])
