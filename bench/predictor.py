@@ -94,7 +94,7 @@ def main() -> int:
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.count} requests at {options.rate:g}/s on 8 engines of {TRUTH}\n")
     head = f"{'the predictor has':<20} {'calibrated':>10} {'TTFT error':>11} {'e2e error':>10} {'e2e bias':>9}"
-    print(f"{head} {'mean e2e':>9} {'answered':>9} {'scale':>6} {'memory':>7} {'us':>5}")
+    print(f"{head} {'mean e2e':>9} {'answered':>9} {'scale':>6} {'us':>5}")
     for name, wrong in SETS.items():
         for calibrate in (True, False):
             print(row(options, name, wrong, calibrate=calibrate), flush=True)
@@ -110,12 +110,11 @@ def row(options: argparse.Namespace, name: str, wrong: float | str, *, calibrate
     bias_s = statistics.fmean(predicted - real for predicted, real in e2e) / SECOND if e2e else 0.0
     mean_s = statistics.fmean(each.e2e_ns for each in finished) / SECOND
     scale = statistics.fmean(scale for _, scale, *_ in metrics.instances())
-    answered = metrics.predictions.counts["predicted",]
-    share = answered / max(1, metrics.predictions.total())
+    share = metrics.predictions.counts.get(("predicted",), 0) / max(1, metrics.predictions.total())
     figures = (
         f"{mean_error(ttft):>11} {mean_error(e2e):>10} "
         f"{bias_s:>8.2f}s {mean_s:>8.2f}s {share:>9.1%} {scale:>6.2f} "
-        f"{metrics.remembered / max(1, answered):>7.1%} {metrics.handling.mean_ns / 1000:>5.0f}"
+        f"{metrics.handling.mean_ns / 1000:>5.0f}"
     )
     return f"{name:<20} {'yes' if calibrate else 'no':>10} {figures}"
 

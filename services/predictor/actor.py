@@ -277,7 +277,6 @@ class PredictorActor:
         for name, take in ((body.source, Prefixes.depart), (body.target, Prefixes.arrive)):
             if (instance := self._instances.get(subject_token(name or "-"))) is not None:
                 take(instance.prefixes, body, at_ns=now_ns)
-                instance.answers.clear()
         return []
 
     def _judges(self, body: RequestFinished) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from math import isfinite
 
-import msgspec
 from millrace.contracts.predictor import (
     LatencyPrediction,
     NoPrediction,
@@ -17,17 +16,11 @@ from millrace.membership import MemberState
 
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.outcomes import OutcomeStatistics
-from services.predictor.state import LENGTH_MAX, Instance, Remembered, plausible
+from services.predictor.state import LENGTH_MAX, Instance, plausible
 
 #: A busy engine that ends no step for so long hangs: rolling it forward would invent progress. The longest step of
 #: what runs here, a full prompt chunk on one core, takes about a second.
 STUCK_NS_MAX = 10_000_000_000
-
-#: A busy instance's answer is given again within this time: as the forecast, it stays true until a step ends.
-REMEMBER_NS = 1_000_000
-
-#: Answers kept for one state of an instance.
-ANSWERS_MAX = 16
 
 #: A scale that differs by less from the one in use is not worth compiling the costs anew.
 SCALE_STEP = 0.002
@@ -83,7 +76,7 @@ def candidate(
 
 
 class Answers:
-    """Forecasts instances on request. Changes an instance's rolled state and remembered answers, nothing else."""
+    """Forecasts instances on request. Changes an instance's rolled state, nothing else."""
 
     def __init__(self, metrics: PredictorMetrics, *, transit_ns: int) -> None:
         self._metrics = metrics
@@ -99,14 +92,26 @@ class Answers:
             reason, detail = obstacle
             return NoPrediction(request=body.request, instance=instance.record.instance, reason=reason, detail=detail)
         _rescale(instance, now_ns)
-        self._metrics.snapshot_age.observe(instance.age_ns(now_ns))
-        known = self._remembered(instance, asked, now_ns)
-        if known is not None:
-            return _told(known, body.request, instance, now_ns)
-        answer = self._forecast(body.request, instance, asked, statistics, now_ns)
-        if len(instance.answers) < ANSWERS_MAX:
-            instance.answers[asked] = Remembered(answer, now_ns)
-        return _told(answer, body.request, instance, now_ns)
+        age_ns = instance.age_ns(now_ns)
+        self._metrics.snapshot_age.observe(age_ns)
+        forecaster = self._rolled(instance, statistics, now_ns + self._transit_ns)
+        told = forecaster.forecast(asked)
+        return LatencyPrediction(
+            request=body.request,
+            instance=instance.record.instance,
+            incarnation=instance.record.incarnation,
+            ttft_ns=told.ttft_ns + self._transit_ns,
+            e2e_ns=told.e2e_ns + self._transit_ns,
+            tpot_mean_ns=told.tpot_mean_ns,
+            tpot_worst_ns=told.tpot_worst_ns,
+            blocks_peak=told.blocks_peak,
+            preemptions=told.preemptions,
+            others=told.others,
+            others_delay_ns=told.others_delay_ns,
+            output_tokens=told.output_tokens,
+            snapshot_age_ns=age_ns,
+            cached_tokens=asked.cached_tokens,
+        )
 
     def _obstacle(
         self, body: PredictLatency, instance: Instance, asked: Candidate, now_ns: int
@@ -133,44 +138,6 @@ class Answers:
             name = record.step_time or "none"
             return NoPredictionReason.NO_STEP_TIME, f"step-time set {name!r} is not here, and too few steps were seen"
         return None
-
-    def _remembered(self, instance: Instance, asked: Candidate, now_ns: int) -> LatencyPrediction | None:
-        """An earlier answer that still holds. An idle instance would do the same at any time."""
-        known = instance.answers.get(asked)
-        if known is None:
-            return None
-        passed_ns = now_ns - known.at_ns
-        if not instance.busy and not instance.placements:
-            self._metrics.remembered += 1
-            return known.answer
-        if passed_ns > REMEMBER_NS:
-            del instance.answers[asked]
-            return None
-        self._metrics.remembered += 1
-        ttft_ns, e2e_ns = known.answer.ttft_ns - passed_ns, known.answer.e2e_ns - passed_ns
-        return msgspec.structs.replace(known.answer, ttft_ns=max(1, ttft_ns), e2e_ns=max(1, e2e_ns))
-
-    def _forecast(
-        self, request: str, instance: Instance, asked: Candidate, statistics: OutcomeStatistics, now_ns: int
-    ) -> LatencyPrediction:
-        transit_ns = self._transit_ns
-        forecaster = self._rolled(instance, statistics, now_ns + transit_ns)
-        told = forecaster.forecast(asked)
-        return LatencyPrediction(
-            request=request,
-            instance=instance.record.instance,
-            incarnation=instance.record.incarnation,
-            ttft_ns=told.ttft_ns + transit_ns,
-            e2e_ns=told.e2e_ns + transit_ns,
-            tpot_mean_ns=told.tpot_mean_ns,
-            tpot_worst_ns=told.tpot_worst_ns,
-            blocks_peak=told.blocks_peak,
-            preemptions=told.preemptions,
-            others=told.others,
-            others_delay_ns=told.others_delay_ns,
-            output_tokens=told.output_tokens,
-            cached_tokens=asked.cached_tokens,
-        )
 
     def _rolled(self, instance: Instance, statistics: OutcomeStatistics, until_ns: int) -> Forecaster:
         """The instance's state at that time; loaded anew only where a new snapshot came."""
@@ -215,12 +182,6 @@ def _rescale(instance: Instance, now_ns: int) -> None:
     if abs(scale / instance.scale - 1) > SCALE_STEP:
         instance.scale = scale
         instance.rolled = None
-        instance.answers.clear()
-
-
-def _told(answer: LatencyPrediction, request: str, instance: Instance, now_ns: int) -> LatencyPrediction:
-    """The answer for one request, with the snapshot's present age."""
-    return msgspec.structs.replace(answer, request=request, snapshot_age_ns=instance.age_ns(now_ns))
 
 
 def build(cost: StepCost, instance: Instance, statistics: OutcomeStatistics) -> Forecaster:

@@ -37,8 +37,7 @@ class PredictorMetrics(MetricSet):
         self.outcomes = self.counter("outcomes", "Requests that ended, by outcome.", "outcome")
         text = "Prompt tokens believed to be cached, and found."
         self.prefix_tokens = self.counter("prefix_tokens", text, "kind")
-        self.remembered = self.loads = self.missing_sets = 0
-        self.total("remembered", "Questions answered from memory.")
+        self.loads = self.missing_sets = 0
         self.total("loads", "Snapshots that a simulation was started from.")
         self.total("missing_sets", "Registrations whose step-time set is not here.")
         self.snapshot_age = self.latency("snapshot_age", "Age of the snapshot that a forecast started from.", _AGE_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.contracts.predictor import LatencyPrediction
 from millrace.contracts.status import InstanceRecord, StatusSnapshot
 from millrace.enginemodel.forecast import Candidate, Forecaster
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
@@ -45,14 +44,6 @@ class PlacedSequence:
 
 
 @dataclass(slots=True)
-class Remembered:
-    """An answer that still holds. ``at_ns``: its times count from here."""
-
-    answer: LatencyPrediction
-    at_ns: int
-
-
-@dataclass(slots=True)
 class Instance:
     """One instance.
 
@@ -67,7 +58,6 @@ class Instance:
         scale: Factor on step times that answers stand on.
         scale_told: The one that ``forecaster`` was told.
         lengths_version: Of the learnt lengths that it was built with.
-        answers: Answers that still hold, by candidate.
     """
 
     record: InstanceRecord
@@ -85,7 +75,6 @@ class Instance:
     scale_told: float = 1.0
     lengths_version: int = -1
     fits: int = -1
-    answers: dict[Candidate, Remembered] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.prefixes = prefixes_of(self.parameters)
@@ -125,13 +114,11 @@ class Instance:
         self.snapshot = snapshot
         self.prefixes.shrink(snapshot.blocks_free)
         self.rolled = None
-        self.answers.clear()
 
     def lose(self) -> None:
         """Its process ended: nothing of it holds any more."""
         self.snapshot = self.rolled = self.forecaster = None
         self.placements.clear()
-        self.answers.clear()
         self.prefixes = prefixes_of(self.parameters)
 
     def cached_tokens(self, packed: bytes, block_size: int, tokens: int) -> int:
@@ -142,13 +129,11 @@ class Instance:
 
     def place(self, sequence: str, placement: PlacedSequence) -> None:
         self.placements[sequence] = placement
-        self.answers.clear()
         if self.rolled is not None and self.forecaster is not None:
             self.forecaster.add(sequence, placement.candidate, max(placement.at_ns, self.rolled_ns))
 
     def remove(self, sequence: str) -> None:
         if self.placements.pop(sequence, None) is not None:
-            self.answers.clear()
             self.prefixes.drop(sequence)
             if self.forecaster is not None:  # also where it is to be loaded anew: it keeps placements over that
                 self.forecaster.forget(sequence)

@@ -12,7 +12,7 @@ from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPred
 from millrace.contracts.status import BatchComposition, InstanceSummary, PresenceState, ServicePresence
 from millrace.membership import MembershipConfig
 
-from services.predictor.answering import REMEMBER_NS, STUCK_NS_MAX
+from services.predictor.answering import STUCK_NS_MAX
 from services.predictor.placements import PLACEMENT_NS_MAX, PLACEMENTS_MAX
 from tests.testbed.messages import plain_summary
 from tests.unit.predictor_rig import (
@@ -157,25 +157,6 @@ def test_a_decision_without_sensible_lengths_is_counted_and_left_out(lengths: di
     predictor.send(decision("r", "w0", **lengths))
     assert predictor.ask().others == 0
     assert predictor.metrics.placements.plain() == {"unusable": 1}
-
-
-def test_the_same_question_in_the_same_state_is_answered_from_memory() -> None:
-    predictor = served()
-    first = predictor.ask()
-    predictor.now_ns += 700 * MS
-    second = predictor.ask(question(request="other"))
-    assert (second.request, second.e2e_ns, predictor.metrics.remembered) == ("other", first.e2e_ns, 1)
-
-
-def test_a_busy_instance_is_forecast_anew_soon() -> None:
-    predictor = served(snapshot(running=[status("r.0", output_tokens=10)], blocks_free=400))
-    first = predictor.ask()
-    predictor.now_ns += REMEMBER_NS
-    assert predictor.ask().e2e_ns == first.e2e_ns - REMEMBER_NS
-    assert predictor.metrics.remembered == 1
-    predictor.now_ns += 1
-    predictor.ask()
-    assert predictor.metrics.remembered == 1
 
 
 # why it does not answer
