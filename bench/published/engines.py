@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import msgspec
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.enginemodel.measured import MeasuredCurve, Surface
+from millrace.enginemodel.measured import MeasuredCurve
 from millrace.enginemodel.step_time_models import Provenance, StepTimeModel
 
 from bench.published import tables, tables_aiconfigurator, tables_servingsim
 from bench.published.kernel_table import KernelTableStepTime
 from bench.published.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, QWEN_2_7B, QWEN_3_32B, Shape
+from bench.published.surface import Surface
 from bench.published.tables import A30, A100, H100, H200, RTX4090, Hardware
 from bench.published.tables_aiconfigurator import Files, Heads
 

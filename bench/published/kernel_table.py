@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-from millrace.enginemodel.measured import MeasuredCurve, Surface
+from millrace.enginemodel.measured import MeasuredCurve
 from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
 from millrace.enginemodel.step_time_models import Provenance
+
+from bench.published.surface import Surface
 
 #: Prompt tokens per curve of prompt attention: fine enough, and 2,048 tokens make 32 curves.
 PREFILL_GRANULARITY = 64

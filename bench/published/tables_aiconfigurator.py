@@ -6,9 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import msgspec
-from millrace.enginemodel.measured import MeasuredCurve, Surface
+from millrace.enginemodel.measured import MeasuredCurve
 from millrace.enginemodel.parallel import AllReduce
 
+from bench.published.surface import Surface
 from bench.published.tables import MS, US, averaged, profile, rows, surface
 
 #: Tokens computed before a chunk for which prompt attention is worked out; the tables have fresh prompts only.

@@ -39,7 +39,6 @@ class RatedAssignment(msgspec.Struct, frozen=True, kw_only=True):
         mix: Shapes and roles.
         within: Share of the requests within both objectives.
         ttft_s, tpot_s, e2e_s: Means.
-        makespan_s: From the first arrival to the last token.
     """
 
     mix: tuple[MixMember, ...]
@@ -47,7 +46,6 @@ class RatedAssignment(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
     tpot_s: float
     e2e_s: float
-    makespan_s: float
 
     @property
     def name(self) -> str:
@@ -127,7 +125,6 @@ def rate(requests: Sequence[ReplicaRequest], mix: tuple[MixMember, ...], targets
         for ttft, end, request in zip(ttfts, ends, requests, strict=True)
     ]
     within = sum(t <= targets.ttft_s and p <= targets.tpot_s for t, p in zip(ttfts, tpots, strict=True))
-    last = max(request.at_ns / 1e9 + end for request, end in zip(requests, ends, strict=True))
     count = len(requests)
     return RatedAssignment(
         mix=mix,
@@ -135,5 +132,4 @@ def rate(requests: Sequence[ReplicaRequest], mix: tuple[MixMember, ...], targets
         ttft_s=sum(ttfts) / count,
         tpot_s=sum(tpots) / count,
         e2e_s=sum(ends) / count,
-        makespan_s=last - requests[0].at_ns / 1e9,
     )

@@ -19,7 +19,7 @@ from millrace.contracts.worker import Sampling
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.step_time_models import ConstantStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 
@@ -173,7 +173,7 @@ class _ReplayEngine(ModelledEngine):
     """The model with recorded tokens."""
 
     def __init__(self, run: RecordedRun) -> None:
-        super().__init__(run.parameters, ConstantStepTime(1), vocabulary=Vocabulary(size=VOCABULARY_SIZE))
+        super().__init__(run.parameters, LinearStepTime(fixed=1), vocabulary=Vocabulary(size=VOCABULARY_SIZE))
         self._run = run
 
     def _sequence(self, source: EngineSequence) -> ModelledSequence:

@@ -12,7 +12,7 @@ from millrace.contracts.message import Body, Message
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.predictor import PredictLatency
 from millrace.contracts.status import InstanceRecord, SequenceState, SequenceStatus, StatusSnapshot
-from millrace.enginemodel.step_time_models import ConstantStepTime, StepTimeModel
+from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 
 from services.predictor.actor import PredictorActor
 from services.predictor.config import PredictorConfig
@@ -22,7 +22,7 @@ from tests.testbed.messages import plain_record, plain_snapshot
 MS = 1_000_000
 STEP_MS = 10
 MODEL = "m"
-STEP_TIMES: dict[str, StepTimeModel] = {"ten-ms": ConstantStepTime(STEP_MS * MS)}
+STEP_TIMES: dict[str, StepTimeModel] = {"ten-ms": LinearStepTime(fixed=STEP_MS * MS)}
 START_NS = 1_000_000 * MS
 
 

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.enginemodel.measured import MeasuredCurve, Surface
+from millrace.enginemodel.measured import MeasuredCurve
 from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
 
 from bench.published import tables, tables_aiconfigurator, tables_servingsim
 from bench.published.engines import open_step_time
 from bench.published.kernel_table import KernelTableStepTime
+from bench.published.surface import Surface
 
 LAYERS = 3
 LINEAR = MeasuredCurve((1, 8, 64), (1000.0, 1200.0, 5000.0))

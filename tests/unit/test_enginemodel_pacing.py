@@ -19,7 +19,7 @@ from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import LAG_NS_MAX, PacedEngine
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.step_time_models import ConstantStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
 from millrace.sim.runtime_sim import Simulation
 
@@ -53,7 +53,7 @@ class ManualClock:
 
 
 def model() -> ModelledEngine:
-    return ModelledEngine(EngineParameters(max_sequences=4, token_budget=64), ConstantStepTime(STEP_NS))
+    return ModelledEngine(EngineParameters(max_sequences=4, token_budget=64), LinearStepTime(fixed=STEP_NS))
 
 
 def sequence(name: str, output: int = 5) -> EngineSequence:
@@ -215,7 +215,7 @@ def test_a_bound_ends_a_run_of_decode_steps_with_the_step_under_way() -> None:
     for bound in (0, 5):
         clock = ManualClock()
         parameters = EngineParameters(max_sequences=4, token_budget=64)
-        engine = ModelledEngine(parameters, ConstantStepTime(STEP_NS), tell_interval_ns=STEP_NS)
+        engine = ModelledEngine(parameters, LinearStepTime(fixed=STEP_NS), tell_interval_ns=STEP_NS)
         paced = PacedEngine(engine, clock, lambda event: None, run_ns_max=10 * STEP_NS)
         paced.add(sequence("a", output=8))
         clock.advance(3 * STEP_NS + 1)

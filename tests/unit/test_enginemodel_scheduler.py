@@ -13,7 +13,7 @@ from millrace.contracts.ingress import FinishReason
 from millrace.contracts.worker import Sampling, StructuredOutput
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
-from millrace.enginemodel.step_time_models import ConstantStepTime
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 STEP_NS = 1000
 
@@ -22,7 +22,7 @@ def engine(**changes: Any) -> ModelledEngine:
     parameters = EngineParameters(
         **{"max_model_len": 128, "block_size": 4, "blocks_total": 64, "max_sequences": 8, "token_budget": 32, **changes}
     )
-    return ModelledEngine(parameters, ConstantStepTime(STEP_NS))
+    return ModelledEngine(parameters, LinearStepTime(fixed=STEP_NS))
 
 
 def sequence(name: str, prompt: int, *, output: int = 4, seed: int = 0, **changes: Any) -> EngineSequence:

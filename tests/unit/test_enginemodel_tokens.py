@@ -17,8 +17,9 @@ from millrace.enginemodel.tokens import (
     next_token,
     seed_salt,
     stream_key,
-    tokens_after,
 )
+
+from tests.testbed.modelled_tokens import tokens_after
 
 TABLE = Vocabulary().table()
 

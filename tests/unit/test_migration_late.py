@@ -22,7 +22,7 @@ from millrace.contracts.worker import Sampling, SubmitSequence
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import modelled_endpoint
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.tokens import OutputLengths, Vocabulary, tokens_after
+from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 from millrace.sim.checkers import Checker
 from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
 from millrace.sim.kv_network import SimKvNetwork
@@ -38,6 +38,7 @@ from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
 from services.worker.actor import WorkerActor
 from services.worker.config import WorkerLimits
 from services.worker.status_messages import Identity
+from tests.testbed.modelled_tokens import tokens_after
 from tests.unit.moving_rig import STEP_TIME
 
 PARAMETERS = EngineParameters(max_model_len=256, block_size=16, blocks_total=48, max_sequences=5, token_budget=64)

@@ -211,16 +211,6 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.cost(EngineParameters()).duration_fs(batch) // FS_PER_NS
 
 
-class ConstantStepTime(msgspec.Struct, frozen=True):
-    """Every step takes the same time: for tests and for measuring everything but the engine."""
-
-    step_ns: int
-
-    def cost(self, parameters: EngineParameters) -> StepCost:
-        """One fixed cost."""
-        return StepCost(fixed=self.step_ns * FS_PER_NS)
-
-
 def not_split_from(multiprocessors_per_head: float) -> int:
     """Decoding sequences from which on FlashAttention-2 gives each of them one multiprocessor per head."""
     return math.ceil(NOT_SPLIT_FROM * 2 * multiprocessors_per_head)

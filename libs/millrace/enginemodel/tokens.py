@@ -96,15 +96,6 @@ def seed_salt(seed: int | None) -> int:
     return 0 if seed is None else crc32(b"seed" + seed.to_bytes(16, "big", signed=True))
 
 
-def tokens_after(token_ids: Sequence[int], count: int, *, salt: int = 0, table: Sequence[int]) -> list[int]:
-    """Return the tokens that an engine with the right KV generates after ``token_ids``, without any end or stop."""
-    digest, tokens = kv_digest(token_ids), []
-    for _ in range(count):
-        tokens.append(next_token(digest, salt, table))
-        digest = kv_digest(tokens[-1:], digest)
-    return tokens
-
-
 def stream_key(prompt_token_ids: Sequence[int], seed: int | None) -> bytes:
     """Return the key that decides a sequence's length. It depends on prompt and seed, nothing else."""
     digest = hashlib.blake2b(array("q", prompt_token_ids).tobytes(), digest_size=16)

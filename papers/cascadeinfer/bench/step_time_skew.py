@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from millrace.enginemodel.measured import Surface
 from millrace.enginemodel.step_time_models import not_split_from
 
+from bench.published.surface import Surface
 from bench.published.tables_servingsim import Skew, attention, skews
 
 SEED = 0
