@@ -9,8 +9,6 @@ from millrace.contracts.message import Message
 from millrace.contracts.migration import SequenceMoved
 from millrace.contracts.worker import RefusalReason, SequenceAccepted, SequenceRefused, SubmitSequence
 
-from services.worker import admission
-from services.worker.admission import AdmissionView
 from services.worker.context import WorkerContext, answer
 from services.worker.reserving import Reserving
 from services.worker.state import WAITERS_MAX, Held
@@ -39,7 +37,7 @@ class Intake:
         held = ledger.get(body.sequence)
         if held is not None and held.epoch == body.epoch:
             return self._repeat_answer(held, message)
-        refused_for = admission.refusal(body, self._view(body, incarnation))
+        refused_for = self._refusal(body, incarnation)
         if refused_for is not None:
             reason, detail = refused_for
             figures.refused[reason] += 1
@@ -48,15 +46,28 @@ class Intake:
         replaced = self._ctx.remove([held], now_ns, "replaced by a newer epoch") if held is not None else []
         return replaced + self._admit(body, message, now_ns)
 
-    def _view(self, body: SubmitSequence, incarnation: int) -> AdmissionView:
-        return AdmissionView(
-            fence=self._ctx.ledger.fenced(body.sequence),
-            ingress_incarnation=incarnation,
-            draining=self._ctx.reporter.draining,
-            live=self._ctx.ledger.live,
-            live_max=self.live_max,
-            max_model_len=self._info.max_model_len,
-        )
+    def _refusal(self, body: SubmitSequence, incarnation: int) -> tuple[RefusalReason, str] | None:
+        """Reason why a sequence is not taken, with a sentence; None where it is taken.
+
+        Order of checks: first whether the asker is behind, then what another instance may still take, last what none
+        will take.
+        """
+        ledger, max_model_len = self._ctx.ledger, self._info.max_model_len
+        fence = ledger.fenced(body.sequence)
+        if fence is not None and body.epoch <= fence:
+            return RefusalReason.STALE_EPOCH, f"epoch {fence} is known here"
+        if body.ingress_incarnation < incarnation:
+            return RefusalReason.STALE_EPOCH, f"a newer incarnation of {body.ingress} is known here"
+        if self._ctx.reporter.draining:
+            return RefusalReason.DRAINING, "this worker takes no new work"
+        if ledger.live >= self.live_max:
+            return RefusalReason.FULL, f"{ledger.live} sequences, at most {self.live_max}"
+        if body.epoch < 0 or not body.prompt_token_ids or not body.sequence or not body.ingress:
+            return RefusalReason.INVALID, "epoch, prompt, sequence and ingress must be given"
+        length = len(body.prompt_token_ids) + len(body.output_token_ids)
+        if length >= max_model_len:
+            return RefusalReason.TOO_LONG, f"{length} tokens leave no room below {max_model_len}"
+        return None
 
     def _admit(self, body: SubmitSequence, message: Message, now_ns: int) -> list[Effect]:
         held = self._held(body, message, now_ns)
