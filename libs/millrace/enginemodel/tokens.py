@@ -60,6 +60,7 @@ class OutputLengths(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         mean: Mean length, tokens.
         sigma: Standard deviation of the logarithm; 0 for equal lengths.
+        length_max: Longest length.
     """
 
     mean: float = 128.0
