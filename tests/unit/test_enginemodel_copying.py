@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from millrace.actor.engine import EngineStepped, KvBlocksRead, SequenceStopped
-from millrace.enginemodel.copying import IDLE_BYTES, NO_COST, SHARED_MEMORY, CopyCost, CopyJob, CopyWork
+from millrace.enginemodel.copying import IDLE_BYTES, NO_COST, CopyCost, CopyJob, CopyWork
 
 from tests.unit.moving_rig import Side, World
-from tests.unit.test_enginemodel_moving import KINDS, alone, prompt, told
+from tests.unit.test_enginemodel_moving import KINDS, prompt, told
 
 #: A block of the rig is two of what is copied in a step; a step of one sequence takes 1.01 ms.
 BLOCK_BYTES = 16 * 131_072
@@ -119,23 +118,3 @@ def test_what_a_network_card_copies_costs_no_step_anything(cost: CopyCost) -> No
     b.reserve(a, "s", "m", given.prompt_token_ids + a.said("s"), blocks=10)
     b.ask(b.pull_of(leased))
     assert max(intervals_ms(b, 2)) < 1.1
-
-
-@pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("cost", [COST, SHARED_MEMORY])
-def test_a_sequence_that_moves_to_an_idle_engine_says_what_it_would_have_said(kind: str, cost: Any) -> None:
-    world, a, b = pair(cost, kind)
-    given = a.add("s", prompt(70), max_tokens=120)
-    told(a, "s", 5)
-    leased = a.lease("s", "m")
-    b.reserve(a, "s", "m", given.prompt_token_ids + a.said("s"), blocks=12)
-    b.ask(b.pull_of(leased))
-    stopped = a.freeze("s", "m", len(leased.blocks))
-    b.bring(given, stopped, a)
-    world.until(lambda: b.has("s"))
-    a.end("m", moved=True)
-    world.until(lambda: b.finished("s"))
-    assert stopped.output_token_ids + b.said("s") == alone(given)
-    assert not b.model.moves.arrivals.poisoned
-    world.run(50)
-    assert [side.model.kv_accounting().free for side in (a, b)] == [64, 64]

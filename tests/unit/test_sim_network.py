@@ -6,7 +6,6 @@ from random import Random
 import pytest
 from millrace.contracts.subjects import covers
 from millrace.sim.events import EventQueue
-from millrace.sim.kv_store import Entry, SimStore
 from millrace.sim.link import SimLink
 from millrace.sim.links import LinkModel
 
@@ -72,37 +71,3 @@ def test_an_event_in_the_past_runs_now():
     queue.at(3, lambda: ran.append(queue.now_ns))
     queue.run(100)
     assert ran == [100]
-
-
-class Changes:
-    """Hears a store's changes and keeps its timers."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, object, int]] = []
-        self.timers: list[tuple[int, object, tuple[object, ...]]] = []
-
-    def on_change(self, _bucket: str, key: str, entry: Entry) -> None:
-        self.told.append((key, entry.value, entry.revision))
-
-    def after(self, delay_ns: int, callback: object, *args: object) -> None:
-        self.timers.append((delay_ns, callback, args))
-
-    def fire(self) -> None:
-        for _delay_ns, callback, args in self.timers:
-            callback(*args)  # type: ignore[operator]
-
-
-@pytest.fixture
-def changes() -> Changes:
-    return Changes()
-
-
-@pytest.fixture
-def store(changes: Changes) -> SimStore:
-    return SimStore(changes.after, changes.on_change)
-
-
-def test_an_expired_key_is_told_as_deleted(store: SimStore, changes: Changes):
-    store.write("instance", "a", "v", None)
-    changes.fire()
-    assert changes.told[-1] == ("a", None, 2)
