@@ -333,6 +333,7 @@ def test_reasoning_is_an_item_that_comes_back():
     assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == 2
     template = "{% for m in messages %}<{{ m.role }}>[{{ m.reasoning }}]{{ m.content }}{% endfor %}"
     assert prompt_of([reasoning, message], template) == "<assistant>[let me see]18"
+    assert prompt_of([reasoning], template) == "<assistant>[let me see]"  # cut by `max_output_tokens`
     # Codex sends it back without the text, another server's is not readable.
     assert prompt_of([reasoning | {"content": None}, message], template) == "<assistant>[let me see]18"
     assert (

@@ -67,7 +67,8 @@ def template_values(request: ChatRequest | TokenizeRequest) -> dict[str, Any]:
 def _plain(message: ChatMessage, template: ChatTemplate, param: str) -> dict[str, Any]:
     """A message as templates read it: absent fields left out, content as a string or as parts."""
     content = message.content
-    if content is None and not (message.role == "assistant" and message.tool_calls):
+    thought = message.reasoning if message.reasoning is not None else message.reasoning_content
+    if content is None and not (message.role == "assistant" and (message.tool_calls or thought is not None)):
         raise bad_value(f"{param}.content", f"`{param}.content` is missing.", "missing_parameter")
     role = message.role
     if role == "developer" and not template.traits.developer:
@@ -75,7 +76,6 @@ def _plain(message: ChatMessage, template: ChatTemplate, param: str) -> dict[str
     out: dict[str, Any] = {"role": role, "content": _content(content, template.traits.content_parts)}
     if message.name is not None:
         out["name"] = message.name
-    thought = message.reasoning if message.reasoning is not None else message.reasoning_content
     if thought is not None:
         out["reasoning"] = out["reasoning_content"] = thought
     if message.tool_call_id is not None:
