@@ -17,7 +17,7 @@ def pytest_configure() -> None:
     """Adapters that a fixture would download are asked of no server here."""
     from vllm.transformers_utils import repo_utils
 
-    repo_utils.hf_api = lambda: SimpleNamespace(snapshot_download=lambda **_: "")
+    repo_utils.hf_api = lambda: SimpleNamespace(snapshot_download=lambda *_, **__: "")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
