@@ -324,7 +324,6 @@ class WorkerActor:
         effects += self.reporter.judge_estimates(self.ledger)
         if self.reporter.bus_up:
             effects.append(self.reporter.presence(now_ns))
-            effects += self._ctx.tell_all(now_ns)
             effects += self._ctx.remind(now_ns)
             for held in self.ledger:
                 held.tick()

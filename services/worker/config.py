@@ -29,9 +29,6 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ingress_silence_ms: An ingress silent for so long is taken for dead; its sequences are cancelled.
         status_interval_min_ms: Least time between two StatusSnapshots; 0 for one per engine step.
         report_interval_max_ms: Greatest time between two of each, with room for a late timer below 250.
-        token_interval_ms: Tokens between a sequence's first and last message go out at most so often, together (as
-            vLLM's ``--stream-interval``, but by time); 0 for with every step. Streams then come in larger pieces, for
-            fewer messages; keep it well below 2 s, after which ingress asks for them.
         finished_ttl_ms: How long finished, unacknowledged sequences are kept.
         finished_max: How many of them are kept at most.
         summary_interval_min_ms: Least time between two InstanceSummaries.
@@ -43,7 +40,6 @@ class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ingress_silence_ms: Count = 5_000
     status_interval_min_ms: Natural = 20
     report_interval_max_ms: Count = 200
-    token_interval_ms: Natural = 0
     finished_ttl_ms: Annotated[int, CONSTANT] = 30_000
     finished_max: Annotated[int, CONSTANT] = 4096
     summary_interval_min_ms: Annotated[int, CONSTANT] = 25

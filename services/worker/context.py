@@ -47,30 +47,6 @@ class WorkerContext:
         self.budget = StepBudget(info, identity.incarnation)
         self._subjects = subjects
         self._rng = rng
-        self._interval_ns = limits.token_interval_ms * 1_000_000
-        self._told_ns = 0
-        self._held_back: dict[str, Held] = {}  # have tokens that wait for the interval
-
-    def stepped(self, touched: list[Held], now_ns: int, *, step: int) -> list[Effect]:
-        """Publish what a step gave: at once where a sequence begins or ends, or where nothing is held back."""
-        if not self._interval_ns:
-            return self.publish(touched, step=step)
-        held_back = self._held_back
-        for held in touched:
-            held_back[held.sequence] = held
-        if now_ns - self._told_ns >= self._interval_ns:
-            return self.tell_all(now_ns, step=step)
-        urgent = [held for held in touched if held.sent <= held.brought or held.finish is not None]
-        for held in urgent:
-            self._held_back.pop(held.sequence, None)
-        return self.publish(urgent, step=step)
-
-    def tell_all(self, now_ns: int, *, step: int | None = None) -> list[Effect]:
-        """Everything that was held back and is still held."""
-        self._told_ns = now_ns
-        held_back, self._held_back = self._held_back, {}
-        find = self.ledger.get
-        return self.publish([h for h in held_back.values() if find(h.sequence) is h], step=step)
 
     def publish(self, touched: list[Held], *, step: int | None = None) -> list[Effect]:
         """Publish the unsent tokens of these sequences. While the bus is down they stay unsent, until ``repeat``."""
@@ -80,7 +56,6 @@ class WorkerContext:
 
     def flush(self, held: Held) -> list[Effect]:
         """Everything of one sequence that has not been sent yet, in as many messages as it takes."""
-        self._held_back.pop(held.sequence, None)
         effects: list[Effect] = []
         while self.reporter.bus_up and held.sent < len(held.token_ids):
             effects += self.publish([held])

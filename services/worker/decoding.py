@@ -36,7 +36,7 @@ class Decoding:
         if body.snapshot is not None:
             ctx.figures.stepped(ctx.reporter.snapshot, body.snapshot)
             ctx.reporter.take(body.snapshot)
-        effects = ctx.stepped(touched, now_ns, step=body.step)
+        effects = ctx.publish(touched, step=body.step)
         for held in ended:
             effects += ctx.spans(held, held.finished_ns, str(held.finish))
         return effects + ctx.reports(now_ns)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, RecordSpan, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.effects import DeleteKey, Publish, PutKey, RecordSpan, Reply, StartTimer, Stop, Subscribe
 from millrace.actor.engine import (
     AddToEngine,
     CancelInEngine,
@@ -594,51 +594,3 @@ def test_random_sequences_of_messages_keep_the_invariants() -> None:
         else:
             bench.say(TimerFired(name=rng.choice(["tick", "report", "register", "nonsense"])), after_ms=300)
     assert bench.actor.figures.accepted > 50
-
-
-# --- tokens held back for an interval
-
-
-def told(effects: list[Effect]) -> list[list[int]]:
-    """Tokens of each chunk that goes out."""
-    messages = [e.body for e in effects if isinstance(e, Publish) and isinstance(e.body, TokensGenerated)]
-    return [chunk.token_ids for message in messages for chunk in message.chunks]
-
-
-def test_the_first_and_the_last_tokens_go_out_at_once_and_those_between_together() -> None:
-    bench = Bench(token_interval_ms=100)
-    bench.running("r1.0", sampling=Sampling(max_tokens=50))
-    bench.running("r2.0", sampling=Sampling(max_tokens=50))
-    bench.step(out(1), after_ms=500)
-    assert told(bench.step(out(2), out(7, sequence="r2.0"), after_ms=10)) == [[7]]
-    assert told(bench.step(out(3), out(8, sequence="r2.0"), after_ms=10)) == []
-    assert told(bench.step(out(4, finish=FinishReason.STOP), out(9, sequence="r2.0"), after_ms=10)) == [[2, 3, 4]]
-    assert told(bench.step(out(10, sequence="r2.0"), after_ms=100)) == [[8, 9, 10]]
-
-
-def test_what_is_held_back_goes_out_with_the_tick_where_no_step_comes() -> None:
-    bench = Bench(token_interval_ms=800)
-    bench.running()
-    bench.step(out(1), after_ms=2000)
-    assert told(bench.step(out(2))) == []
-    assert told(bench.tick()) == [[2]]
-    assert told(bench.tick()) == []
-
-
-def test_tokens_held_back_of_a_cancelled_sequence_never_go_out() -> None:
-    bench = Bench(token_interval_ms=800)
-    bench.running()
-    bench.step(out(1), after_ms=2000)
-    bench.step(out(2))
-    bench.say(CancelSequence(sequence="r1.0", epoch=0))
-    assert told(bench.tick()) == []
-
-
-def test_tokens_held_back_are_said_after_an_outage() -> None:
-    bench = Bench(token_interval_ms=800)
-    bench.running()
-    bench.step(out(1), after_ms=2000)
-    bench.step(out(2))
-    bench.say(BusDisconnected())
-    bench.step(out(3), after_ms=900)
-    assert [1, 2, 3] in told(bench.say(BusReconnected()))

@@ -300,14 +300,13 @@ def test_answers_of_the_engine_that_nobody_waits_for_change_nothing() -> None:
 
 
 def test_a_freeze_stops_it_and_is_answered_after_its_tokens() -> None:
-    made = leased(token_interval_ms=1000)
-    made.step(out(4), after_ms=1)
+    made = leased()
+    assert chunks(made.step(out(4), after_ms=1))[0].token_ids == [4]
     asked = made.say(freeze(), reply_to="s")
     assert only(asked, FreezeInEngine) == [FreezeInEngine(migration="m1", sequence="r1.0", from_block=1)]
     assert only(asked, StartTimer) == [StartTimer(name="lease/m1", at_ns=made.now + 250 * MS)]
     effects = made.say(stopped(1, 2, 3, 4))
-    assert [type(effect).__name__ for effect in effects] == ["Publish", "Reply"]
-    assert chunks(effects)[0].token_ids == [4]
+    assert [type(effect).__name__ for effect in effects] == ["Reply"]
     (body,) = bodies(effects, SequenceFrozen)
     assert (body.output_token_ids, body.blocks, body.checksums) == ([1, 2, 3, 4], [[6], [7]], [[60, 70]])
     assert (body.epoch, body.from_block, body.computed_tokens, body.frozen_ns) == (0, 1, 5, 77)

@@ -405,15 +405,6 @@ def test_what_it_brought_counts_as_sent_and_can_be_asked_for() -> None:
         assert (resent.chunk.first_index, resent.chunk.token_ids) == (index, tokens)
 
 
-def test_the_first_token_after_a_move_is_not_held_back() -> None:
-    made = reserved(token_interval_ms=1000)
-    made.running("other.0")
-    made.step(out(1, sequence="other.0"))
-    arrived(made)
-    assert chunks(made.step(out(5)))[0].token_ids == [5]
-    assert not chunks(made.step(out(6)))
-
-
 def test_with_log_probabilities_it_keeps_what_came_with_them() -> None:
     entries = [TokenLogprobs(token_ids=[token], logprobs=[-0.1], rank=1) for token in (3, 4, 5)]
     made = reserved()
