@@ -9,10 +9,10 @@
     MoveBid                             → lines that flash once
     ServicePresence, KeyChanged, ...    → services, migrations under way, plans; an event where somebody is gone
     TimerFired(frame)                   → asks instances for snapshots          → ShowFrame, Subscribe
-    FrameWanted, RequestAsked           →                                       → ShowFrame; TellRequest
 
 A snapshot is published with every step, which is more than anybody can see: the actor subscribes to one instance's,
-takes one and unsubscribes, so many a frame. Nothing is published for the page, and nothing asks anybody.
+takes one and unsubscribes, so many a frame. Nothing is published for the page, and nothing asks anybody. The server
+reads whole frames and what is kept of a request from the actor.
 
 A frame is JSON: ``{"t": unix ms, "d": changes, "b": bids}``; a whole one has ``"k": tables`` in place of ``d``. Tables:
 ``c`` the cluster, ``i`` instances, ``q`` sequences that are open, ``f`` requests that ended last, ``m`` migrations
@@ -39,7 +39,7 @@ from millrace.contracts.status import InstanceRecord, PresenceState, SequenceSta
 from millrace.contracts.subjects import Subjects
 
 from services.page.config import PageConfig
-from services.page.effects import FrameWanted, OrderGiven, RequestAsked, ShowFrame, TellRequest, ViewersCounted
+from services.page.effects import OrderGiven, ShowFrame, ViewersCounted
 from services.page.tables import Row, Tables
 
 ACCEPTS = (
@@ -77,14 +77,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Sampled(msgspec.Struct):
-    """The last snapshot of an instance, as far as the next one is compared with it."""
+    """The last snapshot of an instance, and when it came and was asked for."""
 
-    incarnation: int = 0
-    at_ns: int = 0
+    last: StatusSnapshot | None = None
     heard_ns: int = 0
-    steps: int = 0
-    busy_ns: int = 0
-    decodes: int = 0
     asked_ns: int = 0
 
 
@@ -152,13 +148,9 @@ class PageActor:
                 self._restored.add(bucket)
             case TimerFired():
                 return self._on_frame(now_ns)
-            case FrameWanted():
-                return [self._frame(now_ns, whole=True)]
             case ViewersCounted(count=count):
                 self._viewers = count
                 return [self._next_frame(now_ns)]
-            case RequestAsked() as body:
-                return [self._told(body)]
             case OrderGiven() as body:
                 result = {None: "", 0: "done"}.get(body.code, f"failed ({body.code})")
                 self._event(now_ns, "order", n=body.text, r=result)
@@ -176,17 +168,12 @@ class PageActor:
     def _on_frame(self, now_ns: int) -> list[Effect]:
         self._look_for_silence(now_ns)
         asks = self._ask_for_snapshots(now_ns)
-        return [self._frame(now_ns, whole=False), *asks, self._next_frame(now_ns)]
+        frame, self._bids = {"t": now_ns // MS, "d": self.tables.take(), "b": self._bids}, []
+        return [ShowFrame(at_ms=now_ns // MS, data=_encode(frame)), *asks, self._next_frame(now_ns)]
 
-    def _frame(self, now_ns: int, *, whole: bool) -> ShowFrame:
-        at_ms = now_ns // MS
-        if whole:
-            frame: dict[str, Any] = {"t": at_ms, "k": self.tables.rows}
-        else:
-            frame = {"t": at_ms, "d": self.tables.take()}
-            if self._bids:
-                frame["b"], self._bids = self._bids, []
-        return ShowFrame(at_ms=at_ms, data=_encode(frame), whole=whole)
+    def whole(self, at_ms: int) -> bytes:
+        """A frame with every row, JSON."""
+        return _encode({"t": at_ms, "k": self.tables.rows})
 
     def _ask_for_snapshots(self, now_ns: int) -> list[Effect]:
         """One snapshot of each instance that has told none for long, oldest first. A subscription stays until it is
@@ -247,21 +234,10 @@ class PageActor:
             known = self.tables.rows["i"][where].get("hit", 0.0)
             share = body.cached_tokens / body.prompt_tokens
             self.tables.put("i", where, hit=round(known + 0.1 * (share - known), 2))
-        self.tables.put(
-            "f",
-            body.request,
-            t=self._ms(now_ns),
-            model=body.model,
-            out=sum(body.output_tokens),
-            prompt=body.prompt_tokens,
-            what=body.outcome,
-            ttft=None if body.ttft_ns is None else body.ttft_ns // MS,
-            e2e=body.e2e_ns // MS,
-            said=None if body.predicted_e2e_ns is None else body.predicted_e2e_ns // MS,
-            inst=where,
-            moves=body.migrations,
-            cont=body.continuations,
-        )
+        fields: Row = {"t": self._ms(now_ns), "model": body.model, "what": body.outcome, "inst": where}
+        fields |= {"prompt": body.prompt_tokens, "out": sum(body.output_tokens), "e2e": body.e2e_ns // MS}
+        fields |= {"ttft": _whole_ms(body.ttft_ns), "said": _whole_ms(body.predicted_e2e_ns)}
+        self.tables.put("f", body.request, **fields, moves=body.migrations, cont=body.continuations)
         self.tables.trim("f", FINISHED_MAX)
 
     def _on_migration(self, body: MigrationFinished, now_ns: int) -> None:
@@ -283,24 +259,23 @@ class PageActor:
         sampled = self._instance(name, body.model)
         state = self.tables.rows["i"][name]["state"]
         heard: list[Effect] = [Unsubscribe(subject=self._subjects.status(body.model, name))]
-        if state == "dead" and body.incarnation <= sampled.incarnation:
+        last, now = sampled.last, body.totals
+        if state == "dead" and body.incarnation <= (last.incarnation if last else 0):
             return heard  # it was sent before its end
-        sampled.heard_ns, sampled.incarnation = now_ns, body.incarnation
-        span_ns, steps = body.at_ns - sampled.at_ns, body.totals.steps - sampled.steps
+        sampled.heard_ns, sampled.last = now_ns, body
         fields: Row = {"running": len(body.running), "waiting": len(body.waiting), "preempted": body.preemptions}
         fields |= {"used": body.blocks_total - body.blocks_free, "total": body.blocks_total}
         if not body.running:
             fields |= {"step": 0, "tps": 0}
-        elif sampled.at_ns and steps >= 0 and span_ns > 0:
-            fields["step"] = round((body.totals.busy_ns - sampled.busy_ns) / MS / steps, 1) if steps else 0
-            fields["tps"] = round(max(0, body.totals.decodes - sampled.decodes) * 1e9 / span_ns)
+        elif last and now.steps >= last.totals.steps and body.at_ns > last.at_ns:
+            busy_ms = (now.busy_ns - last.totals.busy_ns) / MS
+            fields["step"] = round(busy_ms / max(1, now.steps - last.totals.steps), 1)
+            fields["tps"] = round(max(0, now.decodes - last.totals.decodes) * 1e9 / (body.at_ns - last.at_ns))
         self.tables.put("i", name, **fields)
         if state in ("starting", "suspect", "dead"):
             self._change_state(name, "ready", now_ns)
         for status in (*body.running, *body.waiting):
             self._on_sequence(body, status, now_ns)
-        sampled.at_ns, sampled.steps = body.at_ns, body.totals.steps
-        sampled.busy_ns, sampled.decodes = body.totals.busy_ns, body.totals.decodes
         return heard
 
     def _on_sequence(self, body: StatusSnapshot, status: SequenceStatus, now_ns: int) -> None:
@@ -336,13 +311,13 @@ class PageActor:
         while len(self._kept) > REQUESTS_KEPT:
             del self._kept[next(iter(self._kept))]
 
-    def _told(self, body: RequestAsked) -> TellRequest:
-        """Messages heard of a request, and of the attempts of a cascade's (``<request>~<number>``)."""
-        names = (body.request, request_id_of(body.request))
-        own = next((name for name in names if name in self._kept), "")
-        family = [name for name in self._kept if own and name.startswith(f"{own}~")]
-        told = [each for name in (own, *family) if name for each in self._kept[name]]
-        return TellRequest(correlation=body.correlation, told=sorted(told, key=lambda each: each[0]))
+    def told(self, request: str) -> list[tuple[int, Any]]:
+        """Messages heard of a request or sequence, and of the attempts of a cascade's (``<request>~<number>``), each
+        with its time, unix ns.
+        """
+        own = request if request in self._kept else request_id_of(request)
+        heard = [kept for name, kept in self._kept.items() if name == own or name.startswith(f"{own}~")]
+        return sorted((each for kept in heard for each in kept), key=lambda each: each[0])
 
     # Instances, services, plans
 
@@ -406,13 +381,9 @@ class PageActor:
         match body.value:
             case InstanceRecord() as record:
                 self._instance(record.instance, record.model)
-                seen = {
-                    "host": record.host,
-                    "shape": record.shape,
-                    "engine": record.engine,
-                    "max": record.max_model_len,
-                }
-                self.tables.put("i", record.instance, total=record.blocks_total, batch=record.max_sequences, **seen)
+                fields: Row = {"total": record.blocks_total, "batch": record.max_sequences, "host": record.host}
+                fields |= {"shape": record.shape, "engine": record.engine, "max": record.max_model_len}
+                self.tables.put("i", record.instance, **fields)
             case Plan() as plan:
                 before = self.tables.rows["p"].get(plan.model)
                 self.tables.put("p", plan.model, **msgspec.to_builtins(plan))
@@ -448,3 +419,7 @@ class PageActor:
         assert self._seen.keys() == self.tables.rows["q"].keys()
         assert self._sampled.keys() == self.tables.rows["i"].keys()
         assert len(self._kept) <= REQUESTS_KEPT
+
+
+def _whole_ms(ns: int | None) -> int | None:
+    return None if ns is None else ns // MS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 
 #: Length of a segment: whoever jumps into the past reads one. And what all of them may take; an hour of eight
 #: instances under load takes a fifth of it.
@@ -20,20 +21,16 @@ class FrameHistory:
         self._open: list[bytes] = []
         self._from_ms = self._to_ms = 0
 
-    def due(self, at_ms: int) -> bool:
-        """Whether the next segment shall begin."""
-        return not self._open or at_ms - self._from_ms >= SEGMENT_MS
-
-    def add(self, at_ms: int, data: bytes, *, whole: bool) -> None:
-        """Keeps a frame; a whole one begins a segment."""
-        if whole:
+    def keep(self, at_ms: int, changes: bytes, whole: Callable[[int], bytes]) -> None:
+        """Keeps a frame; in place of one that begins a segment, a whole one of the same time."""
+        if self._open and at_ms - self._from_ms < SEGMENT_MS:
+            self._open.append(changes)
+        else:
             if self._open:
                 packed = zlib.compress(b"\n".join(self._open), 1)
                 self._closed[self._from_ms] = (self._to_ms, packed)
                 self._bytes += len(packed)
-            self._open, self._from_ms = [data], at_ms
-        elif self._open:
-            self._open.append(data)
+            self._open, self._from_ms = [whole(at_ms)], at_ms
         self._to_ms = at_ms
         while self._bytes > self._bytes_max:
             self._bytes -= len(self._closed.popitem(last=False)[1][1])

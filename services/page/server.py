@@ -13,16 +13,12 @@ import hmac
 import mimetypes
 import sys
 from collections.abc import Callable, Coroutine
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.cli.errors import CliError
-from millrace.cli.explain_messages import explained_by_messages
-from millrace.cli.explain_spans import explained_by_spans
-from millrace.cli.explain_text import told
 from millrace.cli.trace_reading import attribute, request_of, spans_of
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole
@@ -30,8 +26,9 @@ from millrace.http.client_connection import ConnectionLimits
 from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal
 from millrace.http.server import HttpServer
 
+from services.page.actor import PageActor
 from services.page.config import PageConfig
-from services.page.effects import FrameWanted, OrderGiven, RequestAsked, ShowFrame, TellRequest, ViewersCounted
+from services.page.effects import OrderGiven, ShowFrame, ViewersCounted
 from services.page.history import FrameHistory
 
 STATIC = Path(__file__).parent / "static"
@@ -82,20 +79,28 @@ class PageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PageServer:
-    """Serves one page. ``deliver`` hands local messages to its actor."""
+    """Serves one page: what its actor knows. ``deliver`` hands local messages to the actor.
+
+    Attributes:
+        at_ms: Time of the last frame, unix ms.
+    """
 
     def __init__(
-        self, config: PageConfig, deliver: Callable[[Body], None], history: FrameHistory | None = None
+        self,
+        config: PageConfig,
+        actor: PageActor,
+        deliver: Callable[[Body], None],
+        history: FrameHistory | None = None,
     ) -> None:
         self._config = config
+        self._actor = actor
         self._deliver = deliver
         self._open = config.host in LOOPBACK or config.host.startswith("127.")
         if not self._open and not config.bus.password:
             raise ConfigError(f"host {config.host}: others reach it, and the bus has no passwords to ask them for")
         self.history = history or FrameHistory()
         self._viewers: dict[Exchange, bool] = {}  # whether it waits for a whole frame
-        self._asked: dict[int, Exchange] = {}
-        self._numbers = count()
+        self.at_ms = actor.incarnation // 1_000_000
         self._tasks: set[asyncio.Task[None]] = set()
         self._orders = 0
         self._server: HttpServer | None = None
@@ -133,9 +138,7 @@ class PageServer:
         elif path.startswith("/history/") and path[9:].isdigit() and (past := self.history.segment(int(path[9:]))):
             exchange.respond(200, past, b"text/plain; charset=utf-8", ((b"content-encoding", b"deflate"),))
         elif path.startswith("/request/"):
-            number = next(self._numbers)
-            self._asked[number] = exchange
-            self._deliver(RequestAsked(request=request_of(path[len("/request/") :]), correlation=number))
+            self._spawn(self._tell(exchange, request_of(path[len("/request/") :])))
         else:
             _answer(exchange, {"error": "there is no such page"}, 404)
 
@@ -150,21 +153,15 @@ class PageServer:
 
     def show(self, frame: ShowFrame) -> None:
         """Keeps a frame, and sends it to every viewer that can take it."""
-        event = b"data: %b\n\n" % frame.data
+        self.at_ms = frame.at_ms
+        self.history.keep(frame.at_ms, frame.data, self._actor.whole)
         for viewer, waits in list(self._viewers.items()):
-            if frame.whole and waits:
+            if waits and not viewer.waiting_bytes:
                 self._viewers[viewer] = False
-                viewer.write(event)
-            elif not frame.whole and not waits:
+                viewer.write(_event(self._actor.whole(frame.at_ms)))
+            elif not waits:
                 self._viewers[viewer] = viewer.waiting_bytes > BEHIND_BYTES
-                viewer.write(b"" if self._viewers[viewer] else event)
-        if frame.whole and self.history.due(frame.at_ms):
-            self.history.add(frame.at_ms, frame.data, whole=True)
-        elif not frame.whole:
-            self.history.add(frame.at_ms, frame.data, whole=False)
-            recovered = [v for v, waits in self._viewers.items() if waits and not v.waiting_bytes]
-            if recovered or self.history.due(frame.at_ms):
-                self._deliver(FrameWanted())
+                viewer.write(b"" if self._viewers[viewer] else _event(frame.data))
 
     def _view(self, exchange: Exchange) -> None:
         if len(self._viewers) >= VIEWERS_MAX:
@@ -176,33 +173,19 @@ class PageServer:
             self._deliver(ViewersCounted(count=len(self._viewers)))
 
         exchange.on_gone = gone
-        exchange.start_stream((), b"")
-        self._viewers[exchange] = True
+        exchange.start_stream((), _event(self._actor.whole(self.at_ms)))
+        self._viewers[exchange] = False
         self._deliver(ViewersCounted(count=len(self._viewers)))
-        self._deliver(FrameWanted())
 
-    # One request
-
-    def tell(self, answer: TellRequest) -> None:
-        """Answers with what was heard, what was traced, and the text of `millrace explain`."""
-        exchange = self._asked.pop(answer.correlation)
-        self._spawn(self._tell(exchange, answer, request_of(exchange.request.path[len("/request/") :])))
-
-    async def _tell(self, exchange: Exchange, answer: TellRequest, request: str) -> None:
-        folder = self._config.telemetry.trace_dir
+    async def _tell(self, exchange: Exchange, request: str) -> None:
+        """Answers with what was heard of a request, and what was traced."""
+        folder, told = self._config.telemetry.trace_dir, self._actor.told(request)
         try:
             spans = await asyncio.to_thread(spans_of, Path(folder), request) if folder else []
         except (CliError, OSError):
             spans = []
-        try:
-            rooted = any(span.name == "ingress" for span in spans)
-            explained = explained_by_spans(spans) if rooted else explained_by_messages(answer.told, request)
-            text = told(explained)
-        except CliError as error:
-            text = [str(error)]
         known = {
-            "text": text,
-            "messages": [{"t": at_ns // 1_000_000, "kind": type(b).__name__, "body": b} for at_ns, b in answer.told],
+            "messages": [{"t": at_ns // 1_000_000, "kind": type(b).__name__, "body": b} for at_ns, b in told],
             "spans": [
                 {
                     "name": span.name,
@@ -215,7 +198,7 @@ class PageServer:
                 for span in spans
             ],
         }
-        _answer(exchange, known, 200 if answer.told or spans else 404)
+        _answer(exchange, known, 200 if told or spans else 404)
 
     # Orders
 
@@ -248,10 +231,10 @@ class PageServer:
         self._deliver(OrderGiven(text=text))
         exchange.start_stream((), b"")
         async for line in process.stdout:
-            exchange.write(b"data: %b\n\n" % msgspec.json.encode({"line": line.decode(errors="replace").rstrip()}))
+            exchange.write(_event(msgspec.json.encode({"line": line.decode(errors="replace").rstrip()})))
         code = await process.wait()
         self._deliver(OrderGiven(text=text, code=code))
-        exchange.end(b"data: %b\n\n" % msgspec.json.encode({"code": code}))
+        exchange.end(_event(msgspec.json.encode({"code": code})))
 
     def _on_order_over(self, _: asyncio.Task[None]) -> None:
         self._orders -= 1
@@ -266,6 +249,10 @@ class PageServer:
 def _bearer(exchange: Exchange) -> str:
     scheme, _, token = exchange.request.headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: %b\n\n" % data
 
 
 def _kind(file: Path) -> bytes:

@@ -13,7 +13,7 @@ from millrace.sim.runtime_sim import Simulation
 
 from services.page.actor import ACCEPTS, PageActor
 from services.page.config import PageConfig
-from services.page.effects import FrameWanted, ShowFrame, TellRequest, ViewersCounted
+from services.page.effects import ShowFrame, ViewersCounted
 from services.page.history import FrameHistory
 from services.page.server import PageServer
 
@@ -29,7 +29,6 @@ class ShownRun:
         """``port``: where it is served; 0 for any free one."""
         self._port = port
         self.history = FrameHistory()
-        self._server: PageServer | None = None
 
     def join(self, simulation: Simulation, cluster: str) -> None:
         """Looks on from now; it hears what an observer may hear."""
@@ -45,12 +44,7 @@ class ShownRun:
         )
 
     def _keep(self, frame: ShowFrame) -> None:
-        if self.history.due(frame.at_ms):
-            (whole,) = self._actor.handle(Message(FrameWanted()), frame.at_ms * 1_000_000)
-            assert isinstance(whole, ShowFrame)
-            self.history.add(whole.at_ms, whole.data, whole=True)
-        else:
-            self.history.add(frame.at_ms, frame.data, whole=False)
+        self.history.keep(frame.at_ms, frame.data, self._actor.whole)
 
     async def serve(self, say: Callable[[str], None]) -> None:
         """Serves it until it is cancelled.
@@ -59,19 +53,14 @@ class ShownRun:
             OSError: the port is taken.
         """
         self._actor.tables.put("c", "page", recorded=True)
-        self._server = PageServer(self._config, self._deliver, self.history)
-        port = await self._server.start()
+        server = PageServer(self._config, self._actor, self._deliver, self.history)
+        server.at_ms = self.history.spans()[-1][1]
+        port = await server.start()
         say(f"look: http://127.0.0.1:{port}/   (Ctrl-C ends it)")
         try:
             await asyncio.Event().wait()
         finally:
-            self._server.close()
+            server.close()
 
     def _deliver(self, body: Body) -> None:
-        assert self._server is not None
-        at_ns = self.history.spans()[-1][1] * 1_000_000
-        for effect in self._actor.handle(Message(body), at_ns):
-            if isinstance(effect, ShowFrame):
-                self._server.show(effect)
-            elif isinstance(effect, TellRequest):
-                self._server.tell(effect)
+        self._actor.handle(Message(body), self.history.spans()[-1][1] * 1_000_000)

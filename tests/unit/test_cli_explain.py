@@ -1,20 +1,19 @@
-"""`millrace explain`: from an ingress's spans, or messages of the bus, to who was considered and what happened."""
+"""`millrace explain`: from an ingress's spans to who was considered and what happened."""
 
 import re
 from typing import Any
 
+import msgspec
 import pytest
-from millrace.actor.effects import Publish, RecordSpan
+from millrace.actor.effects import RecordSpan
 from millrace.cli.errors import CliError
-from millrace.cli.explain_messages import Told, explained_by_messages
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import told
 from millrace.cli.explained import Explained, ExplainedPlacement
+from millrace.cli.trace_reading import attribute
 from millrace.cli.trace_tree import draw
-from millrace.contracts.broker import MoveReason
 from millrace.contracts.ingress import FinishReason
-from millrace.contracts.kv import KvRefusal
-from millrace.contracts.migration import KvReplicated, MigrationCost, MigrationFinished, MigrationOutcome
+from millrace.contracts.migration import KvReplicated
 from millrace.contracts.observers import CandidateForecast, CandidateScore, DecisionMade
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import Sampling, SequenceAccepted
@@ -55,20 +54,14 @@ def served(policy: str = "forecast", *, dies: bool = False, **call: Any) -> Benc
     return bench
 
 
-def test_a_length_that_the_call_asks_for_is_told_by_spans_and_by_messages() -> None:
-    bench = served(sampling=Sampling(max_tokens=4, ignore_eos=True))
-    for explained in (explained_by_spans(spans_of(bench)), explained_by_messages(heard(bench), "r")):
-        assert any("with 4 output tokens expected:" in line for line in told(explained))
+def test_a_length_that_the_call_asks_for_is_told() -> None:
+    explained = explained_by_spans(spans_of(served(sampling=Sampling(max_tokens=4, ignore_eos=True))))
+    assert any("with 4 output tokens expected:" in line for line in told(explained))
 
 
 def spans_of(bench: Bench) -> list[SpanLine]:
     lines = [span_line(e, service="ingress", instance="ingress-0", actor="ingress-0") for e in bench.made(RecordSpan)]
     return [line for line in lines if line is not None]
-
-
-def heard(bench: Bench) -> list[tuple[int, Told]]:
-    bodies = [effect.body for effect in bench.effects if isinstance(effect, Publish)]
-    return [(START, body) for body in bodies if isinstance(body, Told)]
 
 
 def test_spans_say_who_was_considered_what_was_predicted_and_what_happened():
@@ -90,13 +83,6 @@ def test_spans_say_who_was_considered_what_was_predicted_and_what_happened():
         "      end to end           120ms   100ms  +20.0 %",
         "      output tokens            -       4  -",
     ]
-
-
-def test_messages_of_the_bus_say_the_same():
-    bench = served()
-    by_bus = explained_by_messages(heard(bench), "r")
-    assert told(by_bus) == told(explained_by_spans(spans_of(bench)))
-    assert told(explained_by_messages(heard(bench), "r.0")) == told(by_bus)
 
 
 def test_a_continuation_is_told_with_its_cause_and_spoils_the_comparison():
@@ -146,28 +132,28 @@ def test_a_migration_is_told_with_where_it_came_from_and_links_both_stays():
     assert any("goes on from dispatch" in line for line in draw(sorted(spans, key=lambda s: s.start_ns), width=120))
 
 
-def test_a_recording_tells_migrations_that_failed_as_well(tmp_path):
-    bench = served("round_robin")
-    for number, outcome in enumerate((MigrationOutcome.ABORTED, MigrationOutcome.MOVED)):
-        finished = MigrationFinished(
-            migration=f"m{number}",
-            sequence="r.0",
-            model="tiny",
-            source="w0",
-            target="w1",
-            outcome=outcome,
-            reason=MoveReason.DRAIN,
-            epoch=number,
-            refusal=None if number else KvRefusal.NO_BLOCKS,
-            cost=MigrationCost(rounds=2, bytes=4096, frozen_ns=6 * MS),
-            note="memory: 900 tokens, 40 tokens expected to come",
-        )
-        bench.effects.append(Publish(subject="mr.local.migration.tiny.w0.w1", body=finished))
-    text = "\n".join(told(explained_by_messages(heard(bench), "r")))
-    assert "it came to nothing: aborted, no_blocks" in text
-    assert "asked for by: drain" in text
-    assert "copied in 2 rounds, 4096 bytes, no token for 6ms" in text
-    assert "because: memory: 900 tokens, 40 tokens expected to come" in text
+def test_a_moved_request_is_told_with_its_predicted_rest_and_what_came_of_it():
+    bench = MoveBench(traceparent=TRACED)
+    bench.tokens(bench.source, chunk("ab"))
+    bench.allot()
+    bench.moved(2)
+    bench.tokens(bench.target, chunk("c", 2, epoch=1, finish=FinishReason.LENGTH))
+    spans = spans_of(bench)
+    move = next(span for span in spans if span.name == "move")
+    told_by_migrator = {
+        "millrace.migration": attribute(move, "migration"),
+        "millrace.reason": "scheduler",
+        "millrace.note": "balance: 300 tokens, 120 tokens expected to come (90 %: 400 at most); saves 0.80 s in all",
+        "millrace.rounds": 2,
+        "millrace.bytes": 4096,
+        "millrace.frozen_ms": 11.0,
+    }
+    migration = msgspec.structs.replace(move, name="migration", span="f" * 16, attributes=told_by_migrator)
+    text = "\n".join(told(explained_by_spans([*spans, migration])))
+    assert "asked for by: scheduler" in text
+    assert "because: balance: 300 tokens, 120 tokens expected to come (90 %: 400 at most); saves 0.80 s in all" in text
+    assert "copied in 2 rounds, 4096 bytes, no token for 11ms" in text
+    assert "1 output tokens came since" in text
 
 
 def placement(*, trouble: str = "", **fields) -> ExplainedPlacement:
@@ -229,5 +215,3 @@ def test_spans_with_unreadable_or_missing_attributes_are_told_as_far_as_they_go(
 def test_what_is_not_there_is_refused_in_a_sentence():
     with pytest.raises(CliError, match="not recorded"):
         explained_by_spans([])
-    with pytest.raises(CliError, match="no decision about 'other'"):
-        explained_by_messages([], "other")

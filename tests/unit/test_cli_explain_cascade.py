@@ -1,8 +1,7 @@
 """`millrace explain` and the drawn trace of a cascade's request: attempts, scores, thresholds, and why."""
 
 import pytest
-from millrace.actor.effects import Publish, RecordSpan
-from millrace.cli.explain_messages import Told, explained_by_messages
+from millrace.actor.effects import RecordSpan
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import told
 from millrace.cli.field_text import duration
@@ -13,7 +12,7 @@ from millrace.judging.evidence import ConfidenceFeature
 from millrace.telemetry.spans import SpanLine, span_line
 
 from tests.unit.cascade_core import CascadeBench, logprob
-from tests.unit.ingress_core import MILLISECOND, START
+from tests.unit.ingress_core import MILLISECOND
 
 TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
@@ -63,13 +62,6 @@ def test_what_happened_is_of_the_attempt_that_was_delivered(bench: CascadeBench)
     assert "first token" not in text
     (whole,) = [line for line in happened if line.startswith("      end to end")]
     assert whole.split()[-2] == duration(60 * MILLISECOND)
-
-
-def test_messages_of_the_bus_tell_the_same(bench: CascadeBench):
-    bodies = [effect.body for effect in bench.made(Publish)]
-    lines = told(explained_by_messages([(START, body) for body in bodies if isinstance(body, Told)], "r"))
-    assert [line for line in lines if line in ATTEMPTS] == ATTEMPTS
-    assert sum(line.startswith("dispatch of") for line in lines) == 2
 
 
 def test_the_drawn_trace_has_a_span_for_each_attempt_with_its_dispatch_below(bench: CascadeBench):

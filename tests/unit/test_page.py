@@ -33,7 +33,7 @@ from millrace.http.exchange import HttpRequest
 
 from services.page.actor import EVENTS_MAX, FINISHED_MAX, GONE_NS, LOST_NS, REQUESTS_KEPT, PageActor
 from services.page.config import PageConfig
-from services.page.effects import FrameWanted, RequestAsked, ShowFrame, TellRequest, ViewersCounted
+from services.page.effects import ShowFrame, ViewersCounted
 from services.page.history import SEGMENT_MS, FrameHistory
 from services.page.server import BEHIND_BYTES, PageOrder, PageServer
 
@@ -66,10 +66,6 @@ class World:
         return self.hear(TimerFired(name="frame"), later_ns)
 
     def _merge(self, frame: dict[str, Any]) -> None:
-        if "k" in frame:
-            assert frame["k"] == json.loads(json.dumps(self.actor.tables.rows))
-            self.seen = frame["k"]
-            return
         self.bids += frame.get("b", [])
         for table, rows in frame["d"].items():
             for key, change in rows.items():
@@ -215,7 +211,7 @@ def test_tokens_are_told_again_only_where_counting_on_by_their_rate_would_be_wro
     for second in range(1, 11):
         world.hear(snapshot("w0", {"r.0": 100 * second}), SECOND)
         world.frame(0)
-    told = [json.loads(e.data)["d"].get("q", {}) for e in world.sent if isinstance(e, ShowFrame) and not e.whole]
+    told = [json.loads(e.data)["d"].get("q", {}) for e in world.sent if isinstance(e, ShowFrame)]
     updates = [rows["r.0"]["o"] for rows in told if "o" in rows.get("r.0", {})]
     assert len(updates) <= 3
     tokens, at_ms, rate = world.seen["q"]["r.0"]["o"]
@@ -273,6 +269,7 @@ def test_random_messages_leave_every_viewer_with_the_same_tables_and_everything_
     """``World`` compares the merged tables with the whole ones; invariants are checked after each message."""
     rng = Random(5)
     world = World()
+    world.seen = json.loads(world.actor.whole(0))["k"]
     say: list[Callable[[], Body]] = [
         lambda: decision(f"r{rng.randrange(400)}", f"w{rng.randrange(4)}", rng.choice(["dispatch", "continuation"])),
         lambda: finished(f"r{rng.randrange(400)}", rng.choice(["completed", "failed", "cancelled"])),
@@ -281,7 +278,6 @@ def test_random_messages_leave_every_viewer_with_the_same_tables_and_everything_
         lambda: presence(rng.choice(["worker", "migrator"]), f"w{rng.randrange(4)}", rng.choice(list(PresenceState))),
         lambda: TimerFired(name="frame"),
     ]
-    world.hear(FrameWanted())
     for _ in range(3000):
         world.hear(rng.choice(say)(), rng.randrange(SECOND // 10))
     world.frame()
@@ -297,9 +293,7 @@ def test_what_was_heard_of_a_request_is_told_and_the_oldest_are_forgotten() -> N
         world.hear(finished(f"r{number}"))
 
     def told(request: str) -> list[str]:
-        (answer,) = world.hear(RequestAsked(request=request, correlation=1))
-        assert isinstance(answer, TellRequest)
-        return [type(body).__name__ for _, body in answer.told]
+        return [type(body).__name__ for _, body in world.actor.told(request)]
 
     assert told("r0") == []
     assert told(f"r{REQUESTS_KEPT}.0") == ["DecisionMade", "RequestFinished"]
@@ -310,7 +304,7 @@ def test_the_past_is_kept_in_segments_within_its_bound() -> None:
     rng = Random(1)
     for number in range(100):
         at_ms = number * SEGMENT_MS // 2
-        history.add(at_ms, b"%x" % rng.getrandbits(400), whole=history.due(at_ms))
+        history.keep(at_ms, b"%x" % rng.getrandbits(400), lambda at_ms: b"%x" % rng.getrandbits(400))
     spans = history.spans()
     assert 2 < len(spans) < 20
     assert spans[-1][1] == 99 * SEGMENT_MS // 2
@@ -370,7 +364,7 @@ def server_of(config: PageConfig | None = None) -> PageServer:
             if isinstance(effect, ShowFrame):
                 server.show(effect)
 
-    server = PageServer(config, deliver)
+    server = PageServer(config, world.actor, deliver)
     server.tick = lambda: deliver(TimerFired(name="frame"))  # type: ignore[attr-defined]
     return server
 
@@ -410,7 +404,7 @@ def test_who_may_look(config: dict[str, Any], host: str, key: str, status: int) 
 
 def test_a_bus_without_passwords_is_shown_on_loopback_only() -> None:
     with pytest.raises(ConfigError, match="no passwords"):
-        PageServer(PageConfig(host="0.0.0.0"), lambda body: None)
+        PageServer(PageConfig(host="0.0.0.0"), World().actor, lambda body: None)
 
 
 @pytest.mark.parametrize(
