@@ -182,7 +182,6 @@ def document() -> str:
 
 
 def _wiring() -> str:
-    """The section on what deployments write."""
     rows = [
         f"| `{path}` | {_what(field, sentences(kind).get(field.name, ''))} | {_there(path)} |"
         for path, field, kind in wiring()
@@ -221,7 +220,6 @@ def _what(field: Field, said: str) -> str:
 
 
 def _bounds(kind: Type) -> str:
-    """Values that the type itself allows."""
     kind = plain_type(kind) or kind
     for each in (kind, *getattr(kind, "types", ())):
         if isinstance(each, msgspec.inspect.EnumType):

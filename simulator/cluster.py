@@ -89,7 +89,6 @@ class SimulatedCluster:
 
     @property
     def restarts(self) -> int:
-        """Number of restarts."""
         return self.restarter.restarts if self.restarter is not None else 0
 
     @property
@@ -105,11 +104,9 @@ class SimulatedCluster:
         return self.of_role(Role.MIGRATOR)
 
     def actors(self) -> Iterator[tuple[Role, SimActor]]:
-        """All of them."""
         return ((role, actor) for role, actors in self._actors.items() for actor in actors)
 
     def nodes(self) -> list[str]:
-        """Names of all nodes."""
         return [actor.node.name for _role, actor in self.actors()]
 
     def restart_dead(self, after_ns: Callable[[], int], *, but: Collection[Role] = ()) -> None:

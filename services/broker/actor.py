@@ -126,7 +126,6 @@ class BrokerActor:
         metrics.instances = self._gauges
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Watches instances and plans, listens to its instances' subjects, begins to tick."""
         prefix, named = self._ctx.subjects.prefix, self._ctx.subjects
         subjects = [f"{prefix}.boundary.*.*"]
         for token, own in self._owns.items():
@@ -142,7 +141,6 @@ class BrokerActor:
         ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
         effects = self._dispatch(message, now_ns)
         while self._asks.ended:
             ended, self._asks.ended = self._asks.ended, []
@@ -200,7 +198,6 @@ class BrokerActor:
         return self._owns.get(subject_token(instance)) if instance else None
 
     def _on_addressed(self, message: Message, now_ns: int) -> list[Effect]:
-        """Handle a message about one instance of ours, which its subject names."""
         tokens, body, ours = message.subject.split("."), message.body, self._owns
         match body:
             case AskForMove() if (own := ours.get(tokens[-1])) is not None:
@@ -374,7 +371,6 @@ class BrokerActor:
         return [(own.instance, len(own.asks), len(own.bids), own.load.memory_risk) for own in self._owns.values()]
 
     def snapshot(self) -> dict[str, Any]:
-        """State for people and checkers."""
         instances = {own.instance: self._plain(own) for own in self._owns.values()}
         return {"name": self.name, "instances": instances, **self._ctx.view.plain(self._ctx.back_ns)}
 
@@ -393,7 +389,6 @@ class BrokerActor:
         }
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the state contradicts itself."""
         self._ctx.view.check_invariants()
         for own in self._owns.values():
             assert len(own.asks) <= max(self._ctx.limits.out_max, DRAIN_OUT_MAX), f"{own.instance}: too many asks"

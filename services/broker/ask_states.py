@@ -98,17 +98,14 @@ class OutgoingAsk:
 
     @property
     def ask(self) -> str:
-        """Its id."""
         return self.body.ask
 
     @property
     def sequence(self) -> str:
-        """Sequence that is to leave."""
         return self.body.sequence
 
     @property
     def reason(self) -> MoveReason:
-        """Reason of the move."""
         return self.body.reason
 
     @property

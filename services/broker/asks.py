@@ -188,7 +188,6 @@ class Asks:
         return self._room(own) <= 0
 
     def _room(self, own: OwnInstance) -> int:
-        """Number of further sequences that may be asked for."""
         return self._ctx.out_max(own) - len(own.asks)
 
     def _rests(self, own: OwnInstance, sequence: str, now_ns: int) -> bool:

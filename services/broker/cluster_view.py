@@ -91,7 +91,6 @@ class BrokerView:
             self._cuts |= {(token, stage.name): cut for stage, cut in cuts}
 
     def on_presence(self, body: ServicePresence) -> None:
-        """A worker leaves or died."""
         self.members.on_presence(body)
 
     def on_load(self, body: LoadReported, now_ns: int) -> bool:
@@ -138,12 +137,10 @@ class BrokerView:
     # instances
 
     def record(self, instance: str) -> InstanceRecord | None:
-        """Its registration; None where there is none."""
         member = self.members.find(instance)
         return member.record if member is not None else None
 
     def plan(self, model: str) -> Plan | None:
-        """The plan of a model."""
         return self._plans.get(subject_token(model)) if model else None
 
     def plan_epoch(self, model: str) -> int:
@@ -157,7 +154,6 @@ class BrokerView:
         return entry[1] if entry is not None else None
 
     def role(self, instance: str) -> InstanceRole:
-        """Role that the plan gives the instance."""
         stage = self.stage(instance)
         return stage.roles.get(instance, InstanceRole.BOTH) if stage is not None else InstanceRole.BOTH
 
@@ -295,7 +291,6 @@ class BrokerView:
         return found
 
     def plain(self, now_ns: int) -> dict[str, object]:
-        """For people and checkers."""
         return {
             "plans": {token: plan.epoch for token, plan in sorted(self._plans.items())},
             "boundaries": {f"{m}/{s}": self._cuts[m, s] for m, s in sorted(self._boundaries)},
@@ -303,7 +298,6 @@ class BrokerView:
         }
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where bounds do not hold."""
         self.members.check_invariants()
         assert len(self._loads) <= self._instances_max
         assert len(self._plans) <= MODELS_MAX

@@ -51,7 +51,6 @@ class InstanceForecasts:
         self._refused: StatusSnapshot | None = None
 
     def observe(self, snapshot: StatusSnapshot) -> None:
-        """Learns from the last step's duration."""
         batch = snapshot.batch
         if self._cost is None or snapshot.step_duration_ns <= 0 or batch.decodes + batch.prefills == 0:
             return

@@ -51,7 +51,6 @@ class MoveCosts:
     wire_share: float = 0.0
 
     def observe(self, cost: MigrationCost) -> None:
-        """A move is over."""
         share = cost.copied_ns / max(1, cost.duration_ns)
         self.frozen_ns += MOVE_SHARE * (cost.frozen_ns - self.frozen_ns)
         self.duration_ns += MOVE_SHARE * (cost.duration_ns - self.duration_ns)
@@ -233,12 +232,10 @@ class OwnInstance:
 
     @property
     def promised_blocks(self) -> int:
-        """KV blocks of what is promised."""
         return sum(ask.blocks for ask in self.promised)
 
     @property
     def promised_tokens(self) -> int:
-        """The same in tokens."""
         return sum(ask.prompt_tokens + ask.output_tokens for ask in self.promised)
 
 
@@ -265,12 +262,10 @@ class BrokerContext:
 
     @property
     def limits(self) -> BrokerLimits:
-        """Bounds and rhythm."""
         return self.config.limits
 
     @property
     def fences(self) -> FenceConfig:
-        """Limits that hold sequences back."""
         return self.config.fences
 
     def out_max(self, own: OwnInstance) -> int:

@@ -76,7 +76,6 @@ class CoordinatorActor:
         self._bound_reached = False
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Watches the buckets, listens to instances and begins to tick."""
         return [
             WatchKeys(bucket="instance"),
             *self.leased.start(),
@@ -88,7 +87,6 @@ class CoordinatorActor:
         ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
         match message.body:
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
@@ -234,7 +232,6 @@ class CoordinatorActor:
         ]
 
     def snapshot(self) -> dict[str, Any]:
-        """Instances, and who leads what with which plan."""
         models = {
             each.name: {
                 "holder": each.lease.holder if each.lease else "",
@@ -247,7 +244,6 @@ class CoordinatorActor:
         return {"name": self.name, "instances": sorted(member.token for member in self._members), "models": models}
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where a bound does not hold. Plans check themselves."""
         self._members.check_invariants()
         assert len(self.leased) <= MODELS_MAX
         self._writing.check()

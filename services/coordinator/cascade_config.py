@@ -50,7 +50,6 @@ class CoordinatedCascade(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     window_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError naming the field that is wrong."""
         models = [tier.model for tier in self.tiers]
         if not models or self.name in models or len(set(models)) < len(models):
             raise ValueError(f"tiers of {self.name}: one at least, each model once, and none of the cascade's name")

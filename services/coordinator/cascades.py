@@ -85,7 +85,6 @@ class CascadesActor:
         self._plans: dict[str, Plan] = {}
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Watches plans, leases and instances; listens to outcomes where thresholds follow from a target."""
         learns = any(state.config.plans for state in self.states.values())
         return [
             *self.leased.start(),
@@ -96,7 +95,6 @@ class CascadesActor:
         ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
         match message.body:
             case KeyChanged(bucket="instance" | "plan") as body:
                 return self._on_instances(body, now_ns)
@@ -228,7 +226,6 @@ class CascadesActor:
         return [Log(level="warning", event="cascade_planning_failed", fields=fields)]
 
     def snapshot(self) -> dict[str, Any]:
-        """State by cascade: the holder of its lease, and its plan."""
         told = {}
         for state in self.states.values():
             known = self._leased(state)
@@ -242,7 +239,6 @@ class CascadesActor:
         return {"cascades": told}
 
     def check_invariants(self) -> None:
-        """Plans check themselves."""
         assert len(self.leased) == len(self.states)
 
 

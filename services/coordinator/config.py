@@ -64,7 +64,6 @@ class StagesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     step_times: Annotated[dict[str, str], WIRED] = {}
 
     def __post_init__(self) -> None:
-        """Raises ValueError outside of the ranges."""
         for model, ranges in self.ranges.items():
             try:
                 FixedParameters(ranges=tuple(ranges))

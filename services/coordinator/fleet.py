@@ -106,7 +106,6 @@ class Fleet:
             self.measured.append(LatencySample(now_ns, body.e2e_ns))
 
     def snapshot(self) -> dict[str, Any]:
-        """Open orders."""
         return {
             "asked": len(self.asked),
             "starting": sorted(self.starting),

@@ -96,7 +96,6 @@ class LeasedPlans(Generic[P]):
         self._known: dict[str, LeasedPlan[P]] = {}
 
     def __iter__(self) -> Iterator[LeasedPlan[P]]:
-        """In order of names."""
         return iter(sorted(self._known.values(), key=lambda each: each.name))
 
     def __len__(self) -> int:
@@ -119,7 +118,6 @@ class LeasedPlans(Generic[P]):
         return known
 
     def start(self) -> list[Effect]:
-        """Watches both buckets."""
         return [WatchKeys(bucket=bucket) for bucket in self.buckets]
 
     # what the store says
@@ -192,14 +190,12 @@ class LeasedPlans(Generic[P]):
     # what this coordinator writes
 
     def leads(self, known: LeasedPlan[P], now_ns: int) -> bool:
-        """Whether this coordinator holds the lease."""
         lease = known.lease
         if lease is None or lease.until_ns <= now_ns:
             return False
         return lease.holder == self._name and lease.incarnation == self._incarnation
 
     def lost(self, known: LeasedPlan[P]) -> bool:
-        """Whether another coordinator holds the lease."""
         lease = known.lease
         return lease is not None and (lease.holder, lease.incarnation) != (self._name, self._incarnation)
 

@@ -43,7 +43,6 @@ class LedModels:
     _models: dict[str, SeenModel] = field(default_factory=dict)
 
     def start(self) -> list[Effect]:
-        """Watches leases, plans and instances."""
         return [WatchKeys(bucket=bucket) for bucket in ("instance", "plan", "lease")]
 
     def on_key(self, body: KeyChanged, now_ns: int) -> str:
@@ -79,14 +78,12 @@ class LedModels:
         return record
 
     def leads(self, model: str, now_ns: int) -> bool:
-        """Whether this coordinator holds the model's lease."""
         seen = self._models.get(model)
         lease = seen.lease if seen is not None else None
         mine = lease is not None and (lease.holder, lease.incarnation) == (self.name, self.incarnation)
         return mine and lease is not None and lease.until_ns > now_ns
 
     def lost(self, model: str) -> bool:
-        """Whether another coordinator holds the model's lease."""
         seen = self._models.get(model)
         lease = seen.lease if seen is not None else None
         return lease is not None and (lease.holder, lease.incarnation) != (self.name, self.incarnation)
@@ -96,7 +93,6 @@ class LedModels:
         return [model for model in sorted(self._models) if self.leads(model, now_ns)]
 
     def plan(self, model: str) -> Plan | None:
-        """In force; None for none."""
         seen = self._models.get(model)
         return seen.plan if seen is not None else None
 
@@ -111,7 +107,6 @@ class LedModels:
         return [self.records[name] for name in names if name in self.records]
 
     def registered(self, model: str) -> Sequence[InstanceRecord]:
-        """Records of all instances of a model."""
         return [record for record in self.records.values() if record.model == model]
 
     def summary(self, record: InstanceRecord) -> InstanceSummary | None:
@@ -136,11 +131,9 @@ class Controller:
         self._number = 0
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Watches what is led, and listens to what the controller hears."""
         return [*self._led.start(), *(Subscribe(subject=subject) for subject in self._hears()), _tick(now_ns)]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table of the controller's module."""
         match message.body:
             case TimerFired():
                 return [_tick(now_ns), *self._on_tick(now_ns)]

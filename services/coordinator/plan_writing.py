@@ -146,12 +146,10 @@ class PlanWriting:
         return pins
 
     def check(self) -> None:
-        """Raises AssertionError where a bound does not hold."""
         assert all(len(wanted.homes) <= HOMES_MAX for wanted in self._models.values())
 
 
 def _orders(wanted: Wanted, plan: Plan | None) -> dict[str, InstanceRole]:
-    """Roles that operators ordered."""
     orders = (plan.role_orders if plan is not None else {}) | wanted.role_orders
     return {name: role for name, role in sorted(orders.items()) if role is not None}
 

@@ -84,7 +84,6 @@ class ProvisioningActor(Controller):
 
     @property
     def on(self) -> bool:
-        """Whether a strategy decides."""
         return self._config.strategy != "none"
 
     def _hears(self) -> list[str]:
@@ -119,7 +118,6 @@ class ProvisioningActor(Controller):
         return [effect for model in self._led.led(now_ns) for effect in self._tick(model, now_ns)]
 
     def _instances(self, model: str) -> dict[str, RegisteredInstance]:
-        """All that are registered for a model."""
         serving = {record.instance for record in self._led.serving(model)}
         found = {}
         for record in self._led.registered(model):
@@ -131,7 +129,6 @@ class ProvisioningActor(Controller):
     # decisions
 
     def _tick(self, model: str, now_ns: int) -> list[Effect]:
-        """Looks at one led model."""
         if not self.on and model not in self._fleets:
             return []
         fleet = self._fleets.setdefault(model, Fleet(self._policy.initial_state))
@@ -396,11 +393,9 @@ class ProvisioningActor(Controller):
     # for people and checkers
 
     def snapshot(self) -> dict[str, Any]:
-        """Open orders, by model."""
         return {"provisioning": {model: fleet.snapshot() for model, fleet in sorted(self._fleets.items())}}
 
     def check_invariants(self) -> None:
-        """Bounds hold."""
         most = max(ORDER_MAX, getattr(self._parameters, "instances_max", 0))
         for fleet in self._fleets.values():
             assert len(fleet.starting) <= most, fleet.starting

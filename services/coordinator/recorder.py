@@ -96,13 +96,11 @@ class RecorderActor:
         self._failed = ""
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Listens to instances and requests."""
         subjects = (self._subjects.summaries(), self._subjects.decisions(), self._subjects.outcomes())
         begin = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
         return [*self._led.start(), *(Subscribe(subject=subject) for subject in subjects), begin]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
         match message.body:
             case InstanceSummary() as body:
                 record = self._led.on_summary(body)
@@ -242,10 +240,8 @@ class RecorderActor:
         return [Log(level="warning", event="recording_failed", fields={"detail": body.detail})]
 
     def snapshot(self) -> dict[str, Any]:
-        """Sizes of its tables."""
         return {"recorded_open": len(self._open), "recorded_blocks": len(self._blocks), "recorded": self._number}
 
     def check_invariants(self) -> None:
-        """Tables keep to their bounds."""
         assert len(self._open) <= OPEN_MAX
         assert len(self._blocks) <= BLOCKS_MAX

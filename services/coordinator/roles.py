@@ -107,7 +107,6 @@ class RolesActor(Controller):
         self._summaries: dict[str, deque[InstanceSummary]] = {}
 
     def _hears(self) -> list[str]:
-        """Orders, moves and instances."""
         subjects = self._subjects
         return [subjects.coordinate("*", "role"), subjects.presences(Role.MIGRATOR), subjects.summaries()]
 
@@ -352,7 +351,6 @@ class RolesActor(Controller):
         return self._proposal(model, now_ns, roles=dict(sorted(known.roles.items())), role_orders=orders or {})
 
     def snapshot(self) -> dict[str, Any]:
-        """Flips and orders that wait, by model."""
         told = {
             model: {
                 "flipping": {stage: f"{flip.instance} to {flip.target}" for stage, flip in known.open.items()},
@@ -365,7 +363,6 @@ class RolesActor(Controller):
         return {"roles": told}
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where an invariant does not hold."""
         for known in self._models.values():
             for flip in known.open.values():
                 assert known.roles.get(flip.instance) is InstanceRole.BOTH, f"{flip.instance} is flipped past BOTH"

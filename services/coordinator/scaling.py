@@ -34,12 +34,10 @@ class WaitingScale:
     refused: list[tuple[str, str]] = field(default_factory=list)
 
     def accepted(self, name: str, action: str, instance: str) -> list[Effect]:
-        """A provisioner carries one out."""
         (self.starting if action == "start" else self.stopping).append(instance)
         return self._answered(name)
 
     def failed(self, name: str, outcome: str, detail: str) -> list[Effect]:
-        """Nobody carries one out."""
         self.refused.append((outcome, detail))
         return self._answered(name)
 

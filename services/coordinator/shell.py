@@ -29,7 +29,6 @@ class CoordinatorShell(TaskShell):
         self._recording = _recording(self._folder, config.name) if config.recording else None
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
-        """One for each effect of services/coordinator/cascade_effects.py, and of the recorder."""
         return {PlanCascade: lambda effect: self.spawn(self._plan(effect)), KeepRows: self._on_keep_rows}
 
     def close(self) -> None:

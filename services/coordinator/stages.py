@@ -86,7 +86,6 @@ class StagesActor(Controller):
         self._models: dict[str, ModelLengths] = {}
 
     def _hears(self) -> list[str]:
-        """Requests, where the policy learns from them."""
         subjects = [self._subjects.summaries(), self._subjects.decisions(), self._subjects.outcomes()]
         return subjects if self._policy.learns else []
 
@@ -189,7 +188,6 @@ class StagesActor(Controller):
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """Requests known and the last decision, by model."""
         told = {
             model: {"requests": len(known.cohort.arrived), "reason": known.decision.reason if known.decision else ""}
             for model, known in sorted(self._models.items())
@@ -197,7 +195,6 @@ class StagesActor(Controller):
         return {"planning": told}
 
     def check_invariants(self) -> None:
-        """Bounds hold."""
         for known in self._models.values():
             assert len(known.cohort.open) <= len(known.cohort.arrived) <= ARRIVALS_MAX
 

@@ -71,7 +71,6 @@ class StepBoundsActor(Controller):
         self._ordered: dict[str, dict[str, int]] = {}
 
     def _hears(self) -> list[str]:
-        """Instances and requests."""
         return [self._subjects.summaries(), self._subjects.decisions(), self._subjects.outcomes()]
 
     def _on(self, body: Body, reply_to: str, now_ns: int) -> list[Effect]:
@@ -137,12 +136,10 @@ class StepBoundsActor(Controller):
         return Publish(subject=self._subjects.engine(record.instance, "budget"), body=body)
 
     def snapshot(self) -> dict[str, Any]:
-        """Orders in force, by model."""
         told = {model: dict(sorted(ordered.items())) for model, ordered in sorted(self._ordered.items()) if ordered}
         return {"step_bounds": told}
 
     def check_invariants(self) -> None:
-        """Bounds hold."""
         assert all(len(arrivals) <= REQUESTS_MAX for arrivals in self._arrivals.values())
 
 

@@ -76,7 +76,6 @@ class MigratorActor:
         metrics.instances = self._counts
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Listens to its instances' inboxes, watches who there is, begins to tick."""
         subjects = [self._subjects.migrate(managed.instance, "move") for managed in self._managed.values()]
         if self._config.replicas.enabled:
             subjects += [f"{self._subjects.prefix}.status.*.{token}" for token in self._managed]
@@ -85,7 +84,6 @@ class MigratorActor:
         return [*watched, *(Subscribe(subject=subject) for subject in subjects), *self._on_tick(now_ns)]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
         effects = self._dispatch(message, now_ns)
         ended, self._outgoing.finished = self._outgoing.finished, []
         for body in ended:
@@ -189,7 +187,6 @@ class MigratorActor:
         return rows
 
     def snapshot(self) -> dict[str, Any]:
-        """State for people and checkers."""
         return {
             "name": self.name,
             "instances": [managed.instance for managed in self._managed.values()],
@@ -201,7 +198,6 @@ class MigratorActor:
         }
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where the state contradicts itself."""
         self._outgoing.check()
         self._replicas.check()
 

@@ -28,7 +28,6 @@ class ReplicaConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     interval_ms: int = 500
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be. Raises ValueError naming the field."""
         for field in ("tokens_min", "per_instance_max", "bytes_per_s", "interval_ms"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, is {getattr(self, field)}")
@@ -67,7 +66,6 @@ class MigratorLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     margin_ms: Annotated[Annotated[int, msgspec.Meta(ge=0)], CONSTANT] = 20
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be. Raises ValueError naming the field."""
         if self.margin_ms * 2 > self.freeze_ms:
             raise ValueError(f"margin_ms must be at most half of freeze_ms, is {self.margin_ms} of {self.freeze_ms}")
 
@@ -89,6 +87,5 @@ class MigratorConfig(ProcessConfig, frozen=True, kw_only=True):
     replicas: ReplicaConfig = ReplicaConfig()
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be. Raises ValueError naming the field."""
         if not self.instances or len(set(self.instances)) != len(self.instances):
             raise ValueError(f"instances must name at least one, each once; is {self.instances}")

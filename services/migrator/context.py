@@ -41,7 +41,6 @@ class MigratorContext:
 
     @property
     def limits(self) -> MigratorLimits:
-        """Bounds and deadlines."""
         return self.config.limits
 
 

@@ -47,7 +47,6 @@ class MigratorMetrics(MetricSet):
         return [(row[0], row[index]) for row in self.instances()]
 
     def finish(self, body: MigrationFinished) -> None:
-        """A migration away ended."""
         self.finished.add(str(body.outcome), str(body.reason), str(body.refusal or ""))
         cost = body.cost
         if cost.copier:
@@ -59,6 +58,5 @@ class MigratorMetrics(MetricSet):
             self.rounds += cost.rounds
 
     def replicated(self, copied_bytes: int) -> None:
-        """A pull into a KV replica ended."""
         self.replica_bytes += copied_bytes
         self.replica_rounds += 1

@@ -127,7 +127,6 @@ class OutgoingMigrations:
                 return not out.room.asked
 
     def _note(self, out: OutgoingMigration, body: Body | RequestFailure, traceparent: str, now_ns: int) -> None:
-        """Keeps what an answer says."""
         match body:
             case KvLeased():
                 self._note_lease(out, body, traceparent, now_ns)
@@ -323,7 +322,6 @@ class OutgoingMigrations:
         return effects
 
     def check(self) -> None:
-        """Bounds hold."""
         for source in {out.source for out in self}:
             under_way = self.of(source)
             assert len(under_way) <= MIGRATIONS_MAX

@@ -29,7 +29,6 @@ class KnownInstances:
         self._loads: dict[str, tuple[int, LoadReported]] = {}
 
     def on_key(self, body: KeyChanged) -> None:
-        """A registration or a plan."""
         value = body.value
         if body.bucket == "plan":
             if isinstance(value, Plan) and (body.key in self._prefill or len(self._prefill) < MODELS_MAX):
@@ -48,11 +47,9 @@ class KnownInstances:
             self._loads[body.instance] = (now_ns, body)
 
     def get(self, instance: str) -> InstanceRecord | None:
-        """The registration of an instance; None where there is none."""
         return self._records.get(instance)
 
     def prefills(self, instance: str) -> bool:
-        """Whether the plan gives the instance the role ``prefill``."""
         record = self._records.get(instance)
         return record is not None and instance in self._prefill.get(record.model, ())
 

@@ -340,7 +340,6 @@ class Replicas:
         return effects
 
     def check(self) -> None:
-        """Bounds hold."""
         for instance in {each.source for each in self}:
             group = self.of(instance)
             assert len(group) <= self._config.per_instance_max

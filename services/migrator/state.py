@@ -183,12 +183,10 @@ class OutgoingMigration:
 
     @property
     def sequence(self) -> str:
-        """Sequence that moves."""
         return self.order.sequence
 
     @property
     def target(self) -> str:
-        """Instance that it goes to."""
         return self.order.target
 
     @property

@@ -112,14 +112,12 @@ class PageServer:
         return await self._server.start(self._config.host, self._config.port, reuse_port=False)
 
     def close(self) -> None:
-        """Ends every stream."""
         for viewer in list(self._viewers):
             viewer.end()
         if self._server is not None:
             self._server.stop_listening()
 
     def handle(self, exchange: Exchange) -> None:
-        """Answers one request."""
         exchange.headers = _HEADERS
         request = exchange.request
         path = request.path

@@ -34,11 +34,9 @@ class Tables:
             self._changes.setdefault(table, {})[key] = None
 
     def trim(self, table: str, rows_max: int) -> None:
-        """Removes the oldest rows beyond a number."""
         while len(self.rows[table]) > rows_max:
             self.drop(table, next(iter(self.rows[table])))
 
     def take(self) -> Changes:
-        """Changes since the last call."""
         changes, self._changes = self._changes, {}
         return changes

@@ -255,7 +255,6 @@ class Cluster:
             self._handle.deliver(body)
 
     def _read_specification(self, effect: ReadSpecification) -> None:
-        """Carries out ReadSpecification."""
         try:
             layout, config = reread(self._layout, self._cores, self._actor.snapshot(), self._check_files)
         except (ConfigError, OSError) as error:

@@ -124,7 +124,6 @@ class SupervisorActor:
         self._store_again_ns: dict[str, int] = {}
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Listens to presences and starts every child."""
         effects: list[Effect] = [
             Subscribe(subject=self._subjects.presences()),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
@@ -155,7 +154,6 @@ class SupervisorActor:
         return [(child.spec, child.pid, child.state is ChildState.RETIRING) for child in children if child.pid]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See the table above."""
         match message.body:
             case ServicePresence() as body:
                 return self._on_presence(body, now_ns)
@@ -487,7 +485,6 @@ class SupervisorActor:
         return Publish(subject=self._subjects.presence(role, name), body=body)
 
     def snapshot(self) -> dict[str, Any]:
-        """Every child's state, pid, restarts and last end."""
         return {
             child.spec.name: {
                 "role": child.spec.role,
@@ -503,7 +500,6 @@ class SupervisorActor:
         }
 
     def check_invariants(self) -> None:
-        """A child without a process is not ready; nothing waits to start while stopping."""
         for child in self._children.values():
             assert child.pid or child.state is not ChildState.READY, child
             assert not (self._stopping and child.state in (ChildState.WAITING, ChildState.BACKING_OFF)), child

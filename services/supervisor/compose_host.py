@@ -103,7 +103,6 @@ class ComposeShell:
         self.running = {name: next(self._numbers) for name in config.services if name in listed}
 
     def handlers(self) -> Mapping[type[Effect], Any]:
-        """For the runtime."""
         return {StartChild: self.start, SignalChild: self.signal}
 
     def attach(self, handle: ActorHandle) -> None:
@@ -118,7 +117,6 @@ class ComposeShell:
             task.cancel()
 
     def start(self, effect: StartChild) -> None:
-        """Carries out StartChild."""
         self._keep(self._start(effect.spec.name))
 
     def signal(self, effect: SignalChild) -> None:

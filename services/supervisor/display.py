@@ -35,7 +35,6 @@ class Display:
         self._said: dict[str, str] = {}
 
     def __enter__(self) -> Display:
-        """Begins drawing."""
         if self._console.is_terminal:
             self._live = Live(self._draw(), console=self._console, refresh_per_second=8, transient=True)
             self._live.start()
@@ -51,7 +50,6 @@ class Display:
             self._live = None
 
     def update(self) -> None:
-        """Shows the children as they are now."""
         if self._live is not None:
             self._live.update(self._draw())
             return
@@ -63,12 +61,10 @@ class Display:
             self._said[name] = state
 
     def say(self, text: str) -> None:
-        """Prints a line or several."""
         self._console.print(text, soft_wrap=True)
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since drawing began."""
         return time.monotonic() - self._began
 
     def _draw(self) -> RenderableType:

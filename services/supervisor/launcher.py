@@ -50,11 +50,9 @@ class Launcher:
         self._ended = False
 
     def log_path(self, name: str) -> Path:
-        """Path of the log that takes a child's output."""
         return self._log_dir / f"{name}.log"
 
     def start(self, effect: StartChild) -> None:
-        """Carries out StartChild."""
         self._keep(self._run(effect.spec))
 
     def end_starts(self) -> None:

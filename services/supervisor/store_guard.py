@@ -68,7 +68,6 @@ class StoreGuard:
         return MachineChecked(server=self._name, store=await self._problem(), room=room, disk=disk)
 
     async def close(self) -> None:
-        """Ends its connection."""
         if self._client is not None:
             await close_client(self._client)
 

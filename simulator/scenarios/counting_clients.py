@@ -32,7 +32,6 @@ class CountingClients:
         self.details: dict[str, str] = {}
 
     def handlers(self, process: SimProcess) -> Handlers:
-        """For ``Simulation.add`` of an ingress."""
         return {
             AcceptCall: _nothing,
             DeliverDeltas: _nothing,
@@ -42,13 +41,11 @@ class CountingClients:
         }
 
     def submit(self, process: SimProcess, call: Call) -> None:
-        """A client sends a call to an ingress."""
         self.submitted += 1
         process.deliver(CallSubmitted(call=call))
 
     @property
     def ended(self) -> int:
-        """Calls that have an outcome."""
         return sum(self.outcomes.values())
 
     def _on_complete(self, effect: CompleteCall) -> None:

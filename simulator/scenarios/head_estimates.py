@@ -36,7 +36,6 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spread: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be. Raises ValueError naming the field."""
         if self.every < 1:
             raise ValueError(f"every must be at least 1, is {self.every}")
         rising = list(self.generated) == sorted(set(self.generated))

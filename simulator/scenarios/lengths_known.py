@@ -36,11 +36,9 @@ class KnowingTagger:
         self._rng = rng
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Subscribes as taggers do."""
         return [Subscribe(subject=f"{self._subjects.prefix}.tag.*", queue_group="tagger")]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """TagRequest -> LengthTag; nothing else is taken."""
         body = message.body
         if not isinstance(body, TagRequest) or not message.reply_to:
             return []
@@ -50,7 +48,6 @@ class KnowingTagger:
         return [Reply(to=message.reply_to, body=LengthTag(request=body.request, mean=mean, source="known"))]
 
     def snapshot(self) -> dict[str, Any]:
-        """Its noise."""
         return {"name": self.name, "sigma": self._sigma}
 
     def check_invariants(self) -> None:

@@ -111,7 +111,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
     def migrator(self, instances: Sequence[str], bus: BusConfig) -> MigratorConfig:
-        """The migrator of one or several instances."""
         return MigratorConfig(
             name=PREFIX + instances[0],
             instances=list(instances),

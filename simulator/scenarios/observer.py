@@ -93,12 +93,10 @@ class Observer:
         self._hears_migrations = migrations
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Listens to outcomes and migrations of every model."""
         subjects = [self._subjects.outcomes()] + ([self._subjects.migrations()] if self._hears_migrations else [])
         return [Subscribe(subject=subject) for subject in subjects]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """Keeps what it hears; says nothing."""
         if isinstance(message.body, RequestFinished):
             self._on_finished(message.body)
         elif isinstance(message.body, MigrationFinished):
@@ -127,11 +125,9 @@ class Observer:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the number of kept records."""
         return {"name": self.name, "finished": len(self.finished), "migrations": len(self.migrations)}
 
     def check_invariants(self) -> None:
-        """Every request ends once."""
         assert len({record.number for record in self.finished}) == len(self.finished)
 
 

@@ -27,7 +27,6 @@ class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def on(self) -> bool:
-        """Whether instances come and go."""
         return self.strategy != "none"
 
     def config(self) -> ProvisioningConfig:

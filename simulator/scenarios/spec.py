@@ -62,7 +62,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return f"{self.host or self.name}-host-{number}"
 
     def names(self) -> tuple[str, ...]:
-        """Of its instances."""
         if len(self.members) == self.instances:
             return self.members
         return tuple(f"{self.name}-{index:0{len(str(self.instances - 1))}}" for index in range(self.instances))

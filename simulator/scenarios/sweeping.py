@@ -43,7 +43,6 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
     clock: Callable[[], float] = float
 
     def run(self, spec: ScenarioSpec) -> ScenarioOutcome:
-        """Runs a scenario in them."""
         return run_scenario(spec, step_times=self.step_times, folders=self.folders, clock=self.clock)
 
 

@@ -59,7 +59,6 @@ class CascadeSoakCluster(SoakCluster):
     """Workers of three models, a person who swaps the cascade's plan, and a judge."""
 
     def models(self) -> tuple[str, ...]:
-        """Models that its workers serve."""
         return MODELS
 
     def _choose_services(self) -> None:

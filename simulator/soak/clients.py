@@ -55,7 +55,6 @@ class Clients:
         self._oracle = oracle
 
     def handlers(self, process: SimProcess) -> Handlers:
-        """For ``Simulation.add`` of an ingress."""
         return {
             AcceptCall: self._on_accept,
             DeliverDeltas: self._on_deltas,
@@ -65,7 +64,6 @@ class Clients:
         }
 
     def submit(self, process: SimProcess, call: Call) -> None:
-        """A client sends a call to an ingress."""
         expected = self._oracle.choices(call)
         self.exchanges[call.request] = ClientExchange(
             call=call,
@@ -98,7 +96,6 @@ class Clients:
         return [request for request, exchange in self.exchanges.items() if not exchange.outcome]
 
     def outcomes(self) -> dict[str, int]:
-        """Return the number of requests by outcome."""
         counts: dict[str, int] = {}
         for exchange in self.exchanges.values():
             counts[exchange.outcome] = counts.get(exchange.outcome, 0) + 1

@@ -43,11 +43,9 @@ class ErraticJudge:
         self._count = 0
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Listens."""
         return [Subscribe(subject=Subjects(CLUSTER).judge(self._cascade), queue_group=Role.JUDGE.value)]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """Answers at once, later, or never."""
         match message.body:
             case JudgeAnswer() as asked:
                 return self._answer(asked, message.reply_to, now_ns)
@@ -77,7 +75,6 @@ class ErraticJudge:
         return [StartTimer(name=name, at_ns=now_ns + rng.randrange(THINKS_MS_MAX) * MILLISECOND)]
 
     def snapshot(self) -> dict[str, Any]:
-        """State for people and checkers."""
         return {"name": self.name, "later": len(self._later)}
 
     def check_invariants(self) -> None:

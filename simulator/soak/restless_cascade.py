@@ -44,11 +44,9 @@ class RestlessCascadePlanner:
         self._revision = 0
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Watches its own plans."""
         return [WatchKeys(bucket="cascade"), StartTimer(name="swap", at_ns=now_ns + PERIOD_NS)]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """Plans anew with each timer."""
         match message.body:
             case KeyChanged(bucket="cascade", value=CascadePlan() as plan, revision=revision):
                 self._epoch, self._revision = max(self._epoch, plan.epoch), revision
@@ -95,7 +93,6 @@ class RestlessCascadePlanner:
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """State for people and checkers."""
         return {"name": self.name, "epoch": self._epoch}
 
     def check_invariants(self) -> None:

@@ -50,7 +50,6 @@ class RestlessPlanner:
         self._revision = 0
 
     def start(self, now_ns: int) -> list[Effect]:
-        """Watches who there is."""
         watches = [WatchKeys(bucket="instance"), WatchKeys(bucket="plan")]
         return [*watches, StartTimer(name="plan", at_ns=now_ns + FIRST_NS)]
 
@@ -118,7 +117,6 @@ class RestlessPlanner:
         ]
 
     def snapshot(self) -> dict[str, Any]:
-        """State for people and checkers."""
         return {"name": self.name, "epoch": self._plan.epoch if self._plan is not None else 0}
 
     def check_invariants(self) -> None:

@@ -176,7 +176,6 @@ class RoleOrders(Checker):
         self._later()
 
     def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
-        """Count what coordinators answer."""
         for effect in effects:
             answer = effect.body if isinstance(effect, Reply) else None
             if isinstance(answer, OrderRefused):

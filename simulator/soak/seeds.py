@@ -60,7 +60,6 @@ class SoakChoice(msgspec.Struct, frozen=True, kw_only=True):
     slow: bool | None = None
 
     def run_of(self, seed: int) -> SoakRun:
-        """The run of a seed."""
         estimates: dict[str, Any] = {"policy": self.trading_policy, "wrong_estimates": self.wrong_estimates}
         if self.cascades:
             return CascadeSoakRun(seed)

@@ -37,7 +37,6 @@ class SearchGoal(msgspec.Struct, frozen=True, kw_only=True):
     bound_ms: float
 
     def holds(self, latencies: Latencies, replayed: Replayed) -> bool:
-        """Whether a replay keeps it."""
         values = getattr(latencies, self.latency)
         values = values[~np.isnan(values)]
         return not replayed.lost and bool(np.quantile(values, self.quantile) < self.bound_ms)
@@ -90,11 +89,9 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     fidelity: dict[str, ComparedFigure]
 
     def scenario(self, spec: ClusterSpec, speed: float = 1.0) -> ScenarioSpec:
-        """The load on a cluster."""
         return self.file.scenario(self.fitted.table(spec), speed=speed)
 
     def latencies(self, replayed: Replayed) -> Latencies:
-        """As simulated."""
         return of_replay(replayed, self.file.count)
 
 

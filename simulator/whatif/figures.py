@@ -45,7 +45,6 @@ class Latencies(msgspec.Struct, frozen=True, kw_only=True):
     cached: Floats
 
     def part(self, mask: npt.NDArray[np.bool_]) -> Latencies:
-        """Those of some requests."""
         return Latencies(ttft=self.ttft[mask], tpot=self.tpot[mask], e2e=self.e2e[mask], cached=self.cached[mask])
 
 

@@ -254,7 +254,6 @@ class EffectCarrier:
         self.end_timers(cell)
 
     def end_timers(self, cell: Cell) -> None:
-        """Forgets all timers of an actor."""
         for timer in cell.timers.values():
             timer.cancel()
         cell.timers.clear()

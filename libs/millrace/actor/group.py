@@ -66,7 +66,6 @@ class ActorGroup:
         return self._carried(deque(begun), now_ns)
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        """See above."""
         effects: list[Effect] = []
         for index, own in self._received(message):
             begun = [(index, effect) for effect in self.parts[index].handle(own, now_ns)]
@@ -133,11 +132,9 @@ class ActorGroup:
         return effects
 
     def snapshot(self) -> dict[str, Any]:
-        """The snapshots of all parts; their keys differ."""
         return {name: value for part in reversed(self.parts) for name, value in part.snapshot().items()}
 
     def check_invariants(self) -> None:
-        """Raises AssertionError where a part contradicts itself."""
         for part in self.parts:
             part.check_invariants()
 

@@ -32,13 +32,11 @@ class Histogram:
         self._unit = unit
 
     def observe(self, value: float) -> None:
-        """Counts one value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     @property
     def count(self) -> int:
-        """Observations so far."""
         return sum(self._counts)
 
     @property

@@ -159,7 +159,6 @@ class Inbox:
         return self._pop(reply_subject[len(self.prefix) :]) is not None
 
     def take(self, subject: str, reply: str, payload: bytes, headers: bytes) -> None:
-        """Taker of the inbox subscription."""
         token = subject[len(self.prefix) :]
         entry = self._open.get(token)
         if entry is None:

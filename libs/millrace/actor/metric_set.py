@@ -28,7 +28,6 @@ class LabelledCounter:
         self._series_max = series_max
 
     def add(self, *labels: str, by: int = 1) -> None:
-        """Add to one series."""
         if labels not in self.counts and len(self.counts) >= self._series_max:
             labels = ("other",) * len(labels)
         self.counts[labels] = self.counts.get(labels, 0) + by
@@ -38,7 +37,6 @@ class LabelledCounter:
         return {"/".join(labels): count for labels, count in self.counts.items()}
 
     def total(self) -> int:
-        """Sum over all series."""
         return sum(self.counts.values())
 
 
@@ -53,7 +51,6 @@ class MetricSet(Collector):
             registry.register(self)
 
     def counter(self, name: str, text: str, *labels: str, series_max: int = 1_000) -> LabelledCounter:
-        """Declare a counter with labels."""
         counter = LabelledCounter(series_max)
         self.counters(name, text, *labels, read=lambda: [(*values, n) for values, n in list(counter.counts.items())])
         return counter
@@ -67,7 +64,6 @@ class MetricSet(Collector):
     def histograms(
         self, name: str, text: str, label: str, values: Iterable[str], bounds: Sequence[float]
     ) -> dict[str, Histogram]:
-        """Declare a histogram for each value of a label."""
         by_value = {value: Histogram(bounds) for value in values}
         by_labels: dict[tuple[str, ...], Histogram] = {(value,): histogram for value, histogram in by_value.items()}
         self._show(partial(_histograms, f"{self._prefix}_{name}", text, (label,), by_labels))
@@ -78,7 +74,6 @@ class MetricSet(Collector):
         self._show(lambda: CounterMetricFamily(f"{self._prefix}_{name}", text, value=getattr(self, name)))
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Declare a gauge."""
         self._show(lambda: GaugeMetricFamily(f"{self._prefix}_{name}", text, value=read()))
 
     def gauges(self, name: str, text: str, *labels: str, read: Callable[[], Iterable[tuple[Any, ...]]]) -> None:
@@ -93,7 +88,6 @@ class MetricSet(Collector):
         self._families.append(family)
 
     def collect(self) -> Iterable[Metric]:
-        """Families for one scrape."""
         return [family() for family in self._families]
 
     def describe(self) -> Iterable[Metric]:

@@ -187,7 +187,6 @@ class NatsRuntime:
 
     @property
     def running(self) -> bool:
-        """Whether actors that are added now are started."""
         return self._ended is not None and not self._ended.done() and not self._closing
 
     def request_stop(self, *, orphaned: bool = False, replaced: bool = False) -> None:
@@ -216,7 +215,6 @@ class NatsRuntime:
     # Deliveries
 
     def deliver(self, cell: Cell, message: Message) -> None:
-        """Hands a message to an actor, whatever it is."""
         if cell.stopped or self._closing:
             return
         try:

@@ -32,21 +32,17 @@ class TaskShell:
         self._handle: ActorHandle | None = None
 
     def attach(self, handle: ActorHandle) -> None:
-        """Results go there."""
         self._handle = handle
 
     def tell(self, body: Body) -> None:
-        """Hands a result to the actor."""
         assert self._handle is not None
         self._handle.deliver(body)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs something beside the actor."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Cancels what runs."""
         for task in self._tasks:
             task.cancel()

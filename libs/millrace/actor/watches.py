@@ -180,7 +180,6 @@ class Watches:
         return feed
 
     def end(self, feed: WatchFeed) -> None:
-        """Ends one watch."""
         feed.stop()
         self._feeds.remove(feed)
 

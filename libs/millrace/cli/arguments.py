@@ -18,7 +18,6 @@ class VerbParser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _suggestion(self, message: str) -> str:
-        """The nearest option to the first unknown one."""
         before, unknown, words = message.partition("unrecognized arguments: ")
         if before or not unknown or not words.startswith("--"):
             return ""

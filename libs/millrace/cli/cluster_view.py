@@ -40,7 +40,6 @@ class ClusterView:
     """
 
     def __init__(self) -> None:
-        """Knows nothing yet."""
         self.connected = True
         self._summaries: dict[str, list[tuple[int, InstanceSummary]]] = {}
         self._presences: dict[tuple[str, str], tuple[int, ServicePresence]] = {}
@@ -97,7 +96,6 @@ class ClusterView:
         return [row for row in rows if row is not None]
 
     def instance(self, name: str, now_ns: int) -> InstanceRow | None:
-        """The row of one instance; None where there is none."""
         return next((row for row in self.instances(now_ns) if row.instance == name), None)
 
     def orders(self) -> list[tuple[str, str, InstanceRole]]:
@@ -197,7 +195,6 @@ class ClusterView:
         ]
 
     def totals(self, rows: list[InstanceRow]) -> Totals:
-        """Sums of the rows."""
         heard = _heard(rows)
         return Totals(
             instances=len(rows),

@@ -130,7 +130,6 @@ def _engine(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _moving(facts: MachineFacts) -> Iterator[Finding]:
-    """Yield the findings on what moving KV between engines needs."""
     backends = ", ".join(facts.nixl_backends) or "no backends found"
     yield _noted(
         bool(facts.nixl) or _services_only(facts),

@@ -103,7 +103,6 @@ def taken(answer: Body | str) -> str:
 
 
 async def _followed(view: ClusterView, order: SetRole, *, limit_s: float) -> int:
-    """Prints each change until the instance has its role."""
     began = time.monotonic()
     said = ""
     while time.monotonic() - began < limit_s:

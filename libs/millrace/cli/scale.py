@@ -106,7 +106,6 @@ def wanted(count: str, rows: Sequence[InstanceRow], *, shape: str = "", role: st
 
 
 async def _followed(view: ClusterView, answer: OrderAccepted, *, limit_s: float) -> int:
-    """Prints each instance that has come or gone, until all have."""
     began = time.monotonic()
     waits = dict.fromkeys(answer.starting, "ready") | dict.fromkeys(answer.stopping, "gone")
     until_s = max(limit_s if answer.starting else 0.0, answer.limit_ms / 1000 + GRACE_S if answer.stopping else 0.0)

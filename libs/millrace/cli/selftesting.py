@@ -76,7 +76,6 @@ class GreedyStream:
         self._url = url
 
     def run(self) -> GreedyStream:
-        """Reads it to its end."""
         began = last = time.monotonic()
         # Special tokens are shown: past its end of sequence a model may write nothing else, and no text cannot differ.
         body = self._body | {"stream": True, "ignore_eos": True, "skip_special_tokens": False}
@@ -230,7 +229,6 @@ class SelfTest:
         return ", ".join(filter(None, [equal, f"longest pause {stream.gap_s * 1000:.0f} ms", said]))
 
     def _place(self) -> str:
-        """The instance that runs the stream."""
         until = time.monotonic() + STREAM_S
         while time.monotonic() < until:
             for name, row in self._instances().items():

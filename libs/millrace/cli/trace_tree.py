@@ -103,7 +103,6 @@ class _Drawing:
         self._several = len({sequence for span in spans if (sequence := _sequence(span))}) > 1
 
     def lines(self) -> list[str]:
-        """Headline, then the tree."""
         at = datetime.fromtimestamp(self._first_ns / 1e9).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]  # noqa: DTZ006
         count = f"{len(self._spans)} span{'s' * (len(self._spans) != 1)}"
         head = f"trace {self._spans[0].trace}  {at}  {duration(self._last_ns - self._first_ns)}  {count}"

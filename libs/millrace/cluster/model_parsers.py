@@ -73,7 +73,6 @@ class ModelParsers(msgspec.Struct, frozen=True):
 
     @property
     def needs_vllm(self) -> bool:
-        """Whether vLLM's code is needed."""
         return bool(self.reasoning) or self.tool_calls not in ("", HERMES)
 
 

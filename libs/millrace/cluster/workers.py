@@ -57,7 +57,6 @@ def _of_group(spec: ClusterSpec, model: ModelSpec, group: GroupSpec, numbers: di
 
 
 def _shares(spec: ClusterSpec, group: GroupSpec) -> list[int]:
-    """Instances of each worker process."""
     if not group.count:
         return []
     if group.engine is EngineName.VLLM:

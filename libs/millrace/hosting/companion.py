@@ -66,7 +66,6 @@ class Companion:
         self._build(runtime, telemetry)
 
     def leave(self) -> None:
-        """The runtime has ended."""
         if self._shell is not None:
             self._shell.close()
 
@@ -75,7 +74,6 @@ class Companion:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Metrics of the present actor."""
         yield from self._registry.collect()
 
     def _build(self, runtime: NatsRuntime, telemetry: Telemetry) -> None:

@@ -84,7 +84,6 @@ class Exchange:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that the client has not taken yet."""
         return self._channel.transport.get_write_buffer_size()
 
     def respond(

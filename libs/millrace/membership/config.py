@@ -27,7 +27,6 @@ class MembershipConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def instance_silence_ns(self) -> int:
-        """``instance_silence_ms`` in nanoseconds."""
         return self.instance_silence_ms * _MS
 
     @property

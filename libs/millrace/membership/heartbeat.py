@@ -56,5 +56,4 @@ class Heartbeat:
         return Publish(subject=self._subject, body=body)
 
     def leaving(self, now_ns: int) -> Publish:
-        """The last presence of this process."""
         return self.presence(now_ns, PresenceState.LEAVING)

@@ -30,7 +30,6 @@ class ServiceLiveness:
         self._heard_ns.pop(name, None)
 
     def restart_timers(self, now_ns: int) -> None:
-        """The observer's connection is back: silence so far was its own."""
         for name in self._heard_ns:
             self._heard_ns[name] = now_ns
 

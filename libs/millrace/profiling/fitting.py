@@ -45,7 +45,6 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
     bias: float
 
     def said(self) -> str:
-        """In words, for provenances."""
         return (
             f"{self.steps} held-out steps: mean absolute {self.mean:.1%}, median {self.median:.1%}, "
             f"p90 {self.p90:.1%}, bias {self.bias:+.1%}"

@@ -32,13 +32,11 @@ class ModelledProfile:
         self._rng = random.Random(seed)
 
     def profiled(self) -> Profiled:
-        """Return the description of the engine."""
         return Profiled(
             model=f"modelled, {self._name}", hardware="none", engine="modelled", parameters=self._parameters
         )
 
     def run(self, load: Round) -> RoundRecord:
-        """Runs one round."""
         engine = ModelledEngine(self._parameters, self._model)
         steps: list[StepRecord] = []
         added: list[int] = []

@@ -35,7 +35,6 @@ class ProcessProfile:
         self._profiled = msgspec.json.decode(self._line("start"), type=Profiled)
 
     def profiled(self) -> Profiled:
-        """Return the description of the engine."""
         return self._profiled
 
     def run(self, load: Round) -> RoundRecord:

@@ -63,7 +63,6 @@ class SimulatedEngine:
             self.paced.connect(port, network.copy_cost)
 
     def handlers(self) -> Handlers:
-        """For ``Simulation.add``."""
         return {
             AddToEngine: lambda effect: self.paced.add(effect.sequence),
             CancelInEngine: lambda effect: self.paced.cancel(effect.sequences),

@@ -68,7 +68,6 @@ class Faults:
         self._nodes[node].down.change(model)
 
     def stop_bus(self, *, keep_store: bool = True) -> None:
-        """Kills the server."""
         if not self._sim.nats.up:
             return
         self._sim.nats.stop(keep_store=keep_store)

@@ -140,7 +140,6 @@ class SimKvNetwork:
         return SimKvPort(self, side)
 
     def begin(self, read: KvRead, target: _Side, done: Callable[[KvReadEnded], None]) -> Callable[[], None]:
-        """See KvNetwork."""
         source = self._sides.get(endpoint_key(read.endpoint))
         if source is None or not _alive(source):
             self._simulation.after(self._latency_ns, _end, target, done, _GONE)
@@ -282,7 +281,6 @@ class SimKvPort:
         self._side = side
 
     def begin(self, read: KvRead, done: Callable[[KvReadEnded], None]) -> Callable[[], None]:
-        """See KvNetwork."""
         return self._network.begin(read, self._side, done)
 
 

@@ -170,7 +170,6 @@ class Simulation:
         self.queue.run(until_ns)
 
     def run_for(self, duration_ns: int) -> None:
-        """Runs for ``duration_ns``."""
         self.run(self.queue.now_ns + duration_ns)
 
     def finish(self) -> None:
@@ -204,7 +203,6 @@ class Simulation:
         self._settle(process)
 
     def end(self, process: SimProcess) -> None:
-        """Ends an incarnation, whatever the reason."""
         process.alive = False
         process.owner.process = None
         process.waiting.clear()
@@ -289,7 +287,6 @@ class Simulation:
             self.executor.publish(process, reply, ErrorReply(reason=reason, detail=detail))
 
     def count(self, what: str) -> None:
-        """Counts something that happened on the way."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def _on_check(self) -> None:
@@ -299,6 +296,5 @@ class Simulation:
 
 
 def _where(bug: Exception) -> str:
-    """File and line that raised."""
     frames = traceback.extract_tb(bug.__traceback__)
     return f", raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -27,7 +27,6 @@ class LineLogger:
         self._write = write
 
     def msg(self, line: str) -> None:
-        """Writes a line."""
         payload = line.encode("utf-8", "replace")
         if len(payload) > LINE_BYTES_MAX:
             payload = payload[:LINE_BYTES_MAX].decode("utf-8", "ignore").encode() + b" ... cut"

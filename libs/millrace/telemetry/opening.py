@@ -44,7 +44,6 @@ class Telemetry:
     """
 
     def __init__(self, *, service: str, instance: str, config: TelemetryConfig) -> None:
-        """Opens the sinks; see open_telemetry."""
         self.registry = CollectorRegistry()
         self._service = service
         self._instance = instance

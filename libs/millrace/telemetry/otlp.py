@@ -30,7 +30,6 @@ class OtlpExporter:
     """Exports batches of spans. ``endpoint`` is the base URL; ``/v1/traces`` is added where it is missing."""
 
     def __init__(self, endpoint: str, *, service: str, instance: str, version: str) -> None:
-        """Prepares the exporter; nothing is connected yet."""
         url = endpoint if endpoint.endswith("/v1/traces") else endpoint.rstrip("/") + "/v1/traces"
         self._exporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT_S)
         self._resource = Resource(

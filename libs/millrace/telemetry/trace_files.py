@@ -43,7 +43,6 @@ class TraceFiles:
 
     @property
     def path(self) -> Path:
-        """The file that is written now."""
         return self._folder / f"{self._stem}.jsonl"
 
     def write(self, lines: Iterable[bytes]) -> None:
@@ -59,7 +58,6 @@ class TraceFiles:
             self._rotate()
 
     def close(self) -> None:
-        """Closes the file. Idempotent."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -44,7 +44,6 @@ class LogNormalLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     output_max: int = 1_000_000
 
     def draw(self, rng: Random) -> RequestShape:
-        """One request."""
         prompt = _log_normal(rng, self.prompt_mean, self.prompt_sigma)
         output = _log_normal(rng, self.output_mean, self.output_sigma)
         return RequestShape(min(prompt, self.prompt_max), min(output, self.output_max))
@@ -81,7 +80,6 @@ class FittedLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError(f"correlation must be in [-1, 1], is {self.correlation}")
 
     def draw(self, rng: Random) -> RequestShape:
-        """One request."""
         first, other = rng.gauss(0.0, 1.0), rng.gauss(0.0, 1.0)
         second = self.correlation * first + math.sqrt(1 - self.correlation**2) * other
         return RequestShape(self._quantile(self.prompt_tokens, first), self._quantile(self.output_tokens, second))
@@ -105,7 +103,6 @@ class RowLengths:
         self._next = 0
 
     def draw(self, rng: Random) -> RequestShape:
-        """One request."""
         if self._shuffle:
             return self._rows[rng.randrange(len(self._rows))]
         row = self._rows[self._next % len(self._rows)]

@@ -328,7 +328,6 @@ class RecordingFolder:
         self._file.flush()
 
     def close(self) -> None:
-        """Ends the segment."""
         segment, file, self._segment, self._file = self._segment, self._file, None, None
         if segment is not None and file is not None:
             segment.close()

@@ -38,7 +38,6 @@ class Distribution:
         self._sums = list(accumulate(share for _length, share in pairs))
 
     def draw(self, rng: Random) -> int:
-        """One length, tokens."""
         index = bisect_right(self._sums, rng.random() * self._sums[-1])
         return self._lengths[min(index, len(self._lengths) - 1)]
 
