@@ -14,7 +14,7 @@
     ServicePresence      DEAD: everything it had fails over            SubmitSequence (failover)
     SequencesReturned    these fail over                               SubmitSequence (failover)
     FindRequests         nothing                                      RequestsFound
-    AllotEpoch           a migration's target may decode in it        EpochAllotted, EpochRefused; CancelSequence
+    AllotEpoch           a migration's target may decode in it        EpochAllotted, KvRefused; CancelSequence
     SequenceMoved        the target owns it, or the source went on    CancelSequence, ResendTokens
     BusDisconnected,     detectors freeze, then ask what was missed    ResendTokens
       BusReconnected

@@ -10,7 +10,6 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import KvRefused
 from millrace.contracts.local import RequestFailure
 from millrace.contracts.message import Body, ErrorReply
-from millrace.contracts.migration import EpochRefused
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import SequenceRefused
@@ -59,8 +58,6 @@ def refusal_of(body: Body | RequestFailure, step: str) -> Refusal:
     match body:
         case KvRefused(reason=reason, detail=detail):
             return reason, detail
-        case EpochRefused(detail=detail):
-            return KvRefusal.EPOCH_REFUSED, detail
         case SequenceRefused(reason=refused, detail=detail):
             return KvRefusal.TARGET_REFUSED, f"{refused}: {detail}" if detail else str(refused)
         case ErrorReply(reason=why, detail=detail):

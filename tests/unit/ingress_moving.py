@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from millrace.actor.effects import Reply, Request
 from millrace.contracts.ingress import TokenChunk, TokensResent
-from millrace.contracts.migration import AllotEpoch, EpochAllotted, EpochRefused, SequenceMoved
+from millrace.contracts.leases import KvRefused
+from millrace.contracts.migration import AllotEpoch, EpochAllotted, SequenceMoved
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import CancelSequence, ResendTokens, SubmitSequence, TokensForgotten
 
@@ -39,7 +40,7 @@ class MoveBench(Bench):
         epoch: int = 0,
         incarnation: int | None = None,
         sequence: str = "r.0",
-    ) -> EpochAllotted | EpochRefused:
+    ) -> EpochAllotted | KvRefused:
         """A source's migrator asks for an epoch."""
         target = target or self.target
         asked = AllotEpoch(
@@ -52,7 +53,7 @@ class MoveBench(Bench):
         )
         (reply,) = [e for e in self.send(asked, reply_to="_INBOX.1") if isinstance(e, Reply)]
         assert reply.to == "_INBOX.1"
-        assert isinstance(reply.body, EpochAllotted | EpochRefused)
+        assert isinstance(reply.body, EpochAllotted | KvRefused)
         return reply.body
 
     def allot(self, migration: str = "m", **fields: object) -> int:

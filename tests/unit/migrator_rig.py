@@ -27,7 +27,7 @@ from millrace.contracts.leases import (
 )
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure, StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.contracts.migration import AllotEpoch, EpochAllotted, EpochRefused, MigrationFinished, MoveSequence
+from millrace.contracts.migration import AllotEpoch, EpochAllotted, MigrationFinished, MoveSequence
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import RefusalReason, Sampling, SequenceAccepted, SequenceRefused, SubmitSequence
@@ -490,6 +490,6 @@ class Rig:
 
     def _epoch(self, body: AllotEpoch) -> Body:
         if self.refuse_epochs:
-            return EpochRefused(migration=body.migration, sequence=body.sequence, detail="it has ended")
+            return KvRefused(migration=body.migration, reason=KvRefusal.EPOCH_REFUSED, detail="it has ended")
         self.epochs[body.sequence] += 1
         return EpochAllotted(migration=body.migration, sequence=body.sequence, epoch=self.epochs[body.sequence])

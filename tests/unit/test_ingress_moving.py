@@ -3,8 +3,9 @@
 import pytest
 from millrace.actor.effects import RecordSpan
 from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned, TokensResent
+from millrace.contracts.leases import KvRefused
 from millrace.contracts.local import BusDisconnected, RequestFailure
-from millrace.contracts.migration import AllotEpoch, EpochRefused
+from millrace.contracts.migration import AllotEpoch
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.worker import CancelSequence, ResendTokens
 
@@ -60,7 +61,7 @@ def test_a_second_allotment_voids_the_first_and_its_target_is_told():
 def test_a_void_migrations_late_question_is_refused():
     bench = moving()
     bench.allot("m2", target=bench.third)
-    assert isinstance(bench.ask("m"), EpochRefused)
+    assert isinstance(bench.ask("m"), KvRefused)
     assert bench.allot("m2", target=bench.third) == 2
 
 
@@ -74,7 +75,7 @@ def test_what_cannot_move_is_refused():
         bench.ask("n", target="nobody"),
         bench.ask("n", incarnation=9),
     ):
-        assert isinstance(refused, EpochRefused)
+        assert isinstance(refused, KvRefused)
         assert refused.detail
     assert bench.owner == (bench.source, 0)
     assert bench.outcomes() == {"refused": 6}
@@ -85,9 +86,9 @@ def test_what_cannot_move_is_refused():
 def test_a_sequence_that_ended_or_that_nobody_has_accepted_is_refused():
     bench = MoveBench()
     bench.tokens(bench.source, chunk("ab$", finish=STOP))
-    assert isinstance(bench.ask(), EpochRefused)
+    assert isinstance(bench.ask(), KvRefused)
     bench.call("s")
-    assert isinstance(bench.ask(sequence="s.0"), EpochRefused)
+    assert isinstance(bench.ask(sequence="s.0"), KvRefused)
 
 
 def test_an_epoch_that_nobody_waits_for_is_not_given_out():
@@ -482,7 +483,7 @@ def test_it_moves_there_and_back_and_the_first_stay_is_void():
 def test_a_second_migration_before_the_first_is_settled_is_refused_and_hastens_it():
     bench = moving()
     refused = bench.ask("m2", source=bench.target, target=bench.third, epoch=1)
-    assert isinstance(refused, EpochRefused)
+    assert isinstance(refused, KvRefused)
     bench.tell(chunk("d", 3, epoch=1))
     assert bench.owner == (bench.target, 1)
     assert bench.allot("m2", source=bench.target, target=bench.third, epoch=1) == 2

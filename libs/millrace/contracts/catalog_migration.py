@@ -20,7 +20,6 @@ from millrace.contracts.message import ErrorReply
 from millrace.contracts.migration import (
     AllotEpoch,
     EpochAllotted,
-    EpochRefused,
     EvacuateInstance,
     InstanceEvacuated,
     KvReplicated,
@@ -87,7 +86,7 @@ MIGRATION_CHANNELS: tuple[Channel, ...] = (
         name="epoch",
         subject="epoch.{ingress}",
         messages=(AllotEpoch,),
-        replies=(EpochAllotted, EpochRefused, ErrorReply),
+        replies=(EpochAllotted, KvRefused, ErrorReply),
         senders=(Role.MIGRATOR,),
         receivers=(Role.INGRESS,),
         summary="The epoch that a target shall decode in.",

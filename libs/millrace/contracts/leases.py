@@ -218,7 +218,7 @@ class UnreserveKv(Body, frozen=True, kw_only=True, tag="UnreserveKv/1"):
 
 
 class KvRefused(Body, frozen=True, kw_only=True, tag="KvRefused/1"):
-    """A worker's no to any of the above."""
+    """A worker's no to any of the above, and an ingress's to AllotEpoch."""
 
     migration: str
     reason: KvRefusal

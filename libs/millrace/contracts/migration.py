@@ -161,8 +161,9 @@ class MigrationFinished(Body, frozen=True, kw_only=True, tag="MigrationFinished/
 
 
 class AllotEpoch(Body, frozen=True, kw_only=True, tag="AllotEpoch/1"):
-    """Asks a sequence's ingress for the epoch that the target shall decode in. Answered by EpochAllotted or
-    EpochRefused. A later allotment for the same sequence makes the earlier one void.
+    """Asks a sequence's ingress for the epoch that the target shall decode in. Answered by EpochAllotted, or
+    KvRefused where the sequence has ended, is elsewhere, or ingress knows no such target. A later allotment for the
+    same sequence makes the earlier one void.
 
     Attributes:
         epoch: Present one.
@@ -188,14 +189,6 @@ class EpochAllotted(Body, frozen=True, kw_only=True, tag="EpochAllotted/1"):
     sequence: str
     epoch: int
     traceparent: str = ""
-
-
-class EpochRefused(Body, frozen=True, kw_only=True, tag="EpochRefused/1"):
-    """The sequence has ended, is elsewhere, or ingress knows no such target."""
-
-    migration: str
-    sequence: str
-    detail: str
 
 
 class SequenceMoved(Body, frozen=True, kw_only=True, tag="SequenceMoved/1"):

@@ -9,7 +9,9 @@ stop.
 from __future__ import annotations
 
 from millrace.actor.effects import Reply, Request
-from millrace.contracts.migration import AllotEpoch, EpochAllotted, EpochRefused
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.leases import KvRefused
+from millrace.contracts.migration import AllotEpoch, EpochAllotted
 from millrace.contracts.worker import ResendTokens
 
 from services.ingress import tracing
@@ -33,7 +35,7 @@ def grant_epoch(state: IngressState, body: AllotEpoch, reply_to: str) -> None:
     detail = _refusal(state, body, sequence)
     if detail or sequence is None:
         state.metrics.migrations.add("refused")
-        refused = EpochRefused(migration=body.migration, sequence=body.sequence, detail=detail)
+        refused = KvRefused(migration=body.migration, reason=KvRefusal.EPOCH_REFUSED, detail=detail)
         state.emit(Reply(to=reply_to, body=refused))
         return
     grant = sequence.grant
