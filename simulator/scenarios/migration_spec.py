@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 from millrace.actor.config import BusConfig
+from millrace.contracts.bounds import Count, Span, Wait
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.migration import MigrationMode
 from millrace.contracts.plan import InstanceRole
@@ -42,31 +44,22 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     on: bool = False
-    bandwidth_gbps: float = 100.0
-    local_gbps: float = 400.0
-    latency_us: float = 30.0
+    bandwidth_gbps: Span = 100.0
+    local_gbps: Span = 400.0
+    latency_us: Wait = 30.0
     copy: CopyCost = NO_COST
-    token_bytes: int = TOKEN_BYTES
+    token_bytes: Count = TOKEN_BYTES
     roles: dict[str, InstanceRole] = {}
     mode: MigrationMode = MigrationMode.LIVE
     limits: MigratorLimits = MigratorLimits()
     replicas: ReplicaConfig = ReplicaConfig()
-    replica_share: float = 0.25
-    instances_each: int = 1
+    replica_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
+    instances_each: Count = 1
 
     def complaint(self, instances: Mapping[str, tuple[str, ...]]) -> str:
         """Return the first error, with the field's name; empty if there is none. ``instances``: names by group."""
-        if min(self.bandwidth_gbps, self.local_gbps) <= 0 or self.latency_us < 0 or self.token_bytes < 1:
-            return (
-                "migration: bandwidth_gbps must be above 0, local_gbps above 0, latency_us not negative, "
-                "token_bytes at least 1"
-            )
         if min(self.copy.copy_bytes_per_s, self.copy.checksum_bytes_per_s) < 0 or self.copy.bytes_per_step < 1:
             return "migration.copy: rates must not be negative, bytes_per_step at least 1"
-        if not 0 < self.replica_share <= 1:
-            return f"migration.replica_share: must be above 0 and at most 1, is {self.replica_share}"
-        if self.instances_each < 1:
-            return f"migration.instances_each: must be at least 1, is {self.instances_each}"
         known = {*instances, *(name for names in instances.values() for name in names)}
         for name in self.roles:
             if name not in known:

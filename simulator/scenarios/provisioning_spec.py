@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.errors import ConfigError
+from millrace.contracts.bounds import Wait
 
 from services.coordinator.config import ProvisioningConfig, provisioning_policy
 
@@ -22,8 +23,8 @@ class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     strategy: str = "none"
     parameters: dict[str, Any] = {}
-    cold_start_s: float = 30.0
-    drain_limit_s: float = 30.0
+    cold_start_s: Wait = 30.0
+    drain_limit_s: Wait = 30.0
 
     @property
     def on(self) -> bool:
@@ -40,8 +41,6 @@ class ProvisioningSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def complaint(self) -> str:
         """Return the first error, with its name; empty if there is none."""
-        if self.cold_start_s < 0 or self.drain_limit_s < 0:
-            return "provisioning: cold_start_s and drain_limit_s must not be negative"
         try:
             provisioning_policy(self.config())
         except ConfigError as error:

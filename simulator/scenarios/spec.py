@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from millrace.contracts.bounds import Count, Natural, Span, Wait
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
@@ -42,12 +43,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: str = "gpu"
     model: str = MODEL
-    instances: int = 4
+    instances: Count = 4
     members: tuple[str, ...] = ()
     spares: Annotated[int, msgspec.Meta(ge=0)] = 0
     shape: str = ""
     step_time: str = "a100-llama-3-8b"
-    speed: float = 1.0
+    speed: Span = 1.0
     kappa: Annotated[float, msgspec.Meta(ge=0, le=10)] | None = None
     engine: EngineParameters = EngineParameters()
     host: str = ""
@@ -87,9 +88,9 @@ class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """
 
     groups: tuple[Group, ...] = (Group(),)
-    ingresses: int = 1
-    coordinators: int = 1
-    predictors: int = 1
+    ingresses: Count = 1
+    coordinators: Count = 1
+    predictors: Count = 1
     predictor: PredictorSpec = PredictorSpec()
     queue_max: int = 100_000
     restart_s: float = 1.0
@@ -199,9 +200,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     arrivals: Arrivals = Poisson(rate_per_s=10.0)
     lengths: LengthSource = LogNormal(prompt_mean=200.0, output_mean=200.0, prompt_sigma=1.0, output_sigma=0.8)
-    count: int = 1000
-    warm_up: int = 0
-    residents: int = 0
+    count: Count = 1000
+    warm_up: Natural = 0
+    residents: Natural = 0
     output_limit: int = 0
     stated: bool = False
     phases: tuple[Phase, ...] = ()
@@ -222,7 +223,7 @@ class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     kind: Literal["oracle", "noisy", "tagger", "recorded", "none"] = "oracle"
-    sigma: float = 0.0
+    sigma: Wait = 0.0
     asked: Literal["needed", "always"] = "needed"
     remaining: Literal["submitted", "head"] = "submitted"
     head: HeadSpec = HeadSpec()
@@ -236,10 +237,10 @@ class NetworkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             with an engine, that has to make room first.
     """
 
-    delay_us: float = 100.0
-    jitter_us: float = 0.0
-    worker_delay_us: float = 0.0
-    worker_jitter_us: float = 0.0
+    delay_us: Wait = 100.0
+    jitter_us: Wait = 0.0
+    worker_delay_us: Wait = 0.0
+    worker_jitter_us: Wait = 0.0
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -271,17 +272,17 @@ class IntervalSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         status_ms: Least time between two snapshots of an instance.
-        summary_ms: Least time between two summaries.
+        summary_ms: Least time between two summaries; with more than 500, ingress would take the instance for dead.
         token_ms: Tokens between the first and the last of a request are reported at most so often; 0 for each step.
         run_ms: Longest run of decode steps that is computed at once; 0 for step by step. Changes no step's time.
         sample_ms: How often the timeline is sampled.
     """
 
-    status_ms: int = 250
-    summary_ms: int = 250
-    token_ms: int = 1000
-    run_ms: int = 1000
-    sample_ms: int = 1000
+    status_ms: Count = 250
+    summary_ms: Annotated[int, msgspec.Meta(ge=1, le=500)] = 250
+    token_ms: Natural = 1000
+    run_ms: Natural = 1000
+    sample_ms: Count = 1000
 
 
 class OutputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

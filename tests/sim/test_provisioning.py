@@ -124,7 +124,6 @@ def test_spares_are_what_the_bound_leaves() -> None:
     [
         ({"strategy": "preemt"}, "one of none, preempt, relief"),
         ({"strategy": "relief", "parameters": {"treshold_s": 1}}, "treshold_s"),
-        ({"strategy": "relief", "cold_start_s": -1.0}, "cold_start_s"),
     ],
 )
 def test_a_wrong_strategy_is_refused_by_name(fields: dict[str, Any], words: str) -> None:

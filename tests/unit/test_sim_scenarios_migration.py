@@ -45,9 +45,9 @@ FINISHED = MigrationFinished(
     ("migration", "complaint"),
     [
         ({"bandwith_gbps": 100}, "bandwith_gbps"),
-        ({"bandwidth_gbps": 0}, "bandwidth_gbps must be above 0"),
-        ({"latency_us": -1.0}, "latency_us not negative"),
-        ({"token_bytes": 0}, "token_bytes at least 1"),
+        ({"bandwidth_gbps": 0}, "Expected `float` > 0.0 .*bandwidth_gbps"),
+        ({"latency_us": -1.0}, "latency_us"),
+        ({"token_bytes": 0}, "Expected `int` >= 1 .*token_bytes"),
         ({"roles": {"front": "prefil"}}, "prefil"),
         ({"roles": {"middle": "decode"}}, "migration.roles: 'middle' is neither a group nor an instance"),
         ({"roles": {"back-0": "decode"}}, "'back-0' is neither"),
