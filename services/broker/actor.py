@@ -6,7 +6,7 @@ ordered; and the boundaries that its instances keep. It moves nothing itself: th
 | message in | change | messages out |
 |---|---|---|
 | StatusSnapshot, InstanceSummary | the instance's state | |
-| LoadReported, LoadsReported | loads of the own and the next stage | |
+| LoadsReported | loads of the own and the next stage | |
 | AskForMove | a bid holds for a while | MoveBid |
 | MoveBid | the ask has an answer; with the last one: | MoveSequence |
 | TimerFired(ask/...) | the bids that came are compared | MoveSequence |
@@ -17,7 +17,7 @@ ordered; and the boundaries that its instances keep. It moves nothing itself: th
 | BoundaryMoved | the cut's boundary | |
 | KeyChanged(plan) | what was not awarded is void | Subscribe |
 | BusDisconnected, BusReconnected | nothing is asked for until a fresh snapshot came | |
-| TimerFired(tick) | intents, deadlines | LoadReported, LoadsReported, AskForMove, ReturnSequences, BoundaryMoved,
+| TimerFired(tick) | intents, deadlines | LoadsReported, AskForMove, ReturnSequences, BoundaryMoved,
 ServicePresence |
 | StopRequested | what was not awarded is given up; whoever waits hears so | ServicePresence, Stop |
 
@@ -75,7 +75,6 @@ ACCEPTS: tuple[type[Body], ...] = (
     BoundaryMoved,
     EvacuateInstance,
     InstanceSummary,
-    LoadReported,
     LoadsReported,
     MigrateSequence,
     MigrationFinished,
@@ -169,8 +168,6 @@ class BrokerActor:
                 return []
             case BoundaryMoved() as body:
                 return self._believed("boundary", self._ctx.view.on_boundary(body))
-            case LoadReported() as body:
-                return self._believed("load", self._ctx.view.on_load(body, now_ns))
             case LoadsReported(loads=loads):
                 return [none for load in loads for none in self._believed("load", self._ctx.view.on_load(load, now_ns))]
             case KeyChanged() as body:
@@ -353,10 +350,7 @@ class BrokerActor:
             load = renew_load(self._ctx, own, record, now_ns)
             self._ctx.view.on_load(load, now_ns)
             due.setdefault(self._ctx.subjects.load(record.model, load.stage or UNPLANNED), []).append(load)
-        return [
-            Publish(subject=subject, body=loads[0] if len(loads) == 1 else LoadsReported(loads=loads))
-            for subject, loads in due.items()
-        ]
+        return [Publish(subject=subject, body=LoadsReported(loads=loads)) for subject, loads in due.items()]
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []

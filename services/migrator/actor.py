@@ -13,7 +13,7 @@ FreezeSequence, SubmitSequence, EndLease, UnreserveKv, MigrationFinished |
 | StatusSnapshot | which sequences get KV replicas | LeaseKv |
 | Replied, RequestFailed (replica/...) | a replica's next step, see replicas.py | PrepareMigration, PullKv, LeaseKv,
 EndLease, KvReplicated |
-| KeyChanged, LoadReported, LoadsReported | who there is, and who has room for replicas | |
+| KeyChanged, LoadsReported | who there is, and who has room for replicas | |
 | TimerFired | heartbeat; a replica may copy again | ServicePresence, next timer |
 | StopRequested | everything is given up; nobody waits in vain | UnreserveKv, EndLease, ServicePresence, Stop |
 
@@ -28,7 +28,7 @@ from random import Random
 from typing import Any
 
 from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
-from millrace.contracts.broker import LoadReported, LoadsReported
+from millrace.contracts.broker import LoadsReported
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure, StopRequested, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
@@ -52,7 +52,7 @@ TICK_NS = 1_000 * MS
 TOLD_MAX = 32
 
 #: Wire types that a migrator takes.
-ACCEPTS: tuple[type[Body], ...] = (LoadReported, LoadsReported, MoveSequence, StatusSnapshot)
+ACCEPTS: tuple[type[Body], ...] = (LoadsReported, MoveSequence, StatusSnapshot)
 
 
 class MigratorActor:
@@ -101,9 +101,6 @@ class MigratorActor:
             case StatusSnapshot() as body:
                 managed = self._managed.get(subject_token(body.instance)) if body.instance else None
                 return self._replicas.on_snapshot(managed, body, now_ns) if managed is not None else []
-            case LoadReported() as body:
-                self._records.on_load(body, now_ns)
-                return []
             case LoadsReported(loads=loads):
                 for load in loads:
                     self._records.on_load(load, now_ns)

@@ -3,7 +3,7 @@
     message in                          → change                               → out
     DecisionMade                        → a row of ``q`` per sequence
     StatusSnapshot                      → its instance, states and lengths of its sequences
-    LoadReported, LoadsReported         → its instance
+    LoadsReported                       → its instance
     MigrationFinished                   → the sequence's instance; an event
     RequestFinished                     → its rows end; one of ``f``; an event where it failed
     MoveBid                             → lines that flash once
@@ -45,7 +45,6 @@ from services.page.tables import Row, Tables
 ACCEPTS = (
     BoundaryMoved,
     DecisionMade,
-    LoadReported,
     LoadsReported,
     MigrationFinished,
     MoveBid,
@@ -127,8 +126,6 @@ class PageActor:
                 self._on_finished(body, now_ns)
             case MigrationFinished() as body:
                 self._on_migration(body, now_ns)
-            case LoadReported() as body:
-                self._on_load(body, now_ns)
             case LoadsReported(loads=loads):
                 for load in loads:
                     self._on_load(load, now_ns)

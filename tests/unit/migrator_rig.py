@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from millrace.actor.config import BusConfig
 from millrace.actor.effects import CancelTimer, Effect, Publish, RecordSpan, Reply, Request, StartTimer, Stop
-from millrace.contracts.broker import LoadReported, MoveReason
+from millrace.contracts.broker import LoadReported, LoadsReported, MoveReason
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.leases import (
     EndLease,
@@ -339,7 +339,7 @@ class Rig:
     def hear(self) -> None:
         """Every worker's load and snapshot, now and every 50 ms."""
         for worker in self.workers.values():
-            self.tell(worker.load(self.now_ns))
+            self.tell(LoadsReported(loads=[worker.load(self.now_ns)]))
             self.tell(worker.snapshot(self.now_ns))
         self._at(self.now_ns + 50 * MS, self.hear)
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from millrace.contracts.broker import AskForMove, BidRefusal, LoadReported, MoveBid, MoveReason
+from millrace.contracts.broker import AskForMove, BidRefusal, LoadReported, LoadsReported, MoveBid, MoveReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import SequenceState
@@ -205,9 +205,9 @@ def test_a_hand_off_waits_where_it_is_while_those_that_decode_may_run_short(join
 def test_a_memory_that_is_too_small_is_told_with_the_load():
     world = BrokerWorld(crowded(108, immovable="a grammar"), FakeInstance("b"), policy="none", reasons=MEMORY)
     world.run(1_000)
-    told = [body.memory_risk for body in world.bodies(LoadReported) if body.instance == "a"]
+    told = [load.memory_risk for load in loads(world, "a")]
     assert told[-1] > 0.05
-    assert {body.memory_risk for body in world.bodies(LoadReported) if body.instance == "b"} == {0.0}
+    assert {load.memory_risk for load in loads(world, "b")} == {0.0}
 
 
 def test_the_ninetieth_percentile_travels_with_the_ask():
@@ -488,8 +488,12 @@ def test_the_moves_of_what_came_are_known_where_it_came_to():
 # Why nothing moves
 
 
+def loads(world: BrokerWorld, instance: str) -> list[LoadReported]:
+    return [load for body in world.bodies(LoadsReported) for load in body.loads if load.instance == instance]
+
+
 def why(world: BrokerWorld, instance: str = "a") -> str:
-    return next(body.why for body in reversed(world.bodies(LoadReported)) if body.instance == instance)
+    return loads(world, instance)[-1].why
 
 
 def test_a_broker_that_sees_no_gain_asks_nobody_and_says_so():
@@ -554,9 +558,9 @@ def test_an_ask_of_another_model_or_of_its_own_instance_gets_no_bid(changes):
 
 def test_a_load_with_more_free_blocks_than_there_are_is_counted_and_not_believed():
     world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
-    load = msgspec.structs.replace(world.bodies(LoadReported)[-1], instance="b", blocks_free=99, blocks_total=10)
+    load = msgspec.structs.replace(loads(world, "b")[-1], blocks_free=99, blocks_total=10)
     before = world.refused("a").get("load", 0)
-    heard(world, "load.m.unplanned", load, "broker-b")
+    heard(world, "load.m.unplanned", LoadsReported(loads=[load]), "broker-b")
     assert world.refused("a")["load"] == before + 1
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from millrace.contracts.broker import AskForMove, LoadReported, MoveBid, MoveReason
+from millrace.contracts.broker import AskForMove, LoadsReported, MoveBid, MoveReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.migration import (
     EvacuateInstance,
@@ -18,7 +18,7 @@ from millrace.contracts.worker import ReturnSequences
 from tests.unit.broker_rig import MS, BrokerWorld, FakeInstance, FakeSequence, double, filled, late, lose, plan
 from tests.unit.test_broker import STANDING
 
-EVERY_KIND = (AskForMove, MoveBid, MigrationFinished, LoadReported)
+EVERY_KIND = (AskForMove, MoveBid, MigrationFinished, LoadsReported)
 
 
 def draining(**config: Any) -> BrokerWorld:

@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import resolve_connection
-from millrace.cli.message_summaries import summary
+from millrace.cli.message_summaries import load_summary
 from millrace.contracts.broker import LoadReported, LoadsReported
 from millrace.contracts.codec import MalformedMessage, decode
 from millrace.contracts.subjects import Subjects
@@ -46,12 +46,10 @@ def _loads(payload: bytes) -> list[LoadReported]:
         body: Any = decode(payload)
     except MalformedMessage:
         return []
-    if isinstance(body, LoadReported):
-        return [body]
     return body.loads if isinstance(body, LoadsReported) else []
 
 
 def told_of(load: LoadReported) -> list[str]:
     """Two lines: what it carries, and what its broker does about it."""
-    carried = summary(load).partition(" | ")[0]
+    carried = load_summary(load).partition(" | ")[0]
     return [carried, f"  {load.why or 'its broker says nothing of moves'}"]

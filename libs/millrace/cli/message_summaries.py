@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from millrace.cli.field_text import ITEMS_MAX, bounded_list, duration, shown_fields
-from millrace.contracts.broker import LoadReported
+from millrace.contracts.broker import LoadReported, LoadsReported
 from millrace.contracts.ingress import TokenChunk, TokensGenerated
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished
@@ -108,7 +108,12 @@ def _plan(body: Plan) -> str:
     return f"epoch={body.epoch} by={body.coordinator} {bounded_list(stages)}"
 
 
-def _load(body: LoadReported) -> str:
+def _loads(body: LoadsReported) -> str:
+    return "; ".join(map(load_summary, body.loads))
+
+
+def load_summary(body: LoadReported) -> str:
+    """Load of an instance, and its broker's sentence on it."""
     used = body.blocks_total - body.blocks_free
     coming = f" queued={body.queued_tokens}" if body.queued_tokens else ""
     peak = f" peak={max(body.curve.blocks)}" if body.curve is not None and body.curve.blocks else ""
@@ -137,7 +142,7 @@ _SUMMARIES: dict[type[Body], Callable[[Body], str]] = dict(
         _entry(InstanceSummary, _summary),
         _entry(DecisionMade, _decision),
         _entry(Plan, _plan),
-        _entry(LoadReported, _load),
+        _entry(LoadsReported, _loads),
         _entry(MigrationFinished, _migrated),
     ]
 )

@@ -54,8 +54,8 @@ class LoadCurve(msgspec.Struct, frozen=True, array_like=True):
     running: list[Tokens]
 
 
-class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
-    """Load of an instance, sent by its broker to the brokers of its stage and of the stage before.
+class LoadReported(msgspec.Struct, frozen=True, kw_only=True):
+    """Load of an instance.
 
     Attributes:
         stage: Name in the plan; empty without a plan.
@@ -94,8 +94,9 @@ class LoadReported(Body, frozen=True, kw_only=True, tag="LoadReported/1"):
     why: str = ""
 
 
-class LoadsReported(Body, frozen=True, kw_only=True, tag="LoadsReported/1"):
-    """Loads of several instances of a stage whose brokers share a process, in one message.
+class LoadsReported(Body, frozen=True, kw_only=True, tag="LoadsReported/2"):
+    """Loads of the instances of a stage whose brokers share a process, to the brokers of their stage and of the stage
+    before.
 
     Attributes:
         loads: At most one per instance.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadReported, LoadsReported, MoveBid
+from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadsReported, MoveBid
 from millrace.contracts.channels import Channel, Role
 
 BROKER_CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="load",
         subject="load.{model}.{stage}",
-        messages=(LoadReported, LoadsReported),
+        messages=(LoadsReported,),
         senders=(Role.BROKER,),
         receivers=(Role.BROKER, Role.COORDINATOR, Role.MIGRATOR),
         summary="What an instance carries and is forecast to carry, twice a second.",
