@@ -137,8 +137,8 @@ def short_of_memory(seed: int, *reasons: MoveReason) -> tuple[SoakReport, int]:
 
 
 def test_moves_for_memory_avoid_preemptions():
-    with_moves = [short_of_memory(seed, MoveReason.MEMORY) for seed in range(8)]
-    without = [short_of_memory(seed) for seed in range(8)]
+    with_moves = [short_of_memory(seed, MoveReason.MEMORY) for seed in range(4)]
+    without = [short_of_memory(seed) for seed in range(4)]
     assert sum(report.deals["memory moved"] for report, _ in with_moves if "memory moved" in report.deals) > 0
     assert sum(preempted for _, preempted in with_moves) < sum(preempted for _, preempted in without)
 
