@@ -12,6 +12,7 @@ from millrace.judging.calibration import IsotonicCurve
 from millrace.policies.judges import JUDGES, Judged
 from millrace.policies.judges.external import policy as external
 from millrace.policies.judges.llm import policy as llm
+from millrace.policies.registry import Nothing
 
 ANSWER = Judged("nano", "Add 3 and 4.", "7")
 
@@ -22,7 +23,7 @@ def _completion(content: Any, **more: Any) -> bytes:
 
 @pytest.mark.parametrize(("content", "score"), [("87", 87), (" 87.5\n", 87.5), ("87/100", 87), ("100.", 100), ("0", 0)])
 def test_the_external_judge_grades_by_one_number(content: str, score: float) -> None:
-    assert external.verdict(_completion(content), ANSWER, external.Parameters()).score == score
+    assert external.verdict(_completion(content), ANSWER, Nothing()).score == score
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_the_external_judge_grades_by_one_number(content: str, score: float) -> 
     ],
 )
 def test_what_is_no_grade_gives_no_score_and_a_reason(payload: bytes, reason: str) -> None:
-    verdict = external.verdict(payload, ANSWER, external.Parameters())
+    verdict = external.verdict(payload, ANSWER, Nothing())
     assert verdict.score is None
     assert reason in verdict.reason
 
