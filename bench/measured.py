@@ -49,8 +49,8 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ares_scale": (_POLICIES + "trading", "papers/ares/bench/levelling.py"),
         "flowkv_roles": ("papers/flowkv", *_ROLES, *_TRADING),
         "flowkv_weights": ("papers/flowkv",),
-        "flowkv_hetero": (_POLICIES + "roles/assignment.py", _POLICIES + "roles/mix.py", *_SIMULATOR),
-        "scaling_shapes": (_POLICIES + "roles/assignment.py", _POLICIES + "roles/mix.py", *_SIMULATOR),
+        "flowkv_hetero": ("papers/flowkv/assignment.py", "papers/flowkv/mix.py", *_SIMULATOR),
+        "scaling_shapes": ("papers/flowkv/assignment.py", "papers/flowkv/mix.py", *_SIMULATOR),
         "moving_unified": (_POLICIES + "dispatch", *_STAGES, *_TRADING),
         # cascades
         "cascade_example": _CASCADE,

@@ -3,7 +3,7 @@
     python -m bench flowkv_hetero --rows FILE
 
 Two A100 and two H200 with Llama-3-8B (published kernels), as FlowKV has L20 and H20 (section 4.3). Every assignment
-that gives a kind one role, and all doing both, is rated by `policies/roles/assignment` on a sample, and run as a whole
+that gives a kind one role, and all doing both, is rated by `papers/flowkv/assignment` on a sample, and run as a whole
 cluster on other draws. A choice is right where no other serves more requests within the objectives.
 """
 

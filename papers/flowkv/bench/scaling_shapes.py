@@ -4,7 +4,7 @@
 
 Llama-3.1-70B in 8 bits (published kernels of aiconfigurator): eight instances of one GPU, four of two, two of four, or
 one of eight, all doing both. At a low rate steps are too long on one GPU; at a high rate all-reduces cost more than
-they bring. `policies/roles/assignment` chooses on a sample; each shape is run as a whole cluster on other draws.
+they bring. `papers/flowkv/assignment` chooses on a sample; each shape is run as a whole cluster on other draws.
 """
 
 from __future__ import annotations
