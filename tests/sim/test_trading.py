@@ -84,7 +84,7 @@ def test_sequences_move_for_balance_under_faults_and_some_moves_fail():
     reports = [passed(seed, balance=True) for seed in SEEDS[3:-3]]
     deals = sum((Counter(report.deals) for report in reports), Counter[str]())
     assert any(report.faults for report in reports)
-    assert deals["balance moved"] > len(reports)
+    assert deals["balance moved"] >= len(reports)
     assert any(not how.endswith(" moved") for how in deals)
 
 
