@@ -20,7 +20,7 @@ from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig, offer_during
 
 #: Longest wait for processes to end, seconds.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 async def test_the_next_supervisor_takes_over_what_lives_no_stream_ends_and_a_closed_terminal_stops_all(
