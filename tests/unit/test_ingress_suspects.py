@@ -92,6 +92,16 @@ def test_a_suspect_that_nobody_can_take_alone_is_refused_and_says_why():
     assert sent_to(bench, "bad") == [home]
 
 
+def test_a_suspect_whose_engine_was_lost_before_it_answered_waits_as_long_as_another():
+    bench = Bench(instances=2)
+    home = bench.run_call("stream")
+    busy(bench, home)
+    bench.call("bad")  # no answer comes
+    (other,) = bench.summary_at.keys() - {home}
+    pass_busy(bench, 15, other)
+    assert not bench.made(RefuseCall)
+
+
 def test_a_suspect_of_a_dead_instance_waits_for_its_return_and_is_refused_with_the_next_death():
     bench, home = bench_with_neighbour()
     (other,) = bench.summary_at.keys() - {home}

@@ -305,7 +305,8 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence) -> bool:
 
 
 def _longest_wait_ns(state: IngressState, sequence: OpenSequence) -> int:
-    configured_ns = state.times.continuation if sequence.owned else state.times.wait
+    lost = sequence.owned or sequence.retry.suspect  # with its engine, whether that had answered or not
+    configured_ns = state.times.continuation if lost else state.times.wait
     patience_ns = sequence.call.patience_ns
     return configured_ns if patience_ns is None else min(patience_ns, configured_ns)
 
