@@ -81,10 +81,10 @@ def test_sequences_are_traded_under_faults_and_some_moves_fail():
 
 
 def test_sequences_move_for_balance_under_faults_and_some_moves_fail():
-    reports = [passed(seed, balance=True) for seed in SEEDS[3:-3]]
+    reports = [passed(seed, balance=True) for seed in range(4, 8)]
     deals = sum((Counter(report.deals) for report in reports), Counter[str]())
     assert any(report.faults for report in reports)
-    assert deals["balance moved"] >= len(reports)
+    assert deals["balance moved"] > 2 * len(reports)
     assert any(not how.endswith(" moved") for how in deals)
 
 
