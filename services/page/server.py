@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.cli.errors import CliError
+from millrace.cli.explain_spans import explained_by_spans
+from millrace.cli.explain_text import told as told_lines
 from millrace.cli.trace_reading import attribute, request_of, spans_of
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole
@@ -176,13 +178,15 @@ class PageServer:
         self._deliver(ViewersCounted(count=len(self._viewers)))
 
     async def _tell(self, exchange: Exchange, request: str) -> None:
-        """Answers with what was heard of a request, and what was traced."""
+        """Answers with what was heard of a request, and what was traced, also as `millrace explain` tells it."""
         folder, told = self._config.telemetry.trace_dir, self._actor.told(request)
         try:
             spans = await asyncio.to_thread(spans_of, Path(folder), request) if folder else []
         except (CliError, OSError):
             spans = []
+        traced = any(span.name == "ingress" for span in spans)
         known = {
+            "text": told_lines(explained_by_spans(spans)) if traced else [],
             "messages": [{"t": at_ns // 1_000_000, "kind": type(b).__name__, "body": b} for at_ns, b in told],
             "spans": [
                 {

@@ -82,7 +82,7 @@ def events(tables: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]
     return [event for event in tables["e"].values() if event["k"] == kind]
 
 
-async def test_a_request_is_seen_where_it_runs_and_its_page_tells_what_became_of_it(rig: UpRig) -> None:
+async def test_a_request_is_seen_where_it_runs_and_its_page_tells_what_explain_tells(rig: UpRig) -> None:
     async with viewer_of(rig) as viewer, client(60) as http:
         running = asyncio.create_task(stream(http, rig, prompt_text(1), max_tokens=300, ignore_eos=True))
         name, row = await viewer.until(lambda tables: next(iter(tables["q"].items()), None))
@@ -92,9 +92,10 @@ async def test_a_request_is_seen_where_it_runs_and_its_page_tells_what_became_of
         await viewer.until(lambda tables: request in tables["f"])
         assert name not in viewer.tables["q"]
         known: dict[str, Any] = {}
-        while not known.get("spans"):  # they are written a moment after the end
+        while not known.get("text"):  # spans are written a moment after the end
             known = (await http.get(f"{page_url(rig)}/request/{request}")).json()
         assert {"DecisionMade", "RequestFinished"} <= {message["kind"] for message in known["messages"]}
+        assert "\n".join(known["text"]).strip() == rig.cli("explain", request).strip()
         (first, _), *_ = (await http.get(f"{page_url(rig)}/history")).json()
         kept = (await http.get(f"{page_url(rig)}/history/{first}")).text.splitlines()
         assert "k" in json.loads(kept[0])

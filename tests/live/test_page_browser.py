@@ -126,6 +126,7 @@ async def test_a_deep_link_tells_the_life_of_a_request(rig: UpRig) -> None:
         request = await until(tab, ended)
         async with opened(rig, f"/r/{request}") as other:
             await other.wait_for_selector(".waterfall .span.move")
+            assert await other.locator(".words").inner_text() == rig.cli("explain", request).strip()
             assert await other.locator("caption", has_text="Forecasts").count() >= 1
             await picture(other, "request")
 

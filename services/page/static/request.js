@@ -1,4 +1,4 @@
-// One request: its life as a waterfall, candidates with what was forecast and what came, its moves.
+// One request: its life as a waterfall, candidates with what was forecast and what came, its moves, the text of `explain`.
 
 import { offer } from "./orders.js";
 import { age, context, STATES, takes, whySlow } from "./state.js";
@@ -24,7 +24,7 @@ export function requestView(cluster, id, known, t, order) {
     waterfall(known.spans ?? [], { decisions, moves, end: end?.body, t, open: open.length > 0 }),
     ...decisions.map(({ body }) => candidates(body, end?.body)),
     moveTable(moves),
-    el("p", { class: "quiet" }, "In words: ", el("code", {}, `millrace explain ${id}`)),
+    el("section", {}, el("h3", {}, "In words"), el("pre", { class: "words" }, known.text?.length ? known.text.join("\n") : "It was not traced."), el("p", { class: "quiet" }, "The same as ", el("code", {}, `millrace explain ${id}`), ".")),
   ].filter(Boolean);
 }
 
