@@ -8,7 +8,7 @@
     EngineObserved        snapshot replaced                        status, summary
     EngineLiveness        the engine hangs, or is back             summary
     CancelSequence        out of the engine and gone               (nothing)
-    ResendTokens          (none)                                   TokensResent | TokensForgotten
+    ResendTokens          (none)                                   TokensResent | ErrorReply
     AcknowledgeSequences  finished ones gone                       (nothing)
     ReturnSequences       queued ones out of the engine and gone   SequencesReturned REQUESTED
     SetStepBudget         bound of the engine's steps, for a while  (nothing; step_budget.py)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from millrace.actor.effects import Effect
 from millrace.actor.engine import EngineStepped, StepOutput
 from millrace.contracts.ingress import TokensResent
-from millrace.contracts.message import Message
-from millrace.contracts.worker import AcknowledgeSequences, ResendTokens, TokensForgotten
+from millrace.contracts.message import ErrorReply, Message
+from millrace.contracts.worker import AcknowledgeSequences, ResendTokens
 
 from services.worker.context import WorkerContext, answer
 from services.worker.state import Held
@@ -66,12 +66,10 @@ class Decoding:
     def resend(self, body: ResendTokens, message: Message) -> list[Effect]:
         """Tokens that an ingress misses."""
         held = self._ctx.ledger.get(body.sequence)
-        if held is None or held.epoch != body.epoch or body.from_index < held.base_index:
-            base = held.base_index if held is not None and held.epoch == body.epoch else None
-            forgotten = TokensForgotten(sequence=body.sequence, epoch=body.epoch, base_index=base)
-            return answer(message.reply_to, body.sequence, forgotten)
+        if held is None or held.epoch != body.epoch:
+            return answer(message.reply_to, body.sequence, ErrorReply(reason="forgotten"))
         self._ctx.figures.resends += 1
-        start = min(body.from_index - held.base_index, len(held.token_ids))
+        start = min(max(body.from_index - held.base_index, 0), len(held.token_ids))
         return answer(message.reply_to, body.sequence, TokensResent(chunk=held.chunk(start)))
 
     def acknowledge(self, body: AcknowledgeSequences) -> list[Effect]:

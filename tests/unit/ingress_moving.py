@@ -5,9 +5,10 @@ from __future__ import annotations
 from millrace.actor.effects import Reply, Request
 from millrace.contracts.ingress import TokenChunk, TokensResent
 from millrace.contracts.leases import KvRefused
+from millrace.contracts.message import ErrorReply
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, SequenceMoved
 from millrace.contracts.status import PresenceState, ServicePresence
-from millrace.contracts.worker import CancelSequence, ResendTokens, SubmitSequence, TokensForgotten
+from millrace.contracts.worker import CancelSequence, ResendTokens, SubmitSequence
 
 from services.ingress.sequence import OpenSequence
 from tests.unit.ingress_core import Bench, instance_of
@@ -95,12 +96,11 @@ class MoveBench(Bench):
         assert isinstance(request.body, ResendTokens)
         return instance_of(request), request.body
 
-    def tell(self, chunk: TokenChunk | None, *, base: int | None = None) -> None:
-        """Answers the newest ResendTokens: with these tokens, or that nothing (before ``base``) is known."""
+    def tell(self, chunk: TokenChunk | None) -> None:
+        """Answers the newest ResendTokens: with these tokens, or that nothing is known."""
         request: Request = self.asked(ResendTokens)[-1]
         assert isinstance(request.body, ResendTokens)
-        forgotten = TokensForgotten(sequence=request.body.sequence, epoch=request.body.epoch, base_index=base)
-        self.reply(request, forgotten if chunk is None else TokensResent(chunk=chunk))
+        self.reply(request, ErrorReply(reason="forgotten") if chunk is None else TokensResent(chunk=chunk))
 
     def placed(self) -> list[tuple[str, int]]:
         """Every submission so far: instance and epoch."""

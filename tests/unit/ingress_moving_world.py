@@ -16,7 +16,7 @@ from zlib import crc32
 from millrace.actor.effects import Effect, Publish, Reply, Request, StartTimer
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated, TokensResent
 from millrace.contracts.local import Replied, RequestFailed, RequestFailure, TimerFired
-from millrace.contracts.message import Body
+from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, SequenceMoved
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
@@ -29,7 +29,6 @@ from millrace.contracts.worker import (
     SequenceAccepted,
     SequenceRefused,
     SubmitSequence,
-    TokensForgotten,
 )
 
 from services.ingress.calls.messages import CallAbandoned, CompleteCall, FailCall, RefuseCall
@@ -205,10 +204,9 @@ class World:
 
     def _resent(self, worker: Worker, body: ResendTokens) -> Body:
         held = worker.held
-        if held is None or held.epoch != body.epoch or body.from_index < held.base:
-            base = held.base if held is not None and held.epoch == body.epoch else None
-            return TokensForgotten(sequence=SEQUENCE, epoch=body.epoch, base_index=base)
-        return TokensResent(chunk=self._chunk(held, min(body.from_index, len(held.history))))
+        if held is None or held.epoch != body.epoch:
+            return ErrorReply(reason="forgotten")
+        return TokensResent(chunk=self._chunk(held, min(max(body.from_index, held.base), len(held.history))))
 
     def _chunk(self, held: Held, start: int) -> TokenChunk:
         tokens = held.history[start:]

@@ -4,6 +4,7 @@ import pytest
 from millrace.actor.effects import RecordSpan
 from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned, TokenLogprobs, TokensResent
 from millrace.contracts.local import BusDisconnected, BusReconnected, RequestFailure
+from millrace.contracts.message import ErrorReply
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import (
@@ -12,7 +13,6 @@ from millrace.contracts.worker import (
     ResendTokens,
     Sampling,
     SequenceRefused,
-    TokensForgotten,
 )
 
 from services.ingress.calls.messages import CompleteCall, DeliverDeltas, FailCall, RefusalKind, RefuseCall, Usage
@@ -68,7 +68,7 @@ def cancelled_as_an_orphan(bench: Bench, instance: str) -> None:
 
 def forgotten(bench: Bench, instance: str) -> None:
     bench.tokens(instance, chunk("z", 9))
-    bench.reply(bench.asked(ResendTokens)[-1], TokensForgotten(sequence="r.0", epoch=0))
+    bench.reply(bench.asked(ResendTokens)[-1], ErrorReply(reason="forgotten"))
 
 
 def resend_failed(bench: Bench, instance: str) -> None:

@@ -15,13 +15,13 @@ from millrace.contracts.ingress import (
     TokensResent,
 )
 from millrace.contracts.local import RequestFailure
+from millrace.contracts.message import ErrorReply
 from millrace.contracts.worker import (
     CancelSequence,
     ResendTokens,
     Sampling,
     SequenceAccepted,
     SubmitSequence,
-    TokensForgotten,
 )
 from millrace.membership import MembershipConfig
 
@@ -140,14 +140,16 @@ def test_a_resend_nobody_answers_is_asked_again_and_then_continued_elsewhere():
     assert bench.metrics.continuations.counts == {("resend_failed",): 1}
 
 
-@pytest.mark.parametrize("failure", ["forgotten", "no_responders"])
+@pytest.mark.parametrize("failure", ["forgotten", "only_later", "no_responders"])
 def test_a_worker_that_knows_nothing_of_it_is_left_at_once(failure):
     bench = Bench()
     instance = bench.run_call()
     bench.tokens(instance, chunk("ab"), chunk("d", 3))
     (ask,) = bench.asked(ResendTokens)
     if failure == "forgotten":
-        bench.reply(ask, TokensForgotten(sequence="r.0", epoch=0))
+        bench.reply(ask, ErrorReply(reason="forgotten"))
+    elif failure == "only_later":
+        bench.reply(ask, TokensResent(chunk=chunk("d", 3)))
     else:
         bench.fail(ask, RequestFailure.NO_RESPONDERS)
     request, _ = bench.last_submission()
@@ -269,10 +271,10 @@ class FakeWorker:
         done = made + len(piece) == len(self.text)
         return chunk(piece, made, epoch=epoch, finish=LENGTH if done else None)
 
-    def resend(self, instance: str, body: ResendTokens) -> TokensResent | TokensForgotten:
+    def resend(self, instance: str, body: ResendTokens) -> TokensResent | ErrorReply:
         made = self.owned.get((instance, body.epoch))
         if made is None:
-            return TokensForgotten(sequence=body.sequence, epoch=body.epoch)
+            return ErrorReply(reason="forgotten")
         finish = LENGTH if made == len(self.text) else None
         piece = self.text[body.from_index : made]
         return TokensResent(chunk=chunk(piece, body.from_index, epoch=body.epoch, finish=finish))

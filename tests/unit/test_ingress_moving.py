@@ -410,7 +410,7 @@ def test_a_target_that_holds_only_what_it_decoded_itself_owns_a_log_that_is_not_
     bench = moving()
     bench.tokens(bench.source, chunk("de", 3))
     bench.tokens(bench.target, chunk("f", 5, epoch=1))
-    bench.tell(None, base=5)
+    bench.tell(chunk("f", 5, epoch=1))
     assert bench.owner == (bench.target, 1)
     assert bench.question() == (bench.target, ResendTokens(sequence="r.0", epoch=1, from_index=5))
     bench.tell(chunk("f", 5, epoch=1))
@@ -423,7 +423,7 @@ def test_a_longer_log_is_compared_with_what_the_target_holds(theirs, outcome):
     bench = moving()
     bench.tokens(bench.source, chunk("de", 3))
     bench.tokens(bench.target, chunk(theirs[1], 5, epoch=1))
-    bench.tell(None, base=4)
+    bench.tell(chunk(theirs, 4, epoch=1))
     assert bench.question() == (bench.target, ResendTokens(sequence="r.0", epoch=1, from_index=4))
     bench.tell(chunk(theirs, 4, epoch=1))
     assert bench.outcomes() == {outcome: 1}

@@ -42,7 +42,6 @@ from millrace.contracts.worker import (
     Sampling,
     SequenceAccepted,
     SequenceRefused,
-    TokensForgotten,
 )
 
 from services.worker.config import MigrationConfig
@@ -413,7 +412,7 @@ def test_with_log_probabilities_it_keeps_what_came_with_them() -> None:
     (resent,) = bodies(made.say(ResendTokens(sequence="r1.0", epoch=3, from_index=2), reply_to="i"), TokensResent)
     assert (resent.chunk.token_ids, resent.chunk.logprobs) == ([3, 4, 5], entries)
     earlier = made.say(ResendTokens(sequence="r1.0", epoch=3, from_index=1), reply_to="i")
-    assert bodies(earlier, TokensForgotten) == [TokensForgotten(sequence="r1.0", epoch=3, base_index=2)]
+    assert bodies(earlier, TokensResent) == [resent]
 
 
 def test_one_that_migrates_without_its_kv_is_computed_and_told_as_moved() -> None:

@@ -43,7 +43,6 @@ from millrace.contracts.worker import (
     SequenceRefused,
     SetStepBudget,
     SubmitSequence,
-    TokensForgotten,
 )
 
 __all__ = ["BUCKETS", "CHANNELS", "WIRE_TYPES", "Bucket", "Channel", "Pattern", "Role"]
@@ -100,7 +99,7 @@ CHANNELS: tuple[Channel, ...] = (
         name="resend",
         subject="engine.{instance}.resend",
         messages=(ResendTokens,),
-        replies=(TokensResent, TokensForgotten, ErrorReply),
+        replies=(TokensResent, ErrorReply),
         senders=(Role.INGRESS,),
         receivers=(Role.WORKER,),
         summary="Ask again for tokens after a gap.",

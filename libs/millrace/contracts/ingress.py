@@ -74,7 +74,9 @@ class TokensGenerated(Body, frozen=True, kw_only=True, tag="TokensGenerated/1"):
 
 
 class TokensResent(Body, frozen=True, kw_only=True, tag="TokensResent/1"):
-    """Answers ResendTokens with everything known from the index on."""
+    """Answers ResendTokens with everything held from the index on. A chunk that begins later: the worker never had
+    the tokens before it.
+    """
 
     chunk: TokenChunk
 

@@ -39,7 +39,8 @@ class ErrorReply(Body, frozen=True, kw_only=True, tag="ErrorReply/1"):
     """Answers a request that could not be read or is not served here.
 
     Attributes:
-        reason: ``malformed``, ``unexpected`` (a type that this actor does not take) or ``overloaded``.
+        reason: ``malformed``, ``unexpected`` (a type that this actor does not take), ``overloaded``, or ``forgotten``
+            (a sequence of which it holds no tokens).
         detail: One sentence for a person.
     """
 

@@ -157,24 +157,13 @@ class CancelSequence(Body, frozen=True, kw_only=True, tag="CancelSequence/1"):
 
 
 class ResendTokens(Body, frozen=True, kw_only=True, tag="ResendTokens/1"):
-    """Asks for the tokens of a sequence from an index on. Answered by TokensResent or TokensForgotten."""
-
-    sequence: str
-    epoch: int
-    from_index: int
-
-
-class TokensForgotten(Body, frozen=True, kw_only=True, tag="TokensForgotten/1"):
-    """This worker does not hold that sequence and epoch (never had it, restarted, or it was acknowledged), or not from
-    that index on.
-
-    Attributes:
-        base_index: First index that it holds; None where it holds nothing of that epoch.
+    """Asks for the tokens of a sequence from an index on. Answered by TokensResent, or by ErrorReply
+    (``forgotten``) where the worker does not hold that sequence and epoch: never had it, restarted, acknowledged.
     """
 
     sequence: str
     epoch: int
-    base_index: int | None = None
+    from_index: int
 
 
 class AcknowledgeSequences(Body, frozen=True, kw_only=True, tag="AcknowledgeSequences/1"):

@@ -8,7 +8,7 @@
     SequencesReturned                                                        returned_draining, returned_engine_died,
                                                                              returned_requested
     a chunk with FinishReason.ERROR, or CANCELLED that ingress did not ask   engine_gave_up
-    TokensForgotten, or a resend that nobody answers                         tokens_forgotten, resend_failed
+    ErrorReply, or a resend that nobody answers                               tokens_forgotten, resend_failed
     no token for ``stall_s`` although the instance lives                     stalled
 
 Each trigger fires ``InstanceLost``. While a migration is under way its target is asked first

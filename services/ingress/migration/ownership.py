@@ -12,9 +12,9 @@ froze the sequence.
       or the source is lost                                                    the grant
     its answer: the same tokens as the log's         no longer than they     the target owns it
     other ones, or fewer                                                     the source still owns it
-    TokensForgotten                                                          the same; where the target holds later
-                                                                               tokens only, it is asked for those, or
-                                                                               owns it if the log is not longer
+    ErrorReply                                                               the same
+    only later tokens                                                        it is asked for those, or owns it if the
+                                                                               log is not longer
 
 No token of a granted epoch is taken before its target is known to continue this very log, and none of the source's
 after. Both may decode for a moment, in different epochs; a source that goes on is cancelled in its old epoch, as any
@@ -28,7 +28,6 @@ from typing import Any
 from millrace.actor.effects import Log
 from millrace.contracts.ingress import TokenChunk, TokensResent
 from millrace.contracts.migration import SequenceMoved
-from millrace.contracts.worker import TokensForgotten
 
 from services.ingress import tracing
 from services.ingress.calls.completion import detach
@@ -38,7 +37,7 @@ from services.ingress.lifecycle import InstanceLost, Migrated, SequencePhase, Ta
 from services.ingress.migration.epoch_grants import ask_proof, close, granted_to, revoke
 from services.ingress.migration.replicas import free_replica
 from services.ingress.pending import PendingProof
-from services.ingress.sequence import OpenSequence
+from services.ingress.sequence import EpochGrant, OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.times import PROBE_NS
 from services.ingress.tokens.ingest import cancel_stale, take_late
@@ -135,11 +134,9 @@ def take_proof(state: IngressState, pending: PendingProof, answer: Any) -> None:
     pending.grant.proof = ""  # the grant is still open: closing it forgets its question
     if not isinstance(answer, TokensResent):
         state.metrics.resends.add("forgotten")
-        base = answer.base_index if isinstance(answer, TokensForgotten) else None
-        if base is None or base <= pending.grant.tokens or not state.connected:
-            state.fire(sequence, TargetLost())
-        else:
-            _take_base(state, sequence, base)
+        state.fire(sequence, TargetLost())
+    elif state.connected and _begins_later(sequence, answer.chunk):
+        _take_base(state, sequence, answer.chunk.first_index)
     elif _continues(sequence, answer.chunk):
         state.metrics.resends.add("proven")
         state.fire(sequence, Migrated())
@@ -161,13 +158,23 @@ def _take_base(state: IngressState, sequence: OpenSequence, base: int) -> None:
     state.fire(sequence, TokensMissing())
 
 
+def _begins_later(sequence: OpenSequence, chunk: TokenChunk) -> bool:
+    """Whether the target has only tokens after those that it was asked for."""
+    grant = sequence.grant
+    return grant is not None and _of_grant(sequence, grant, chunk) and chunk.first_index > grant.tokens
+
+
 def _continues(sequence: OpenSequence, chunk: TokenChunk) -> bool:
     """Whether the log is a prefix of what the target has."""
     grant = sequence.grant
-    if grant is None or (chunk.sequence, chunk.epoch) != (sequence.id, grant.epoch):
+    if grant is None or not _of_grant(sequence, grant, chunk):
         return False
     since, known = chunk.first_index, sequence.log[grant.tokens :]
     return since == grant.tokens and chunk.token_ids[: len(known)] == known
+
+
+def _of_grant(sequence: OpenSequence, grant: EpochGrant, chunk: TokenChunk) -> bool:
+    return (chunk.sequence, chunk.epoch) == (sequence.id, grant.epoch)
 
 
 def proof_unanswered(state: IngressState, pending: PendingProof) -> None:

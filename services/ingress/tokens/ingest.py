@@ -129,7 +129,8 @@ def take_resent(state: IngressState, pending: PendingResend, answer: Any) -> Non
     sequence = pending.sequence
     sequence.resend.correlation = ""
     sequence.resend.failures = 0
-    if not isinstance(answer, TokensResent) or answer.chunk.sequence != sequence.id:
+    missing = isinstance(answer, TokensResent) and answer.chunk.first_index > len(sequence.log)
+    if missing or not isinstance(answer, TokensResent) or answer.chunk.sequence != sequence.id:
         state.metrics.resends.add("forgotten")
         state.fire(sequence, InstanceLost("tokens_forgotten"))
         return
