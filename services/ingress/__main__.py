@@ -30,6 +30,7 @@ from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, read_judge
+from millrace.membership import Member
 from millrace.telemetry import Telemetry, open_telemetry
 
 from services.ingress.actor import ACCEPTS
@@ -96,7 +97,7 @@ class IngressProcess:
         parsers = {model.name: _parsers(model) for model in config.models}
         self._parsers = self._parser_process(parsers)
         served = {n: self._served(n, t, parsers[n]) for n, t in tokenizers.items()}
-        self._models = ModelRegistry(served, self._serving, self._cascades)
+        self._models = ModelRegistry(served, self._serving, self._cascades, self._serving_now)
         self._metrics = HttpMetrics(telemetry.registry)
         self._calls = OpenCalls(
             deliver=self._deliver,
@@ -217,6 +218,9 @@ class IngressProcess:
         wanted = self._actor.state.cascades.wants(model, seen=cluster.expects(model))
         why = "" if cluster.usable(model) else cluster.why_unserved(model)
         return Serving(cluster.usable(model), cluster.length_max(model) or 0, wanted, why)
+
+    def _serving_now(self) -> list[Member]:
+        return [known.member for known in self._actor.state.cluster.instances.values() if not known.dead]
 
     def _cascades(self) -> dict[str, list[str]]:
         served = self._actor.state.cascades.served

@@ -6,7 +6,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from millrace.contracts.ingress import TokenLogprobs
+from millrace.contracts.ingress import EngineTimes, TokenLogprobs
 from millrace.contracts.migration import KvReplicated
 from millrace.contracts.sequences import SequenceId
 from millrace.contracts.worker import Sampling
@@ -163,6 +163,7 @@ class OpenSequence:
         blocks: Hashes of its prompt's blocks; None until a predictor is asked.
         sampling: As engines are told.
         told_logprobs: Log-probabilities per token that the client asked for; None for none.
+        times: Its course at the instance that ended it, where that told it.
         evidence: Log-probabilities of its tokens, where ingress judges the answer.
     """
 
@@ -177,6 +178,7 @@ class OpenSequence:
     tokens_max: int = field(init=False)
     told_logprobs: int | None = field(init=False)
     evidence: TokenEvidence | None = None
+    times: EngineTimes | None = None
     output: OutputText = field(init=False)
     log: list[int] = field(default_factory=list)
     epoch: int = -1

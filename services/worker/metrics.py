@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from millrace.actor.engine import EngineSnapshot
 from millrace.actor.histograms import Histogram
+from millrace.telemetry.vllm_engines import EngineFigures, engine_families
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from services.worker.state import Held
@@ -157,44 +158,19 @@ def _snapshot_metrics(sources: list[tuple[str, WorkerFigures, EngineSnapshot, in
         yield gauge
 
 
-#: vLLM's names of engines' figures, which its dashboards ask for; ingress tells the rest (vllm_metrics.py).
-_VLLM_GAUGES: dict[str, tuple[str, Callable[[EngineSnapshot], float]]] = {
-    "num_requests_running": (_GAUGES["running"][0], _GAUGES["running"][1]),
-    "num_requests_waiting": (_GAUGES["waiting"][0], _GAUGES["waiting"][1]),
-    "kv_cache_usage_perc": (
-        "Share of KV blocks in use, 1 for all",
-        lambda snapshot: 1 - snapshot.blocks_free / max(1, snapshot.blocks_total),
-    ),
-}
-_VLLM_TOTALS: dict[str, tuple[str, Callable[[WorkerFigures, EngineSnapshot], int]]] = {
-    "generation_tokens": ("Tokens generated", lambda figures, snapshot: figures.output_tokens),
-    "num_preemptions": ("Preemptions in the engine", lambda figures, snapshot: snapshot.preemptions),
-}
-_VLLM_TIMES: dict[str, tuple[str, Callable[[WorkerFigures], Histogram]]] = {
-    "request_queue_time_seconds": ("Time from submission to the first batch", lambda figures: figures.queue),
-    "request_prefill_time_seconds": ("Time from the first batch to the first token", lambda figures: figures.prefill),
-}
-
-
 def _vllm_metrics(sources: list[tuple[str, WorkerFigures, EngineSnapshot, int]], model: str) -> Iterator[Metric]:
-    labels = ["model_name", "engine"]
-    for name, (text, read) in _VLLM_GAUGES.items():
-        gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=labels)
-        for instance, _, snapshot, _ in sources:
-            gauge.add_metric([model, instance], read(snapshot))
-        yield gauge
-    for name, (text, count) in _VLLM_TOTALS.items():
-        counter = CounterMetricFamily(f"vllm:{name}", text, labels=labels)
-        for instance, figures, snapshot, _ in sources:
-            counter.add_metric([model, instance], count(figures, snapshot))
-        yield counter
-    for name, (text, times) in _VLLM_TIMES.items():
-        histogram = HistogramMetricFamily(f"vllm:{name}", text, labels=labels)
-        for instance, figures, _, _ in sources:
-            histogram.add_metric([model, instance], times(figures).buckets(), times(figures).sum)
-        yield histogram
-    steps = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step", labels=labels)
-    for instance, _, snapshot, _ in sources:
-        totals = snapshot.totals
-        steps.add_metric([model, instance], [("+Inf", totals.steps)], totals.decodes + totals.prefill_tokens)
-    yield steps
+    """Engines' figures under vLLM's names; ingress tells those of requests (vllm_metrics.py)."""
+    return engine_families(
+        EngineFigures(
+            model,
+            instance,
+            len(snapshot.running),
+            len(snapshot.waiting),
+            snapshot.blocks_free,
+            snapshot.blocks_total,
+            snapshot.preemptions,
+            figures.output_tokens,
+            snapshot.totals,
+        )
+        for instance, figures, snapshot, _ in sources
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
-from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs
+from millrace.contracts.ingress import EngineTimes, FinishReason, TokenChunk, TokenLogprobs
 from millrace.contracts.migration import SequenceMoved
 from millrace.contracts.worker import SubmitSequence
 
@@ -122,6 +122,15 @@ class Held:
             cached_tokens=self.cached_tokens if start == 0 else None,
             prompt_logprobs=self.prompt_logprobs if start == 0 else None,
             detail=self.detail if whole else "",
+            times=self._times() if whole and self.finish is not None else None,
+        )
+
+    def _times(self) -> EngineTimes | None:
+        first, scheduled = self.first_token_ns, self.scheduled_ns
+        if not (first and scheduled):
+            return None
+        return EngineTimes(
+            max(0, scheduled - self.received_ns), first - scheduled, self.finished_ns - scheduled, self.preemptions
         )
 
     def take_unsent(self) -> TokenChunk:

@@ -150,6 +150,15 @@ async def test_hosted_actors_answer_others_over_the_bus_and_tell_their_figures(r
     assert await rig.metric("millrace_ingress_dispatches_total") > 0
 
 
+def test_the_apis_port_tells_engines_as_vllms_server_does(rig: UpRig):
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 3}
+    with httpx.Client(base_url=rig.url) as client:
+        assert client.get("/version").json()["version"] == client.get("/version").json()["millrace"]  # no vLLM here
+        told = client.post("/v1/completions", json=body, headers={"endpoint-load-metrics-format": "JSON"}).headers
+        assert '"kv_cache_usage_perc":' in told["endpoint-load-metrics"]
+        assert f'vllm:num_requests_running{{engine="worker-0",model_name="{MODEL}"}}' in client.get("/metrics").text
+
+
 def answered_by(rig: UpRig) -> set[str]:
     """Return the ingresses that answer new connections, by the beginning that each gives its request ids."""
     answers = [httpx.get(f"{rig.url}/health").headers["x-request-id"] for _ in range(40)]

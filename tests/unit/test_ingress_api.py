@@ -484,6 +484,37 @@ def test_continuous_usage_begins_with_the_prompts_tokens():
         assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (7, 0, 7)
 
 
+@pytest.mark.parametrize(
+    ("fields", "echoed"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": False}, "An apple"),
+        ({"add_generation_prompt": False}, "An apple"),
+        ({}, "An apple"),
+        ({"messages": USER}, ""),
+        ({"echo": False}, ""),
+    ],
+)
+def test_a_chats_last_message_stands_before_an_answer_in_its_role(fields: dict[str, Any], echoed: str):
+    body = {"messages": [*USER, {"role": "assistant", "content": "An apple"}], "echo": True} | fields
+    parsed = parse_chat_request(json.dumps(body).encode(), registry(), BOUNDS)
+    assert parsed.echo is bool(echoed)
+
+
+def test_an_echo_is_told_whole_and_streamed():
+    head, echo = ResponseHead("c-1", 1, "m", 1), [EchoedPrompt("An apple", "")]
+    whole = ChatResponse(head, NO_TOOLS, echo)
+    whole.deltas([ChoiceDelta(0, " a day", 2, "stop")])
+    assert json.loads(whole.body(Usage(1, 2)))["choices"][0]["message"]["content"] == "An apple a day"
+    stream = ChatStream(head, include_usage=False, continuous=False, echo=echo)
+    events = [json.loads(event[6:])["choices"][0] for event in stream.opening().split(b"\n\n") if event]
+    assert [event["delta"]["content"] for event in events] == ["", "An apple"]
+
+
+@pytest.mark.parametrize(("seed", "name"), [(-(2**63) - 1, "greater_than_equal"), (2**63, "less_than_equal")])
+def test_a_value_out_of_bounds_is_told_by_pydantics_name_too(seed: int, name: str):
+    assert name in error_of({"messages": USER, "seed": seed}).message
+
+
 def test_a_stop_string_is_told_with_the_end():
     whole = ChatResponse(ResponseHead("c-1", 1, "m", 1), NO_TOOLS)
     whole.deltas([ChoiceDelta(0, "a", 1), ChoiceDelta(0, "", 1, "stop", "END")])

@@ -19,7 +19,14 @@ from millrace.actor.engine import (
     SequenceAdded,
     SequenceRejected,
 )
-from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned, TokenLogprobs, TokensGenerated
+from millrace.contracts.ingress import (
+    EngineTimes,
+    FinishReason,
+    ReturnReason,
+    SequencesReturned,
+    TokenLogprobs,
+    TokensGenerated,
+)
 from millrace.contracts.local import BusDisconnected, BusReconnected, StopRequested, TimerFired
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.status import (
@@ -543,6 +550,8 @@ def test_spans_of_a_sampled_sequence_cover_queue_prefill_and_decode() -> None:
     assert spans[-1].attributes["millrace.cached_tokens"] == 1
     assert spans[-1].attributes["millrace.preemptions"] == 1
     assert [s.error for s in spans] == ["", "", ""]
+    (told,) = bodies(effects, TokensGenerated)
+    assert told.chunks[0].times == EngineTimes(2 * MS, 3 * MS, 10 * MS, 1)
 
 
 def test_a_cancelled_sequence_has_the_spans_it_reached_and_says_why() -> None:

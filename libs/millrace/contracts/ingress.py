@@ -32,6 +32,22 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
 
 
+class EngineTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Course of one sequence at the instance that ended it.
+
+    Attributes:
+        queued_ns: From its submission there to its first batch.
+        prefill_ns: From there to its first token there.
+        running_ns: From its first batch to its end.
+        preemptions: How often it was preempted.
+    """
+
+    queued_ns: int
+    prefill_ns: int
+    running_ns: int
+    preemptions: int
+
+
 class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of one sequence from one engine step (or several, where the sender was behind).
 
@@ -45,6 +61,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
         cached_tokens: Prompt tokens found in the prefix cache; sent with the epoch's first chunk, else None.
         detail: A sentence with FinishReason.ERROR.
         prompt_logprobs: Of the prompt's tokens from the second on, where asked for, with the sequence's first chunk.
+        times: With ``finish``, of one that was computed at all; else None.
     """
 
     sequence: str
@@ -56,6 +73,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int | None = None
     detail: str = ""
     prompt_logprobs: list[TokenLogprobs] | None = None
+    times: EngineTimes | None = None
 
 
 class TokensGenerated(Body, frozen=True, kw_only=True, tag="TokensGenerated/1"):

@@ -17,6 +17,9 @@ _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
 _PATH = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`$")
 _ENUM = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
+_BOUND = re.compile(r"` (?P<bound>>=|<=) ")
+#: The names of pydantic's errors, by which clients of vLLM know them.
+_BOUNDS = {">=": "greater_than_equal", "<=": "less_than_equal"}
 _STEP = re.compile(r"(?P<name>[^.\[\]]+)|\[(?P<index>[0-9.]*)\]")
 #: Escapes that matter for half pairs of UTF-16: an escaped backslash, a whole pair, a lone half.
 _SURROGATES = re.compile(rb"\\\\|\\ud[89ab]..\\ud[c-f]..|(?P<lone>\\ud[89a-f]..)", re.IGNORECASE)
@@ -115,6 +118,8 @@ def _invalid(text: str, body: bytes, kind: type[Any]) -> ApiError:
         path, sentence = field, _wrong_key(body, field) + sentence
     elif enum := _ENUM.match(sentence):
         sentence = f"{enum['value'][:100]} is none of {', '.join(sorted(map(repr, _allowed(kind, path))))}"
+    elif bound := _BOUND.search(sentence):
+        sentence += f" ({_BOUNDS[bound['bound']]})"
     return ApiError(400, f"Invalid value for `{path}`: {sentence}.", param=path, code="invalid_value")
 
 

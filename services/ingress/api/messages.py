@@ -85,6 +85,11 @@ def _plain(message: ChatMessage, template: ChatTemplate, param: str) -> dict[str
     return out
 
 
+def text_of(message: ChatMessage) -> str:
+    """A message's text, parts of it joined."""
+    return str(_content(message.content, False))
+
+
 def _content(content: str | list[Any] | None, as_parts: bool) -> Any:
     if as_parts:
         parts = [content] if isinstance(content, str) else [p.text for p in content or []]

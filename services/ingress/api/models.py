@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from millrace.cluster.model_parsers import ModelParsers
+from millrace.membership import Member
 
 from services.ingress.api.errors import ApiError, unknown_model
 from services.ingress.api.tokenizer import ModelTokenizer
@@ -56,8 +57,13 @@ class ModelRegistry:
         models: Mapping[str, ServedModel],
         serving: Callable[[str], Serving],
         cascades: Callable[[], Mapping[str, Sequence[str]]] = dict,
+        members: Callable[[], Iterable[Member]] = tuple,
     ) -> None:
-        """``cascades``: name of each cascade that is served now -> models of its tiers."""
+        """Args:
+        cascades: Name of each cascade that is served now -> models of its tiers.
+        members: Instances that serve now.
+        """
+        self.members_now = members
         self._models = dict(models)
         self._serving = serving
         self._cascades = cascades
@@ -81,6 +87,11 @@ class ModelRegistry:
         """Models of a cascade's tiers, those that are served here; None where the name is no cascade's."""
         tiers = self._cascades().get(name)
         return None if tiers is None else [self._models[tier] for tier in tiers if tier in self._models]
+
+    def vllm_version(self) -> str:
+        """Of the engines that serve now; empty where none is vLLM's."""
+        records = (member.record for member in self.members_now())
+        return next((record.engine_version for record in records if record and record.engine == "vllm"), "")
 
     def names(self) -> list[str]:
         """Served names, in their configured order."""

@@ -60,7 +60,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         special: Whether tokenising adds BOS and the like.
         include_usage: The stream ends with a usage chunk.
         continuous_usage: Every chunk carries usage.
-        echo: The prompt stands before the output.
+        echo: The prompt stands before the output, of a chat its last message.
         opened: What the parser of its output asks of the engine; None where the parser process does not read it.
         members: Of a request to a cascade: the request for each model that can take it, in the order of tiers; the
             request itself is then that of the first one.
@@ -128,6 +128,9 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
         tools=tools,
         include_usage=usage,
         continuous_usage=continuous,
+        # As vLLM has it: the last message where the answer goes on in its role.
+        echo=bool(request.echo)
+        and (request.messages[-1].role == "assistant" or request.add_generation_prompt is False),
     )
 
 

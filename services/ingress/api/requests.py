@@ -242,7 +242,7 @@ class ChatRequest(Shared, kw_only=True, forbid_unknown_fields=True):
     function_call: Any = UNSET
     chat_template: Any = UNSET
     documents: Any = UNSET
-    echo: Any = UNSET
+    echo: bool | None = None
 
 
 class BatchRequest(ChatRequest, kw_only=True, forbid_unknown_fields=True):

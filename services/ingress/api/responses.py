@@ -92,9 +92,10 @@ class _Collected:
 class ChatResponse(_Collected):
     """A chat completion."""
 
-    def __init__(self, head: ResponseHead, tools: ToolPlan) -> None:
+    def __init__(self, head: ResponseHead, tools: ToolPlan, echo: list[EchoedPrompt] | None = None) -> None:
         super().__init__(head)
         self._tools = tools
+        self._echo = echo[0].text if echo else ""
 
     def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
         choices = [self._choice(i, choice) for i, choice in enumerate(self._choices)]
@@ -116,6 +117,7 @@ class ChatResponse(_Collected):
         text = "".join(choice.texts)
         if choice.calls:
             text = text.strip()
+        text = self._echo + text
         silent = choice.calls or choice.reasoning or self._tools.mode in (ToolMode.NAMED, ToolMode.REQUIRED)
         message: dict[str, Any] = {"role": "assistant", "content": (text or None) if silent else text, "refusal": None}
         if choice.reasoning:

@@ -132,15 +132,22 @@ class StreamParts:
 class ChatStream:
     """Events of a streamed chat completion: text, reasoning and tool calls as they come."""
 
-    __slots__ = ("_head", "_parts", "_starts")
+    __slots__ = ("_echo", "_head", "_parts", "_starts")
 
-    def __init__(self, head: ResponseHead, *, include_usage: bool, continuous: bool) -> None:
+    def __init__(
+        self, head: ResponseHead, *, include_usage: bool, continuous: bool, echo: list[EchoedPrompt] | None = None
+    ) -> None:
         self._parts = StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous)
         self._starts = [self._parts.head + b'{"index":%d,"delta":{"content":' % i for i in range(head.choices)]
         self._head = head
+        self._echo = echo[0].text if echo else ""
 
     def opening(self) -> bytes:
-        return self._parts.roles(None if self._head.prompts is None else self._head.prompts[0])
+        roles = self._parts.roles(None if self._head.prompts is None else self._head.prompts[0])
+        if not self._echo:
+            return roles
+        rest = _encode(self._echo) + b'},"logprobs":null,"finish_reason":null}]' + self._parts.first_tail()
+        return roles + b"".join([start + rest for start in self._starts])
 
     def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
         tail = self._parts.tail(usage)

@@ -37,7 +37,6 @@ _CHAT: dict[str, tuple[tuple[Any, ...], str]] = {
     "function_call": ((None, "none"), "use `tool_choice`"),
     "chat_template": ((None,), "the model's own template is used"),
     "documents": ((None, []), "put them into a message"),
-    "echo": ((None, False), "leave it out"),
 }
 _ALONE = "send such a chat alone"
 _BATCH: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -50,6 +49,7 @@ _BATCH: dict[str, tuple[tuple[Any, ...], str]] = {
     "tool_choice": ((None, "none"), _ALONE),
     "continue_final_message": ((None, False), _ALONE),
     "prompt_logprobs": ((None,), _ALONE),
+    "echo": ((None, False), _ALONE),
 }
 _COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((None, 1), "use `n`"),

@@ -105,8 +105,14 @@ def send_acknowledgements(state: IngressState) -> None:
 
 def refuse(state: IngressState, call: Call, refusal: Refusal) -> None:
     """Refuse a call at admission: nothing is kept of it."""
-    state.metrics.refusals.add(refusal.kind.value)
+    _count_refusal(state, call.model, refusal.kind)
     state.emit(failure(call.request, refusal, accepted=False))
+
+
+def _count_refusal(state: IngressState, model: str, kind: RefusalKind) -> None:
+    state.metrics.refusals.add(kind.value)
+    if kind is RefusalKind.QUEUE_FULL:
+        state.metrics.vllm.of(model).rejected += 1
 
 
 def complete_if_ended(state: IngressState, call: OpenCall) -> None:
@@ -140,7 +146,7 @@ def abandon(state: IngressState, call: OpenCall, reason: str) -> None:
 def refuse_or_fail(state: IngressState, call: OpenCall, kind: RefusalKind, detail: str, *, param: str = "") -> None:
     """End a call that cannot be served: refused if it was not accepted, else failed."""
     _cancel_all(state, call, kind.value)
-    state.metrics.refusals.add(kind.value)
+    _count_refusal(state, call.call.model, kind)
     retry_after_s = 1.0 if kind in (RefusalKind.QUEUE_FULL, RefusalKind.NO_INSTANCE) else 0.0
     call.listener.on_failed(call, Refusal(kind, detail, param, retry_after_s))
     fields = {"kind": kind.value, "detail": detail}

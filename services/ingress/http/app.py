@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from millrace.http.exchange import Exchange, HttpRefusal
 from millrace.telemetry.opening import package_version
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from services.ingress.api.errors import SERVER, ApiError
@@ -26,6 +26,7 @@ from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import OpenCalls, bearer, client_id
 from services.ingress.http.responses import Responses
+from services.ingress.vllm_metrics import EngineMetrics
 
 _encode = msgspec.json.Encoder().encode
 _MODELS = "/v1/models/"
@@ -69,6 +70,8 @@ class App:
         self._version = package_version()
         self._on_bug = on_bug
         self._origins = frozenset(origin.encode() for origin in origins)
+        self._engines = CollectorRegistry()
+        self._engines.register(EngineMetrics(models.members_now))
         self._openapi = openapi_body(self._version, models.names())
         parsers: dict[str, Callable[[bytes], ParsedRequest]] = {
             "/v1/chat/completions": lambda body: parse_chat_request(body, models, bounds),
@@ -213,10 +216,12 @@ class App:
 
     def _metrics_text(self, exchange: Exchange, holder: KeyHolder) -> None:
         self._count(exchange, 200)
-        exchange.respond(200, generate_latest(self._metrics.registry), CONTENT_TYPE_LATEST.encode())
+        text = generate_latest(self._metrics.registry) + generate_latest(self._engines)
+        exchange.respond(200, text, CONTENT_TYPE_LATEST.encode())
 
     def _show_version(self, exchange: Exchange, holder: KeyHolder) -> None:
-        self._answer(exchange, _encode({"version": self._version}))
+        versions = {"version": self._models.vllm_version() or self._version, "millrace": self._version}
+        self._answer(exchange, _encode(versions))
 
     def _document(self, exchange: Exchange, holder: KeyHolder) -> None:
         self._answer(exchange, self._openapi)

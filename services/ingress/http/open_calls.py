@@ -29,6 +29,7 @@ from services.ingress.api.cascade_reports import answering_headers
 from services.ingress.api.cascade_requests import able_variants, build_any_call
 from services.ingress.api.dialects import error_body
 from services.ingress.api.errors import SERVER, ApiError, bad_value, refusal
+from services.ingress.api.messages import text_of
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.output_readers import JsonCallReader, OutputReader, PromptOnlyReader
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
@@ -62,6 +63,7 @@ from services.ingress.http.keys import KeyHolder
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.parsing.messages import OpenParser, ParserOpened
 from services.ingress.parsing.process import ParserProcess, ProcessReader
+from services.ingress.vllm_metrics import load_report
 
 #: Interval of ``OpenCalls.keep_alive``, seconds.
 LOOK_S = 0.5
@@ -325,6 +327,9 @@ class OpenCalls:
         )
         call = build_any_call(parsed, prompts, caller, self._models.limit)
         headers = [(b"x-request-id", client_id(exchange) or request.encode())]
+        if form := exchange.request.headers.get(b"endpoint-load-metrics-format", b""):
+            report = load_report(self._models.members_now(), parsed.model.name, form.decode("latin-1"))
+            headers += [(b"endpoint-load-metrics", report)] if report else []
         view = ResponseView(exchange, path, headers, opens_early=bool(parsed.members) and call.stream)
         view.reader = reader
         if parsed.members:
@@ -363,9 +368,11 @@ class OpenCalls:
             else:
                 view.collected = parsed.form.collected(head)
         elif not call.stream:
-            view.collected = ChatResponse(head, parsed.tools) if chat else CompletionResponse(head, echo)
+            view.collected = ChatResponse(head, parsed.tools, echo) if chat else CompletionResponse(head, echo)
         elif chat:
-            view.stream = ChatStream(head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage)
+            view.stream = ChatStream(
+                head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage, echo=echo
+            )
         else:
             view.stream = CompletionStream(
                 head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage, echo=echo
@@ -374,6 +381,8 @@ class OpenCalls:
     def _echo(self, parsed: ParsedRequest, call: Call) -> list[EchoedPrompt]:
         if not parsed.echo:
             return []
+        if isinstance(parsed.request, ChatRequest):
+            return [EchoedPrompt(text_of(parsed.request.messages[-1]), "")]
         tokenizer, texts = parsed.model.tokenizer, parsed.texts
         if texts is None or parsed.request.truncate_prompt_tokens is not None:
             texts = [tokenizer.decode(ids) for ids in call.prompts]

@@ -84,6 +84,8 @@ def take_chunk(
         if sequence.evidence is not None:
             sequence.evidence.take(logprobs, fresh)
             sequence.call.listener.on_tokens(sequence.call)
+    if chunk.times is not None:
+        sequence.times = chunk.times
     if sequence.output.lazy and finish is None:
         if logprobs is not None:
             sequence.output.held_logprobs += _delta_logprobs(state, sequence, logprobs) or []
