@@ -173,7 +173,8 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         hang_failover_s: After so long its streams are moved, too. Together with recompute their pause stays below 3 s.
         stall_s: A stream without a token for so long is continued elsewhere though its instance lives.
         queue_stall_s: The same before the epoch's first token: queues are slower than streams.
-        deadline_s: A sequence that found no instance for so long fails.
+        deadline_s: A sequence that found no instance for so long fails: an engine with a large model takes a
+            minute or two to come back.
         fruitless_max: Continuations in a row without a single new token, then the call fails.
     """
 
@@ -181,7 +182,7 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     hang_failover_s: Span = 1.75
     stall_s: Span = 30.0
     queue_stall_s: Annotated[Span, CONSTANT] = 120.0
-    deadline_s: Span = 30.0
+    deadline_s: Span = 120.0
     fruitless_max: Annotated[Count, CONSTANT] = 6
 
 

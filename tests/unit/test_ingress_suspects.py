@@ -85,7 +85,7 @@ def test_a_suspect_of_an_instance_that_stays_silent_is_tried_alone_or_refused():
 def test_a_suspect_that_nobody_can_take_alone_is_refused_and_says_why():
     bench, home = bench_with_neighbour()
     (other,) = bench.summary_at.keys() - {home}
-    pass_busy(bench, 40, other)
+    pass_busy(bench, 130, other)
     (failed,) = bench.made(FailCall)
     assert (failed.request, failed.kind) == ("bad", RefusalKind.CONTINUATION_FAILED)
     assert "not tried again beside others" in failed.detail

@@ -12,8 +12,6 @@ from tests.testbed.up_cluster import UpRig
 OPTIONS = (
     # Whoever is killed shall have had work. A forecast may leave one engine idle at the rates of these tests.
     *("--policy", "round_robin", "--set", "telemetry.trace_sample=0"),
-    # An engine is back after half a minute on a slow machine that does other work too; meanwhile none is idle.
-    *("--set", "ingress.continuation.deadline_s=120"),
     # Prompts repeat: with a prefix cache the target of a migration would have most blocks already.
     *("--set", 'worker={"enable_prefix_caching": false}'),
     # Streams of the other tests are shorter than this.

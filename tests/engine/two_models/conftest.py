@@ -11,9 +11,7 @@ from tests.testbed.up_cluster import UpRig
 
 #: micro also judges: no verdict of it means much, but there is a judge to kill.
 JUDGE = ("--set", "cascade.parameters.model=micro")
-#: A tier that was killed is back after half a minute on a slow machine that does other work too.
-PATIENCE = ("--set", "ingress.continuation.deadline_s=120")
-WORDS = ("--cascade", "nano,micro", "--thresholds", "70", "--judge", "llm", *JUDGE, *PATIENCE)
+WORDS = ("--cascade", "nano,micro", "--thresholds", "70", "--judge", "llm", *JUDGE)
 
 
 @pytest.fixture(scope="package")
