@@ -259,9 +259,19 @@ def test_a_chat_tells_the_prompts_ids_with_the_role_and_each_tokens_once():
         ChoiceDelta(0, "", 1, token_ids=[9]),
         ChoiceDelta(0, "c", 1, "stop", token_ids=[2]),
     ]
-    assert json.loads(stream.opening()[6:])["prompt_token_ids"] == [6, 7]
     events = b"".join(stream.deltas([delta], Usage(2, 1)) for delta in deltas).split(b"\n\n")
-    assert [json.loads(e[6:])["choices"][0].get("token_ids") for e in events if e] == [[5], [9], [2]]
+    first, *rest = [json.loads(event[6:]) for event in events if event]
+    assert first["prompt_token_ids"] == [6, 7]
+    assert [event["choices"][0].get("token_ids") for event in rest] == [[5], [9], [2]]
+
+
+def test_the_first_event_comes_with_the_first_token_as_vllms():
+    head, nothing = ResponseHead("c-1", 1, "m", 1), [ChoiceDelta(0, "", 1)]
+    chat = ChatStream(head, include_usage=False, continuous=False)
+    completion = CompletionStream(head, include_usage=False, continuous=False, echo=[])
+    assert chat.opening() == completion.opening() == b""
+    assert json.loads(chat.deltas(nothing, Usage(2, 1))[6:])["choices"][0]["delta"]["role"] == "assistant"
+    assert json.loads(completion.deltas(nothing, Usage(2, 1))[6:])["choices"][0]["text"] == ""
 
 
 def test_the_only_model_need_not_be_named():
@@ -345,7 +355,7 @@ def test_parts_of_an_output_have_fields_of_their_own_in_streams_and_whole_answer
     assert calls == [("call_7_0_0", "f", '{"x":1}'), ("functions.g:1", "g", "{}")]
     assert document["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
     stream = ChatStream(head, include_usage=False, continuous=False)
-    events = [json.loads(e[6:]) for d in deltas for e in stream.deltas([d], usage).strip().split(b"\n\n")]
+    _role, *events = [json.loads(e[6:]) for d in deltas for e in stream.deltas([d], usage).strip().split(b"\n\n")]
     said = [event["choices"][0]["delta"] for event in events]
     assert said[0] == {"reasoning": "hm", "reasoning_content": "hm"}
     begun = {"index": 0, "id": "call_7_0_0", "type": "function", "function": {"name": "f", "arguments": '{"x"'}}
@@ -452,15 +462,17 @@ def test_text_is_escaped_in_streams_as_json_wants_it():
         (ChatStream(head, include_usage=False, continuous=False), lambda c: c["delta"]["content"]),
         (CompletionStream(head, include_usage=False, continuous=False, echo=[]), lambda c: c["text"]),
     ):
-        event = stream.deltas([ChoiceDelta(0, text, 1)], Usage(1, 1))
+        stream.deltas([ChoiceDelta(0, "first", 1)], Usage(1, 1))
+        event = stream.deltas([ChoiceDelta(0, text, 1)], Usage(1, 2))
         assert event.endswith(b"\n\n")
         assert event.count(b"\n") == 2
         document = json.loads(event[6:])
         assert (get(document["choices"][0]), document["model"]) == (text, 'a"b')
 
 
-def test_held_back_text_gives_no_event():
+def test_text_that_a_chats_parser_holds_back_gives_no_event():
     stream = ChatStream(ResponseHead("c-1", 1, "m", 1), include_usage=False, continuous=False)
+    stream.deltas([ChoiceDelta(0, "a", 1)], Usage(1, 1))
     assert stream.deltas([ChoiceDelta(0, "", 1)], Usage(1, 1)) == b""
 
 
@@ -480,7 +492,8 @@ def test_continuous_usage_begins_with_the_prompts_tokens():
         ChatStream(head, include_usage=True, continuous=True),
         CompletionStream(head, include_usage=True, continuous=True, echo=[EchoedPrompt("a", "a")]),
     ):
-        usage = json.loads(stream.opening()[6:])["usage"]
+        first = stream.opening() or stream.deltas([ChoiceDelta(0, "", 1)], Usage(7, 1))
+        usage = json.loads(first[6:])["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (7, 0, 7)
 
 
@@ -506,8 +519,9 @@ def test_an_echo_is_told_whole_and_streamed():
     whole.deltas([ChoiceDelta(0, " a day", 2, "stop")])
     assert json.loads(whole.body(Usage(1, 2)))["choices"][0]["message"]["content"] == "An apple a day"
     stream = ChatStream(head, include_usage=False, continuous=False, echo=echo)
-    events = [json.loads(event[6:])["choices"][0] for event in stream.opening().split(b"\n\n") if event]
-    assert [event["delta"]["content"] for event in events] == ["", "An apple"]
+    told = stream.deltas([ChoiceDelta(0, " a day", 2, "stop")], Usage(1, 2))
+    events = [json.loads(event[6:])["choices"][0] for event in told.split(b"\n\n") if event]
+    assert [event["delta"]["content"] for event in events] == ["", "An apple", " a day"]
 
 
 @pytest.mark.parametrize(("seed", "name"), [(-(2**63) - 1, "greater_than_equal"), (2**63, "less_than_equal")])

@@ -132,17 +132,20 @@ class StreamParts:
 class ChatStream:
     """Events of a streamed chat completion: text, reasoning and tool calls as they come."""
 
-    __slots__ = ("_echo", "_head", "_parts", "_starts")
+    __slots__ = ("_echo", "_head", "_opened", "_parts", "_starts")
 
     def __init__(
         self, head: ResponseHead, *, include_usage: bool, continuous: bool, echo: list[EchoedPrompt] | None = None
     ) -> None:
         self._parts = StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous)
         self._starts = [self._parts.head + b'{"index":%d,"delta":{"content":' % i for i in range(head.choices)]
-        self._head = head
+        self._head, self._opened = head, False
         self._echo = echo[0].text if echo else ""
 
     def opening(self) -> bytes:
+        return b""
+
+    def _beginning(self) -> bytes:
         roles = self._parts.roles(None if self._head.prompts is None else self._head.prompts[0])
         if not self._echo:
             return roles
@@ -150,6 +153,9 @@ class ChatStream:
         return roles + b"".join([start + rest for start in self._starts])
 
     def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
+        if not self._opened:  # with the first token, as vLLM: clients take the first event for it
+            self._opened = True
+            return self._beginning() + self.deltas(deltas, usage)
         tail = self._parts.tail(usage)
         if len(deltas) == 1 and deltas[0].logprobs is None and not deltas[0].finish_reason:  # nearly all
             delta = deltas[0]
@@ -223,8 +229,6 @@ class CompletionStream:
             delta = deltas[0]
             if self._head.prompts is not None:
                 return self._event(delta, tail)
-            if not delta.text:
-                return b""
             return b"".join(
                 (self._starts[delta.index], _encode(delta.text), b',"logprobs":null,"finish_reason":null}]', tail)
             )
@@ -241,8 +245,6 @@ class CompletionStream:
 
     def _event(self, delta: ChoiceDelta, tail: bytes) -> bytes:
         ids, entries = _ids(self._head, delta), delta.logprobs
-        if not (delta.text or entries or ids or delta.prompt_logprobs or delta.finish_reason):
-            return b""
         if ids and delta.index not in self._told:
             self._told.add(delta.index)
             ids += b',"prompt_token_ids":' + _encode(self._head.prompt_of(delta.index))
