@@ -59,7 +59,8 @@ class RetryState:
         fruitless: Failovers in a row without a new token.
         errors, deaths: Those among them where the engine ended the sequence with an error, or died while it had it.
         suspect: An instance was lost when it had come there and decoded nothing: it is tried alone, or not at all.
-        alone: Its present submission is a trial, and no other sequence is on that instance.
+        alone: Its present submission is a trial, and only sequences are on that instance whose own trials passed there.
+        tried: It has been on trial since it last lost its instance.
         why: Why its instance was lost; empty for none.
     """
 
@@ -73,6 +74,7 @@ class RetryState:
     deaths: int = 0
     suspect: bool = False
     alone: bool = False
+    tried: bool = False
     why: str = ""
 
     def progressed(self) -> None:

@@ -58,6 +58,7 @@ class IngressState:
         waiting: Sequences to be dispatched again after a pause.
         acknowledge: Instance -> ended sequences with their epochs, for the next acknowledgement.
         on_trial: The latest sequence that was dispatched alone, after two engines died with it.
+        trials_due_ns: Model -> time until which suspects of it want an instance for themselves.
         stale_until_ns: (sequence, instance) -> time until which no further cancel is sent.
         detectors_from_ns: Silence means nothing before.
         judges: Fitted confidence judge of a model's answers, where it has one.
@@ -95,6 +96,7 @@ class IngressState:
         self.granted: dict[str, dict[str, OpenSequence]] = {}
         self.waiting: dict[str, OpenSequence] = {}
         self.on_trial: OpenSequence | None = None
+        self.trials_due_ns: dict[str, int] = {}
         self.pending: dict[str, Pending] = {}
         self.correlations = 0
         self.acknowledge: dict[str, list[tuple[str, int]]] = {}

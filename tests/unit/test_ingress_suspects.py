@@ -119,6 +119,32 @@ def test_a_suspect_of_a_dead_instance_waits_for_its_return_and_is_refused_with_t
     assert sent_to(bench, "bad") == [home, home]
 
 
+def test_an_engine_that_comes_back_under_load_takes_its_suspects_one_after_the_other_and_then_others():
+    bench, home = bench_with_neighbour()
+    (other,) = bench.summary_at.keys() - {home}
+    assert bench.run_call("worse") == home
+    die(bench, home)
+    pass_busy(bench, 1, other)
+    come_back(bench, home)
+    pass_busy(bench, 1, other)
+    tried: list[str] = []
+    for running in (1, 2):
+        (name,) = (n for n in ("bad", "worse") if n not in tried and sent_to(bench, n) == [home, home])
+        assert bench.run_call(f"beside {name}") == other, "what stays at home is left to suspects"
+        bench.accept(next(s for s in reversed(bench.submissions()) if s.body.sequence == f"{name}.0"))
+        bench.tokens(home, chunk("a", sequence=f"{name}.0", epoch=1))
+        tried.append(name)
+        for _ in range(4):
+            bench.summary(home, running=running, running_tokens=50 * running)
+            pass_busy(bench, 0.25, other)
+    for _ in range(12):
+        bench.summary(home, running=2, running_tokens=100)
+        pass_busy(bench, 0.25, other)
+    busy(bench, home)
+    assert bench.run_call("latest") == home
+    assert not bench.made(FailCall)
+
+
 def test_a_suspect_of_a_process_that_ended_is_tried_beside_others_where_no_instance_gets_idle():
     bench, home = bench_with_neighbour()
     (other,) = bench.summary_at.keys() - {home}

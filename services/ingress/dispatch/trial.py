@@ -1,7 +1,9 @@
 """Trials: a suspect, and a sequence with which two engines died, is dispatched alone (``failover/poison.py``).
 
-One trial at a time per ingress, on an idle instance; while it is alone there, other sequences avoid that instance
-unless there is no other. A suspect waits for that, and is refused where it waits too long. Where the whole process of
+One trial at a time per ingress, on an idle instance, or on one that has only what passed its trial there. While
+suspects wait, other sequences leave one such instance to them, unless there is no other: an engine that comes back
+under load takes all suspects of its death one after the other. A suspect waits for that, and is refused where it waits
+too long. Where the whole process of
 its worker ended, which a kill from outside does and an engine's crash does not, it is a suspect for
 ``PROCESS_WAIT_NS`` only: else a cluster without an idle instance would refuse what it lost so. A stream that lost two
 engines takes any instance if none is idle, and waits for another's trial for a second only: where engines die for other
@@ -26,6 +28,8 @@ WAIT_NS = 1 * SECOND_NS
 PROCESS_WAIT_NS = 4 * SECOND_NS
 #: Reasons for which a sequence left an instance whose process ended.
 PROCESS_ENDED = ("instance_dead", "instance_restarted")
+#: Suspects that wait are dispatched again within this.
+DUE_NS = 2 * SECOND_NS
 _NOT_AWAY = (SequencePhase.WAITING, SequencePhase.ENDED)
 
 
@@ -45,6 +49,7 @@ def must_wait(state: IngressState, sequence: OpenSequence) -> bool:
     if other is None or other is sequence:
         state.on_trial = sequence
         return False
+    _note_waiting(state, sequence)
     return sequence.retry.suspect or state.now_ns - sequence.retry.since_ns < WAIT_NS
 
 
@@ -53,19 +58,24 @@ def prefer(
 ) -> tuple[InstanceView, ...]:
     """Candidates by which a trial stays alone: idle ones for it, other instances for the others."""
     if state.on_trial is sequence:
-        idle = tuple(c for c in candidates if _idle(c))
-        return idle if sequence.retry.suspect else idle or candidates
+        quiet = tuple(c for c in candidates if _is_quiet(state, c))
+        if not quiet:
+            _note_waiting(state, sequence)
+        return quiet if sequence.retry.suspect else quiet or candidates
     other = _on_trial(state)
-    if other is None or other.instance is None or not other.retry.alone:
+    if other is not None and other.instance is not None and other.retry.alone:
+        home = other.instance.name
+    elif state.trials_due_ns.get(sequence.call.call.model, 0) > state.now_ns:
+        home = next((c.name for c in candidates if _is_quiet(state, c)), "")
+    else:
         return candidates
-    home = other.instance.name
     return tuple(c for c in candidates if c.name != home) or candidates
 
 
 def note_submission(state: IngressState, sequence: OpenSequence, instance: KnownInstance) -> None:
     """Note, before a sequence is submitted to an instance, which trial is alone there."""
     other = _on_trial(state)
-    sequence.retry.alone = other is sequence and _idle(instance.view)
+    sequence.retry.alone = sequence.retry.tried = other is sequence and _is_quiet(state, instance.view)
     if other is not None and other is not sequence and other.instance is instance:
         other.retry.alone = False
 
@@ -81,5 +91,12 @@ def _on_trial(state: IngressState) -> OpenSequence | None:
     return sequence
 
 
-def _idle(view: InstanceView) -> bool:
-    return not (view.running or view.waiting or view.in_flight_sequences)
+def _note_waiting(state: IngressState, sequence: OpenSequence) -> None:
+    if sequence.retry.suspect:
+        state.trials_due_ns[sequence.call.call.model] = state.now_ns + DUE_NS
+
+
+def _is_quiet(state: IngressState, view: InstanceView) -> bool:
+    """Whether an instance has nothing but sequences that passed their trial there."""
+    passed = sum(1 for s in state.owned.get(view.name, {}).values() if s.retry.tried and not needs_trial(s))
+    return view.running + view.waiting + view.in_flight_sequences <= passed
