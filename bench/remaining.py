@@ -28,7 +28,7 @@ from millrace.lengths.remaining_training import (
     survival_of,
 )
 from millrace.lengths.scoring import Numbers, interval
-from millrace.lengths.states import SequenceStates, read_header, read_states
+from millrace.lengths.states import SequenceStates, read_states, states_header
 from numpy.typing import NDArray
 
 MODELS = ("nano", "micro", "mini")
@@ -105,7 +105,7 @@ def judged(files: Sequence[Path], title: str) -> None:
         parts[part_of(one.prompt)].append(one)
     seen, tuning, held = (matrix(parts[name]) for name in ("trained", "tuning", "held"))
     survival = survival_of(parts["trained"])
-    head = fit(seen, tuning, survival=survival, header=read_header(files[0]))
+    head = fit(seen, tuning, survival=survival, header=states_header(files[0]))
     predicted = predictions(seen, held, survival=survival, head=head)
     predicted["head, p90 corrected"], refused = corrected(held, predicted["head"])
     lengths = np.array([one.length for one in parts["held"] if one.generated])

@@ -11,7 +11,8 @@ import msgspec
 from millrace.actor.child_process import run_in_child
 from millrace.actor.effects import Effect
 from millrace.actor.task_shell import TaskShell
-from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, model_token, read_models, write_model
+from millrace.lengths.files import load_warm, model_token, outcome_writer, read_models, write_model
+from millrace.lengths.frames import FileUnreadable, FrameWriter
 from millrace.lengths.samples import LengthSample
 from millrace.lengths.training_job import TrainingJob, train
 
@@ -54,7 +55,7 @@ class TaggerShell(TaskShell):
         self._name = config.name
         self._learning = config.learning
         self._root = Path(config.learning.directory)
-        self._writers: dict[str, OutcomeWriter] = {}
+        self._writers: dict[str, FrameWriter] = {}
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
         return {
@@ -85,7 +86,7 @@ class TaggerShell(TaskShell):
         try:
             writer = self._writers.get(effect.model)
             if writer is None:
-                writer = self._writers[effect.model] = OutcomeWriter(self._root, effect.model, self._name)
+                writer = self._writers[effect.model] = outcome_writer(self._root, effect.model, self._name)
             writer.append(effect.samples)
-        except (OSError, OutcomesUnreadable) as error:
+        except (OSError, FileUnreadable) as error:
             self.tell(KeepingFailed(model=effect.model, detail=str(error)))

@@ -10,11 +10,11 @@ from random import Random
 import numpy as np
 import pytest
 from millrace.cli.__main__ import main
-from millrace.lengths.files import MODEL_FILE, OutcomeWriter, read_models, read_requests
+from millrace.lengths.files import MODEL_FILE, outcome_writer, read_models, read_requests
 from millrace.lengths.head import HEAD_FILE, read_head
 from millrace.lengths.quantile import decode_model
 from millrace.lengths.samples import samples_of
-from millrace.lengths.states import SequenceStates, StatesHeader, StateWriter
+from millrace.lengths.states import SequenceStates, StatesHeader, state_writer
 
 
 def _recording(path: Path, *, count: int = 400, scale: float = 1.0, seed: int = 1) -> Path:
@@ -49,7 +49,7 @@ def test_recorded_requests_become_the_model_in_force(
 def test_outcomes_that_a_tagger_kept_become_the_model_in_force(tmp_path: Path) -> None:
     with _recording(tmp_path / "r.jsonl").open("rb") as lines:
         samples = list(samples_of(read_requests(lines, "r")))
-    OutcomeWriter(tmp_path / "lengths", "m", "tagger-0").append(samples)
+    outcome_writer(tmp_path / "lengths", "m", "tagger-0").append(samples)
     assert _train(tmp_path, "--from", str(tmp_path / "lengths" / "m" / "tagger-0.outcomes")) == 0
     assert (tmp_path / "lengths" / "m" / MODEL_FILE).exists()
 
@@ -106,21 +106,21 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captur
 def _states(path: Path, *, count: int = 500, informative: bool = True) -> Path:
     """Sequences whose states tell their rest in one column."""
     rng = np.random.default_rng(1)
-    writer = StateWriter(path, StatesHeader(model="m", fingerprint="f", hidden_size=8))
+    writer = state_writer(path, StatesHeader(model="m", fingerprint="f", hidden_size=8))
     for number in range(count):
         length = int(rng.geometric(1 / 80))
         at = int(rng.integers(length))
         state = rng.normal(0, 1, 8)
         if informative:
             state[2] = np.log1p(length - at)
-        writer.append(SequenceStates([number], length, True, 5_000, 0, [at], state.astype("<f2").tobytes()))
+        writer.append([SequenceStates([number], length, True, 5_000, 0, [at], state.astype("<f2").tobytes())])
     return path
 
 
 def test_states_become_a_head_beside_the_model_and_the_same_again_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    states = _states(tmp_path / "states", count=2_000)
+    states = _states(tmp_path / "states", count=800)
     words = ["train", "remaining", "--from", str(states), "--model-path", str(tmp_path)]
     assert main(words) == 0
     assert "is better on" in capsys.readouterr().out

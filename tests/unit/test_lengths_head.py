@@ -10,6 +10,7 @@ from typing import Any
 import millrace.lengths.states as kept_states
 import numpy as np
 import pytest
+from millrace.lengths.frames import FileUnreadable
 from millrace.lengths.head import (
     FEATURES,
     HEAD_FILE,
@@ -34,10 +35,9 @@ from millrace.lengths.states import (
     SequenceStates,
     StateReservoir,
     StatesHeader,
-    StatesUnreadable,
-    StateWriter,
-    read_header,
     read_states,
+    state_writer,
+    states_header,
 )
 from millrace.lengths.survival import Survival
 
@@ -170,28 +170,28 @@ def sequence(prompt: int, length: int, *, generated: list[int] | None = None, **
 def test_recorded_states_come_back_from_a_bounded_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_states, "OUTPUTS_MAX", 3)
     path = tmp_path / "deep" / "states"
-    writer = StateWriter(path, HEADER)
+    writer = state_writer(path, HEADER)
     written = [sequence(number, 10 + number) for number in range(8)]
     for one in written:
-        writer.append(one)
+        writer.append([one])
     older = path.with_name("states.1")
     assert list(read_states([older, path])) == written[3:]
-    assert read_header(path) == HEADER
+    assert states_header(path) == HEADER
 
 
 def test_a_file_that_ends_inside_a_frame_ends_before_it_and_another_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "states"
-    writer = StateWriter(path, HEADER)
+    writer = state_writer(path, HEADER)
     for number in range(2):
-        writer.append(sequence(number, 10))
+        writer.append([sequence(number, 10)])
     path.write_bytes(path.read_bytes()[:-3])
     assert len(list(read_states([path]))) == 1
-    wide = StateWriter(path, StatesHeader(model="m", fingerprint="f", hidden_size=WIDTH + 1))
-    wide.append(sequence(1, 10))
-    with pytest.raises(StatesUnreadable, match="width"):
+    wide = state_writer(path, StatesHeader(model="m", fingerprint="f", hidden_size=WIDTH + 1))
+    wide.append([sequence(1, 10)])
+    with pytest.raises(FileUnreadable, match="width"):
         list(read_states([path]))
     path.write_bytes(b"something else\n")
-    with pytest.raises(StatesUnreadable, match="no states"):
+    with pytest.raises(FileUnreadable, match="no states"):
         list(read_states([path]))
 
 

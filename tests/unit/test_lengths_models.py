@@ -13,7 +13,8 @@ from millrace.contracts.subjects import subject_token
 from millrace.lengths import files
 from millrace.lengths.baselines import HistoryHistogram
 from millrace.lengths.features import FEATURES, PROMPT_TOKENS
-from millrace.lengths.files import OutcomesUnreadable, OutcomeWriter, load_warm, read_models, read_outcomes, write_model
+from millrace.lengths.files import load_warm, outcome_writer, read_models, read_outcomes, write_model
+from millrace.lengths.frames import FileUnreadable
 from millrace.lengths.quantile import ModelUnreadable, QuantileModel, decode_model
 from millrace.lengths.samples import LengthSample, matrix, pack, usable_lengths
 from millrace.lengths.scoring import interval, score
@@ -224,7 +225,7 @@ def test_outcomes_survive_their_file_and_the_file_stays_bounded(
     monkeypatch.setattr(files, "OUTCOMES_MAX", 10)
     samples = _samples(45)
     for sample in samples:
-        OutcomeWriter(tmp_path, "a.b", "tagger-0").append([sample])
+        outcome_writer(tmp_path, "a.b", "tagger-0").append([sample])
     kept = load_warm(tmp_path / "a_b", "tagger-0", 100)
     assert kept == samples[-len(kept) :]
     assert 10 <= len(kept) <= 20
@@ -233,14 +234,14 @@ def test_outcomes_survive_their_file_and_the_file_stays_bounded(
 def test_files_of_a_model_that_is_served_under_a_path_stay_in_the_folder(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "lengths", tmp_path / "models" / "mini"
     elsewhere.mkdir(parents=True)
-    OutcomeWriter(root, str(elsewhere), "tagger-0").append(_samples(1))
+    outcome_writer(root, str(elsewhere), "tagger-0").append(_samples(1))
     assert not list(elsewhere.iterdir())
     loaded = load("tagger-0", LearningConfig(directory=str(root), pretrained=False))
     assert list(loaded.outcomes) == [subject_token(str(elsewhere))]
 
 
 def test_a_file_cut_inside_a_frame_ends_before_it(tmp_path: Path) -> None:
-    OutcomeWriter(tmp_path, "m", "t").append(_samples(3))
+    outcome_writer(tmp_path, "m", "t").append(_samples(3))
     path = tmp_path / "m" / "t.outcomes"
     path.write_bytes(path.read_bytes()[:-7])
     assert len(list(read_outcomes(path))) == 2
@@ -250,10 +251,10 @@ def test_a_damaged_file_of_outcomes_is_refused_by_name_and_begun_anew_by_the_wri
     path = tmp_path / "m" / "t.outcomes"
     path.parent.mkdir()
     path.write_bytes(b"something else\n" + b"\xff" * 100)
-    with pytest.raises(OutcomesUnreadable, match="outcomes: no outcomes"):
+    with pytest.raises(FileUnreadable, match="outcomes: no outcomes"):
         list(read_outcomes(path))
     assert load_warm(tmp_path / "m", "t", 10) == []
-    OutcomeWriter(tmp_path, "m", "t").append(_samples(1))
+    outcome_writer(tmp_path, "m", "t").append(_samples(1))
     assert len(list(read_outcomes(path))) == 1
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 from millrace.cli import train_entry, train_judge
 from millrace.cli.errors import CliError
 from millrace.cli.progress import working
-from millrace.lengths.files import OutcomesUnreadable, read_models, read_outcomes, read_requests, write_model
+from millrace.lengths.files import read_models, read_outcomes, read_requests, write_model
+from millrace.lengths.frames import FileUnreadable
 from millrace.lengths.head import HEAD_FILE, HeadUnreadable, RemainingHead, read_head, write_head
 from millrace.lengths.samples import LengthSample, samples_of
 from millrace.lengths.scoring import Score
-from millrace.lengths.states import StatesUnreadable, read_header, read_states
+from millrace.lengths.states import read_states, states_header
 from millrace.lengths.training import TrainingResult, train_candidate
 
 DEFAULT_FOLDER = Path(".millrace") / "lengths"
@@ -78,8 +79,8 @@ def _run_remaining(arguments: argparse.Namespace) -> int:
 
     path = arguments.output or arguments.model_path / HEAD_FILE
     try:
-        header = read_header(arguments.states[0])
-        if any(read_header(other) != header for other in arguments.states[1:]):
+        header = states_header(arguments.states[0])
+        if any(states_header(other) != header for other in arguments.states[1:]):
             raise CliError("the files hold states of different models")
         incumbent = None if arguments.output else _head_in_force(path, header.fingerprint)
         result = train_head(list(read_states(arguments.states)), header=header, incumbent=incumbent)
@@ -90,7 +91,7 @@ def _run_remaining(arguments: argparse.Namespace) -> int:
             return 3
         write_head(path, result.head)
         print(f"written: {path}")
-    except (StatesUnreadable, OSError) as error:
+    except (FileUnreadable, OSError) as error:
         raise CliError(str(error)) from None
     return 0
 
@@ -114,9 +115,7 @@ def _run_tagger(arguments: argparse.Namespace) -> int:
         if not result.model or not (result.accepted or arguments.force):
             return 3
         print(f"written: {_write(arguments, result.model)}")
-    except OutcomesUnreadable as error:
-        raise CliError(str(error)) from None
-    except OSError as error:
+    except (FileUnreadable, OSError) as error:
         raise CliError(str(error)) from None
     return 0
 

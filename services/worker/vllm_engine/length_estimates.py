@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from millrace.lengths.states import SequenceStates, StateReservoir, StatesHeader, StateWriter
+from millrace.lengths.frames import FrameWriter
+from millrace.lengths.states import SequenceStates, StateReservoir, StatesHeader, state_writer
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -34,7 +35,7 @@ class Estimates:
         self.ignored = 0
         self._rng = random.Random(_SEED)
         self._kept: dict[str, StateReservoir] = {}
-        self._writer: StateWriter | None = None
+        self._writer: FrameWriter | None = None
         self._model = model
 
     def take(self, rows: RowEstimates, requests: dict[str, Request]) -> None:
@@ -76,18 +77,17 @@ class Estimates:
         if self._writer is None:
             width = len(states) // len(generated) // 2
             header = StatesHeader(model=self._model, fingerprint=self.settings.fingerprint, hidden_size=width)
-            self._writer = StateWriter(Path(self.settings.record), header)
-        self._writer.append(
-            SequenceStates(
-                list(request.prompt_token_ids or ()),
-                request.num_output_tokens,
-                ended,
-                request.max_tokens,
-                continuation.extra(request, continuation.EXPECTED_TOKENS) or 0,
-                generated,
-                states,
-            )
+            self._writer = state_writer(Path(self.settings.record), header)
+        kept = SequenceStates(
+            list(request.prompt_token_ids or ()),
+            request.num_output_tokens,
+            ended,
+            request.max_tokens,
+            continuation.extra(request, continuation.EXPECTED_TOKENS) or 0,
+            generated,
+            states,
         )
+        self._writer.append([kept])
 
 
 def begin(core: Any) -> str:
