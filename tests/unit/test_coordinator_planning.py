@@ -305,14 +305,14 @@ def test_plans_may_change_at_every_tick() -> None:
     story = Story(period_s=2.0, parameters={"requests_min": 50, "change_margin": 0.0, "margin": 0.0})
     rng = random.Random(3)
     epochs = []
-    for _ in range(60):
+    for _ in range(25):
         for each in [r for r in story.records if rng.random() < 0.05]:
             story.records.remove(each)
         story.records += [r for r in fleet(16) if r not in story.records and rng.random() < 0.3]
         story.hear(200, rng.choice([1.0, 10.0, 25.0]), output=rng.choice([None, 50, 5000]))
         epochs.append(story.tick(2.0).epoch)
         assert sorted(story.members()) == sorted(r.instance for r in story.records)
-    assert epochs[-1] > 20
+    assert epochs[-1] > 10
 
 
 @pytest.mark.parametrize("kind", ["decision", "outcome"])
