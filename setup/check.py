@@ -2,8 +2,9 @@
 
     .venv/bin/python setup/check.py [step ...]
 
-Steps: format, format-native, lint, types, imports, schemas. Each prints one line; the output of a step is shown only
-where it failed.
+Steps: format, format-native, lint, types, imports, schemas, scripts, scripts-lint. Each prints one line; the output of
+a step is shown only where it failed. The last two look at the page's JavaScript and are skipped until
+`./task check:page` has installed their programs.
 """
 
 import os
@@ -22,6 +23,9 @@ LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_
 #: C++ sources; clang-format has no option for a folder.
 NATIVE_SOURCES = sorted(path for kind in ("cpp", "hpp") for path in (ROOT / "native").rglob(f"*.{kind}"))
 
+#: Programs from npm: `./task check:page` puts them there.
+NODE = ROOT / ".venv" / "node" / "node_modules" / ".bin"
+
 #: Step -> command and what to do about a failure.
 STEPS: dict[str, tuple[list[str | Path], str]] = {
     "format": ([BIN / "ruff", "format", "--check", "--output-format", "concise", "."], "./task fmt"),
@@ -33,6 +37,8 @@ STEPS: dict[str, tuple[list[str | Path], str]] = {
     "types": ([PYTHON, "-m", "mypy"], "the settings are in pyproject.toml"),
     "imports": ([PYTHON, "-c", LINT_IMPORTS, "--no-logo"], "the directions are in pyproject.toml, [tool.importlinter]"),
     "schemas": ([PYTHON, "-m", "millrace.cli", "schemas", "--check"], "./task schemas, then read the difference"),
+    "scripts": ([NODE / "tsc", "-p", "services/page/jsconfig.json"], "types are JSDoc comments"),
+    "scripts-lint": ([NODE / "oxlint", "--deny-warnings", "services/page/static"], "its lines name the rules"),
 }
 
 #: The slowest step, mypy without a cache, takes under a minute on two cores.
@@ -55,6 +61,12 @@ def main(asked: list[str]) -> int:
 
 def _passes(name: str) -> bool:
     command, remedy = STEPS[name]
+    if not Path(command[0]).exists():
+        print(
+            f"check: {name:8} skipped (no {Path(command[0]).name}: ./task check:page installs it, with Node)",
+            flush=True,
+        )
+        return True
     began = time.monotonic()
     done = subprocess.run(
         command,

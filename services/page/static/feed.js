@@ -5,7 +5,10 @@ const RETRY_MS = 1000;
 export class Feed {
   /** `take` gets each frame; `changed` is told when live, speed or connection change; `key` gives a viewer's key or "". */
   constructor({ take, changed, key }) {
-    Object.assign(this, { take, changed, key });
+    this.take = take;
+    this.changed = changed;
+    this.key = key;
+    this.recorded = false;
     this.live = true;
     this.playing = true;
     this.speed = 1;

@@ -9,6 +9,7 @@ import { Cluster } from "./state.js";
 import { clock, el, say, span } from "./text.js";
 import { plansView, tablesView } from "./views.js";
 
+/** @returns {any} an element of index.html */
 const byId = (id) => document.getElementById(id);
 const VIEWER_KEY = "millrace-viewer-key";
 /** Time between two renderings of what is text. */
@@ -70,7 +71,7 @@ function show() {
   const view = shown();
   byId("river").hidden = view !== "river";
   byId("view").hidden = view === "river";
-  for (const anchor of document.querySelectorAll("nav a")) anchor.toggleAttribute("aria-current", anchor.pathname === location.pathname);
+  for (const anchor of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav a"))) anchor.toggleAttribute("aria-current", anchor.pathname === location.pathname);
   if (view === "request" && request.id !== requestId()) request = { id: requestId(), known: null, asked: 0 };
   if (view === "river" && river.stale) {
     river.stale = false;
@@ -101,13 +102,15 @@ function fresh(node, children) {
   const was = written.get(node) ?? [];
   const html = now.map((child) => child.outerHTML);
   const focus = node.contains(document.activeElement) ? document.activeElement : null;
-  const name = (each) => `${each.dataset.open ?? each.dataset.verb ?? each.getAttribute("href")} ${each.textContent}`;
+  const name = (/** @type {any} */ each) => `${each.dataset.open ?? each.dataset.verb ?? each.getAttribute("href")} ${each.textContent}`;
   now.forEach((child, n) => {
-    if (was[n] !== html[n]) node.children[n] ? node.children[n].replaceWith(child) : node.append(child);
+    if (was[n] === html[n]) return;
+    if (node.children[n]) node.children[n].replaceWith(child);
+    else node.append(child);
   });
   while (node.children.length > now.length) node.lastElementChild.remove();
   written.set(node, html);
-  if (focus && !node.contains(focus)) [...node.querySelectorAll("button, a")].find((each) => name(each) === name(focus))?.focus();
+  if (focus && !node.contains(focus)) [...node.querySelectorAll("button, a")].find((/** @type {any} */ each) => name(each) === name(focus))?.focus();
 }
 
 function renderText() {
@@ -163,7 +166,7 @@ byId("slider").addEventListener("change", async () => {
 
 // People
 
-document.addEventListener("click", (event) => {
+document.addEventListener("click", (/** @type {any} */ event) => {
   const anchor = event.target.closest("a[href^='/']");
   if (anchor && !event.ctrlKey && !event.metaKey && event.button === 0) {
     event.preventDefault();
@@ -174,7 +177,7 @@ document.addEventListener("click", (event) => {
   if (opener) choose(opener.dataset.open);
 });
 
-document.addEventListener("keydown", (event) => {
+document.addEventListener("keydown", (/** @type {any} */ event) => {
   if (event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey || byId("order").open) return;
   const keys = { Escape: () => (chosen ? choose("") : visit("/")), " ": () => event.target === document.body && feed.pause(!feed.playing), l: () => feed.goLive(), r: () => visit("/"), t: () => visit("/table"), p: () => visit("/plans"), "/": () => byId("find").elements.id.focus() };
   const act = keys[event.key];
@@ -219,7 +222,7 @@ document.documentElement.dataset.theme = localStorage.getItem("millrace-theme") 
 addEventListener("popstate", show);
 setInterval(renderText, TEXT_MS);
 setInterval(renderTime, 250);
-(function draw(now) {
+(function draw() {
   if (shown() === "river" && !document.hidden) river.draw(performance.now(), feed.now());
   requestAnimationFrame(draw);
 })();

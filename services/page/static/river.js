@@ -38,6 +38,7 @@ export class River {
     this.particles = new Map();
     this.links = [];
     this.shape = "";
+    this.stale = false;
     this.sprites = new Map();
     this.drawn = { frames: 0, ms: 0 };
     new ResizeObserver(() => this.measure()).observe(root);
@@ -170,7 +171,7 @@ export class River {
   #reset(whole) {
     if (whole) this.particles.clear();
     for (const card of this.cards.values()) card.slots = [];
-    for (const [id, particle] of this.particles) if (!particle.ends) particle.card = null;
+    for (const particle of this.particles.values()) if (!particle.ends) particle.card = null;
     for (const id of Object.keys(this.cluster.q)) this.#place(id, 0, false);
   }
 

@@ -10,10 +10,19 @@ export const STATES = { w: "waits", p: "computes its prompt", r: "decodes", x: "
 /** An instance takes requests. */
 export const takes = (row) => row.state === "ready";
 
+/** @typedef {Record<string, any>} Rows */
+
 export class Cluster {
   constructor() {
     this.t = 0;
-    for (const name of TABLES) this[name] = {};
+    /** @type {Rows} */ this.c = {};
+    /** @type {Rows} */ this.i = {};
+    /** @type {Rows} */ this.q = {};
+    /** @type {Rows} */ this.f = {};
+    /** @type {Rows} */ this.m = {};
+    /** @type {Rows} */ this.s = {};
+    /** @type {Rows} */ this.p = {};
+    /** @type {Rows} */ this.e = {};
   }
 
   /** Start of the page's process, unix ms; times in rows count from it. */
