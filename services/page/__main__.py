@@ -16,6 +16,7 @@ from millrace.hosting.service import host
 from services.page.actor import ACCEPTS, PageActor
 from services.page.config import PageConfig
 from services.page.effects import ShowFrame
+from services.page.history import PageRun
 from services.page.server import PageServer
 
 
@@ -26,7 +27,7 @@ class PageShell:
 
     def build(self, config: PageConfig, deps: ActorDeps) -> PageActor:
         actor = PageActor(config, incarnation=deps.incarnation)
-        self._server = PageServer(config, actor, self._deliver)
+        self._server = PageServer(config, [PageRun("live", actor)], self._deliver)
         return actor
 
     def _deliver(self, body: Body) -> None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
 from millrace.contracts.broker import BoundaryMoved, LoadReported, LoadsReported, MoveBid
 from millrace.contracts.local import BucketReady, BusDisconnected, BusReconnected, KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Message
@@ -86,7 +86,9 @@ class _Sampled(msgspec.Struct):
 class PageActor:
     """Owns what viewers see."""
 
-    def __init__(self, config: PageConfig, *, incarnation: int) -> None:
+    def __init__(self, config: PageConfig, *, incarnation: int, kept_max: int = REQUESTS_KEPT) -> None:
+        """``kept_max``: requests whose messages are kept."""
+        self._kept_max = kept_max
         self.name = config.name
         self.incarnation = incarnation
         self.tables = Tables("c", "i", "q", "f", "m", "s", "p", "e")
@@ -99,7 +101,8 @@ class PageActor:
         self._viewers = 0
         self._events = 0
         self._restored: set[str] = set()
-        self.tables.put("c", "page", t0=incarnation // MS, cluster=config.bus.cluster, connected=True)
+        cluster, folder = config.bus.cluster, bool(config.folder)
+        self.tables.put("c", "page", t0=incarnation // MS, cluster=cluster, folder=folder, connected=True)
 
     def start(self, now_ns: int) -> list[Effect]:
         subjects = self._subjects
@@ -151,6 +154,7 @@ class PageActor:
             case OrderGiven() as body:
                 result = {None: "", 0: "done"}.get(body.code, f"failed ({body.code})")
                 self._event(now_ns, "order", n=body.text, r=result)
+                return [Log(level="info", event="order", fields={"order": body.text, "code": body.code})]
             case BusDisconnected() | BusReconnected() as body:
                 self.tables.put("c", "page", connected=isinstance(body, BusReconnected))
             case StopRequested():
@@ -231,10 +235,7 @@ class PageActor:
             known = self.tables.rows["i"][where].get("hit", 0.0)
             share = body.cached_tokens / body.prompt_tokens
             self.tables.put("i", where, hit=round(known + 0.1 * (share - known), 2))
-        fields: Row = {"t": self._ms(now_ns), "model": body.model, "what": body.outcome, "inst": where}
-        fields |= {"prompt": body.prompt_tokens, "out": sum(body.output_tokens), "e2e": body.e2e_ns // MS}
-        fields |= {"ttft": _whole_ms(body.ttft_ns), "said": _whole_ms(body.predicted_e2e_ns)}
-        self.tables.put("f", body.request, **fields, moves=body.migrations, cont=body.continuations)
+        self.tables.put("f", body.request, **self._ended(body, now_ns))
         self.tables.trim("f", FINISHED_MAX)
 
     def _on_migration(self, body: MigrationFinished, now_ns: int) -> None:
@@ -305,7 +306,7 @@ class PageActor:
         kept = self._kept.setdefault(request, [])
         if len(kept) < MESSAGES_MAX or isinstance(body, RequestFinished):
             kept.append((now_ns, body))
-        while len(self._kept) > REQUESTS_KEPT:
+        while len(self._kept) > self._kept_max:
             del self._kept[next(iter(self._kept))]
 
     def told(self, request: str) -> list[tuple[int, Any]]:
@@ -315,6 +316,18 @@ class PageActor:
         own = request if request in self._kept else request_id_of(request)
         heard = [kept for name, kept in self._kept.items() if name == own or name.startswith(f"{own}~")]
         return sorted((each for kept in heard for each in kept), key=lambda each: each[0])
+
+    def ended(self) -> dict[str, Row]:
+        """A row as in ``f`` of each request that ended, of those that are kept."""
+        heard = (each for kept in self._kept.values() for each in kept)
+        return {body.request: self._ended(body, at) for at, body in heard if isinstance(body, RequestFinished)}
+
+    def _ended(self, body: RequestFinished, now_ns: int) -> Row:
+        where = body.instances[-1] if body.instances else ""
+        row: Row = {"t": self._ms(now_ns), "model": body.model, "what": body.outcome, "inst": where}
+        row |= {"prompt": body.prompt_tokens, "out": sum(body.output_tokens), "e2e": body.e2e_ns // MS}
+        row |= {"ttft": _whole_ms(body.ttft_ns), "said": _whole_ms(body.predicted_e2e_ns)}
+        return row | {"moves": body.migrations, "cont": body.continuations}
 
     # Instances, services, plans
 
@@ -415,7 +428,7 @@ class PageActor:
     def check_invariants(self) -> None:
         assert self._seen.keys() == self.tables.rows["q"].keys()
         assert self._sampled.keys() == self.tables.rows["i"].keys()
-        assert len(self._kept) <= REQUESTS_KEPT
+        assert len(self._kept) <= self._kept_max
 
 
 def _whole_ms(ns: int | None) -> int | None:

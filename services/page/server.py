@@ -3,7 +3,8 @@
 A viewer that reads slowly is passed over until it has read what it was sent, and goes on with a whole frame. Nothing is
 shown without a key beyond loopback; on it, only to a client that names a loopback host, so that no web site reads the
 page through a name of its own that leads here. Orders need the operator's password on the bus, which NATS checks: they
-are verbs of the command line, in a process of their own, with that password.
+are verbs of the command line, in a process of their own, with that password. In a simulation they need no key, and are
+carried out by it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import mimetypes
+import re
 import sys
-from collections.abc import Callable, Coroutine
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +31,16 @@ from millrace.http.client_connection import ConnectionLimits
 from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal
 from millrace.http.server import HttpServer
 
-from services.page.actor import PageActor
 from services.page.config import PageConfig
 from services.page.effects import OrderGiven, ShowFrame, ViewersCounted
-from services.page.history import FrameHistory
+from services.page.history import PageRun
 
 STATIC = Path(__file__).parent / "static"
 #: A viewer with so much unread gets no more frames, bytes.
 BEHIND_BYTES = 200_000
 VIEWERS_MAX, ORDERS_MAX = 200, 4
 LIMITS = ConnectionLimits(
-    body_bytes_max=10_000, buffer_bytes_max=20_000_000, slow_reader_s=60.0, read_s=10.0, idle_s=75.0
+    body_bytes_max=200_000, buffer_bytes_max=20_000_000, slow_reader_s=60.0, read_s=10.0, idle_s=75.0
 )
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _POLICY = (
@@ -53,19 +55,38 @@ _HEADERS = (
 )
 #: Runs a verb whose words, the password among them, come by standard input: a command line is no place for it.
 _RUN = "import json, sys; from millrace.cli.__main__ import main; sys.exit(main(json.load(sys.stdin)))"
+#: Views that have an address; ``/r/ID`` is one more.
+VIEWS = ("/", "/table", "/plans", "/compare")
+_COUNT = re.compile(r"[+-]?\d{1,4}")
 
 
 class PageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An operator's wish: ``drain``, ``back``, ``migrate`` or ``role``; of which instance or request, and where
-    to or which role.
+    """An operator's wish.
+
+    Attributes:
+        verb: ``drain``, ``back``, ``migrate``, ``role``, ``scale``; ``show``, ``check`` and ``apply`` of the cluster's
+            file. Of a simulation: a kind of fault, or ``pace``.
+        what: Instance, request or model.
+        to: Where to, which role, how many, or how fast.
+        text: The cluster's file.
     """
 
     verb: str
-    what: str
+    what: str = ""
     to: str = ""
+    text: str = ""
 
     def words(self) -> list[str]:
         """As the command line takes it. Raises ValueError where it makes no sense."""
+        match self.verb:
+            case "show":
+                return ["cluster", "show"]
+            case "check":
+                return ["apply", "FILE", "--dry-run"]
+            case "apply":
+                return ["apply", "FILE"]
+            case "scale" if self.what and self.what[0] != "-" and _COUNT.fullmatch(self.to):
+                return ["scale", self.what, self.to]
         if not self.what or self.what.startswith("-") or self.to.startswith("-"):
             raise ValueError("it names nothing")
         match self.verb:
@@ -81,28 +102,29 @@ class PageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PageServer:
-    """Serves one page: what its actor knows. ``deliver`` hands local messages to the actor.
-
-    Attributes:
-        at_ms: Time of the last frame, unix ms.
-    """
+    """Serves one page of one or more runs, of which the first may go on."""
 
     def __init__(
         self,
         config: PageConfig,
-        actor: PageActor,
+        runs: Sequence[PageRun],
         deliver: Callable[[Body], None],
-        history: FrameHistory | None = None,
+        simulated: Callable[[PageOrder], None] | None = None,
     ) -> None:
+        """Makes one that does not listen yet.
+
+        Args:
+            deliver: Hands local messages to the actor of the first run.
+            simulated: Carries out orders in a simulation; raises ValueError for one that makes no sense.
+        """
         self._config = config
-        self._actor = actor
+        self._runs = runs
         self._deliver = deliver
+        self._simulated = simulated
         self._open = config.host in LOOPBACK or config.host.startswith("127.")
         if not self._open and not config.bus.password:
             raise ConfigError(f"host {config.host}: others reach it, and the bus has no passwords to ask them for")
-        self.history = history or FrameHistory()
         self._viewers: dict[Exchange, bool] = {}  # whether it waits for a whole frame
-        self.at_ms = actor.incarnation // 1_000_000
         self._tasks: set[asyncio.Task[None]] = set()
         self._orders = 0
         self._server: HttpServer | None = None
@@ -123,7 +145,7 @@ class PageServer:
         exchange.headers = _HEADERS
         request = exchange.request
         path = request.path
-        if request.method == "GET" and (path in ("/", "/plans", "/table") or path.startswith("/r/")):
+        if request.method == "GET" and (path in VIEWS or path.startswith("/r/")):
             exchange.respond(200, *self._files["/static/index.html"])
         elif request.method == "GET" and path in self._files:
             exchange.respond(200, *self._files[path])
@@ -133,14 +155,26 @@ class PageServer:
             _answer(exchange, {"error": "the viewer's key is needed"}, 401)
         elif path == "/stream":
             self._view(exchange)
-        elif path == "/history":
-            _answer(exchange, self.history.spans())
-        elif path.startswith("/history/") and path[9:].isdigit() and (past := self.history.segment(int(path[9:]))):
-            exchange.respond(200, past, b"text/plain; charset=utf-8", ((b"content-encoding", b"deflate"),))
-        elif path.startswith("/request/"):
-            self._spawn(self._tell(exchange, request_of(path[len("/request/") :])))
+        elif path == "/runs":
+            _answer(exchange, [run.name for run in self._runs])
         else:
-            _answer(exchange, {"error": "there is no such page"}, 404)
+            self._tell_of_run(exchange, path.split("/", 4)[1:])
+
+    def _tell_of_run(self, exchange: Exchange, words: list[str]) -> None:
+        """Answers ``/run/NUMBER/history``, ``.../history/FROM``, ``.../ended`` and ``.../request/ID``."""
+        number = words[1] if len(words) > 1 and words[0] == "run" else ""
+        run = self._runs[int(number)] if number.isdigit() and int(number) < len(self._runs) else None
+        match words[2:]:
+            case ["history"] if run:
+                _answer(exchange, run.spans())
+            case ["history", at] if run and at.isdigit() and (past := run.segment(int(at))):
+                exchange.respond(200, past, b"text/plain; charset=utf-8", ((b"content-encoding", b"deflate"),))
+            case ["ended"] if run:
+                _answer(exchange, run.actor.ended())
+            case ["request", request] if run:
+                self._spawn(self._tell(exchange, run, request_of(request)))
+            case _:
+                _answer(exchange, {"error": "there is no such page"}, 404)
 
     def _may_read(self, exchange: Exchange) -> bool:
         host = exchange.request.headers.get(b"host", b"").decode("latin-1").rpartition(":")[0].strip("[]")
@@ -153,12 +187,11 @@ class PageServer:
 
     def show(self, frame: ShowFrame) -> None:
         """Keeps a frame, and sends it to every viewer that can take it."""
-        self.at_ms = frame.at_ms
-        self.history.keep(frame.at_ms, frame.data, self._actor.whole)
+        self._runs[0].keep(frame)
         for viewer, waits in list(self._viewers.items()):
             if waits and not viewer.waiting_bytes:
                 self._viewers[viewer] = False
-                viewer.write(_event(self._actor.whole(frame.at_ms)))
+                viewer.write(_event(self._runs[0].actor.whole(frame.at_ms)))
             elif not waits:
                 self._viewers[viewer] = viewer.waiting_bytes > BEHIND_BYTES
                 viewer.write(b"" if self._viewers[viewer] else _event(frame.data))
@@ -173,13 +206,13 @@ class PageServer:
             self._deliver(ViewersCounted(count=len(self._viewers)))
 
         exchange.on_gone = gone
-        exchange.start_stream((), _event(self._actor.whole(self.at_ms)))
+        exchange.start_stream((), _event(self._runs[0].actor.whole(self._runs[0].at_ms)))
         self._viewers[exchange] = False
         self._deliver(ViewersCounted(count=len(self._viewers)))
 
-    async def _tell(self, exchange: Exchange, request: str) -> None:
+    async def _tell(self, exchange: Exchange, run: PageRun, request: str) -> None:
         """Answers with what was heard of a request, and what was traced, also as `millrace explain` tells it."""
-        folder, told = self._config.telemetry.trace_dir, self._actor.told(request)
+        folder, told = self._config.telemetry.trace_dir, run.actor.told(request)
         try:
             spans = await asyncio.to_thread(spans_of, Path(folder), request) if folder else []
         except (CliError, OSError):
@@ -205,9 +238,13 @@ class PageServer:
     # Orders
 
     def _order(self, exchange: Exchange) -> None:
-        key = _bearer(exchange)
+        key, simulated = _bearer(exchange), self._simulated
         try:
-            words = msgspec.json.decode(exchange.request.body, type=PageOrder).words()
+            order = msgspec.json.decode(exchange.request.body, type=PageOrder)
+            if simulated is not None:
+                self._order_simulated(exchange, order, simulated)
+                return
+            words = order.words()
         except (msgspec.DecodeError, ValueError) as error:
             _answer(exchange, {"error": str(error)}, 400)
             return
@@ -217,11 +254,27 @@ class PageServer:
             _answer(exchange, {"error": "other orders are being carried out"}, 503)
         else:
             self._orders += 1
-            self._spawn(self._carry_out(exchange, words, key)).add_done_callback(self._on_order_over)
+            self._spawn(self._carry_out(exchange, words, order.text, key)).add_done_callback(self._on_order_over)
 
-    async def _carry_out(self, exchange: Exchange, words: list[str], key: str) -> None:
-        bus, text = self._config.bus, " ".join(words)
+    def _order_simulated(self, exchange: Exchange, order: PageOrder, carry_out: Callable[[PageOrder], None]) -> None:
+        if exchange.request.headers.get(b"content-type") != b"application/json" or not self._may_read(exchange):
+            _answer(exchange, {"error": "only the page itself may ask for this"}, 403)  # no form of another site
+            return
+        carry_out(order)
+        if order.verb != "pace":
+            self._deliver(OrderGiven(text=f"{order.verb.replace('_', ' ')} {order.what}", code=0))
+        _answer(exchange, {})
+
+    async def _carry_out(self, exchange: Exchange, words: list[str], file: str, key: str) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as stored:
+            stored.write(file)
+            stored.flush()
+            await self._run(exchange, [stored.name if word == "FILE" else word for word in words], words, key)
+
+    async def _run(self, exchange: Exchange, words: list[str], told: list[str], key: str) -> None:
+        bus, text = self._config.bus, " ".join(told)
         where = ["--nats", bus.servers[0], "--cluster", bus.cluster, "--user", "operator", "--password", key]
+        where += ["--dir", self._config.folder] if self._config.folder else []
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-u", "-c", _RUN, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT

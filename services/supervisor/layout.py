@@ -272,7 +272,8 @@ class Layout:
         page = self.spec.page
         if not page.port:
             return []
-        path = self._config_file(Role.OBSERVER, "page", {"host": page.host, "port": page.port}, checked_as="page")
+        fields = {"host": page.host, "port": page.port, "folder": str(self.root)}
+        path = self._config_file(Role.OBSERVER, "page", fields, checked_as="page")
         return [msgspec.structs.replace(_child("page", "page", "services.page", path, stop_order=3), presences=[])]
 
     def _ingresses(self) -> list[ChildSpec]:

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=8001,
         metavar="PORT",
-        help="show the run in the browser afterwards, at this port (default: 8001)",
+        help="watch the run in the browser, and do harm to it; of a sweep compare the runs afterwards (default: 8001)",
     )
     soak.add_arguments(parser, seeds=SEEDS)
     # None where it was not given: what a scenario would ignore is refused by its name.
@@ -113,8 +113,6 @@ def _refuse_ignored(arguments: argparse.Namespace) -> None:
             if getattr(arguments, option):
                 raise UsageError(f"--{option} is for scenarios: name one with --scenario FILE.")
         return
-    if arguments.page is not None and (arguments.sweep or (arguments.seeds or 1) > 1):
-        raise UsageError("--page shows one run: without --sweep and --seeds.")
     for option, instead in _ONLY_RANDOM.items():
         given = getattr(arguments, option)
         if given is not None and given is not False:
@@ -143,13 +141,14 @@ def _run_once(arguments: argparse.Namespace) -> int:
     from simulator.scenarios.reading import read_scenario
     from simulator.scenarios.running import run_scenario
     from simulator.scenarios.saving import save
-    from simulator.scenarios.shown_run import ShownRun
+    from simulator.scenarios.shown_run import WatchedRun
     from simulator.scenarios.statistics import summarise
     from simulator.scenarios.tables import run_tables
 
     spec = read_scenario(arguments.scenario, arguments.set)
-    shown = None if arguments.page is None else ShownRun(arguments.page)
     console = wide_console()
+    say = partial(console.print, highlight=False, markup=False)
+    shown = None if arguments.page is None else WatchedRun(spec.name, arguments.page, say)
     with progress_bar(console) as bar:
         task = bar.add_task(f"{spec.name}, seed {spec.seed}", total=spec.workload.count)
         outcome = run_scenario(
@@ -170,7 +169,7 @@ def _run_once(arguments: argparse.Namespace) -> int:
         drawn = draw_run(outcome, folder) if spec.output.plots else []
         console.print(f"written to {folder}: results and {len(drawn)} pictures", highlight=False)
     if shown is not None:
-        asyncio.run(shown.serve(partial(console.print, highlight=False)))
+        shown.serve()
     return 0
 
 
@@ -178,16 +177,19 @@ def _run_sweep(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from simulator.scenarios.plots import draw_sweep
-    from simulator.scenarios.sweeping import RunInputs, run_all, variants
+    from simulator.scenarios.shown_run import ShownRun, serve
+    from simulator.scenarios.sweeping import RunInputs, run_all, run_one, variants
     from simulator.scenarios.tables import sweep_table
 
     wanted = variants(arguments.scenario, arguments.set, arguments.sweep, arguments.seeds or 1)
+    shown = [] if arguments.page is None else [ShownRun(f"{each.label}, seed {each.spec.seed}") for each in wanted]
     surroundings = RunInputs(step_times=load_step_time, folders=folders_of(arguments.scenario), clock=time.perf_counter)
     console = wide_console()
     summaries = []
     with progress_bar(console) as bar:
         task = bar.add_task(f"{len(wanted)} runs", total=len(wanted))
-        for summary in run_all(wanted, surroundings, jobs=arguments.jobs):
+        one_by_one = (run_one((variant, surroundings), page) for variant, page in zip(wanted, shown, strict=False))
+        for summary in one_by_one if shown else run_all(wanted, surroundings, jobs=arguments.jobs):
             summaries.append(summary)
             bar.advance(task)
     console.print(sweep_table(summaries))
@@ -199,6 +201,8 @@ def _run_sweep(arguments: argparse.Namespace) -> int:
         if spec.output.plots:
             draw_sweep(summaries, folder, slo_ttft_s=spec.slo.ttft_ms / 1000)
         console.print(f"written to {folder}", highlight=False)
+    if shown:
+        asyncio.run(serve([each.page for each in shown], arguments.page, partial(console.print, highlight=False)))
     return 0
 
 

@@ -12,7 +12,9 @@ once. Keys are those of `millrace up --set`. docs/WHAT_IF.md explains the answer
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from millrace.cluster import ClusterSpec
     from millrace.workloads.recording import RecordedLoad
 
+    from simulator.scenarios.shown_run import ShownRun
     from simulator.whatif.answering import Asked, ChangeAnswer
     from simulator.whatif.changes import AskedChange
     from simulator.whatif.figures import ComparedFigure
@@ -50,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--write", type=Path, metavar="FILE", help="write the changed cluster's file; of one change")
     add("--plot", type=Path, metavar="FILE", help="draw the distributions, PNG")
     add("--output", type=Path, metavar="FILE", help="write all figures, JSON")
+    page = "show the recording and its replays side by side in the browser, at this port (default: 8001)"
+    add("--page", type=int, nargs="?", const=8001, metavar="PORT", help=page)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,13 +87,15 @@ def _answer(arguments: argparse.Namespace) -> int:
     if arguments.write is not None and len(changes) != 1:
         raise UsageError(f"--write writes the file of one change; {len(changes)} are asked for")
     console = wide_console()
+    pages: list[ShownRun] = []
+    show = partial(_shown, pages) if arguments.page is not None else None
     with scratch_folder() as folder:
         with console.status("replaying the cluster as it was"):
-            question = asked(load, cluster, Path(folder))
+            question = asked(load, cluster, Path(folder), show)
         console.print("\n".join(recordings.shown(load)), highlight=False)
         _print_fidelity(console, question)
         with console.status(f"replaying {len(changes)} changes"):
-            found = list(answers(question, changes, speed=speed, jobs=arguments.jobs))
+            found = list(answers(question, changes, speed=speed, jobs=arguments.jobs, show=show))
         if goal is not None:
             found += _search(console, question, arguments, speed)
         if found:
@@ -99,7 +106,24 @@ def _answer(arguments: argparse.Namespace) -> int:
         if arguments.write is not None:
             arguments.write.write_text(cluster_toml(changes[0].spec))
             console.print(f"`millrace apply {arguments.write}` makes the change", highlight=False)
+    if pages:
+        _serve(load, pages, arguments.page, console)
     return 0
+
+
+def _shown(pages: list[ShownRun], name: str) -> ShownRun:
+    from simulator.scenarios.shown_run import ShownRun
+
+    pages.append(ShownRun(name))
+    return pages[-1]
+
+
+def _serve(load: RecordedLoad, pages: list[ShownRun], port: int, console: Console) -> None:
+    from simulator.scenarios.shown_run import serve
+    from simulator.whatif.recorded_run import recorded_run
+
+    runs = [recorded_run(load), *(each.page for each in pages)]
+    asyncio.run(serve(runs, port, partial(console.print, highlight=False)))
 
 
 def _speed(text: str) -> float:

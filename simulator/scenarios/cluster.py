@@ -77,15 +77,17 @@ class ScenarioCluster(SimulatedCluster):
         truth: Callable[[str, str], int],
         expected: Expected | None = None,
         clients: CountingClients | None = None,
+        harmed: bool = False,
     ) -> None:
         """Builds and starts everything.
 
         Args:
             truth: Output length of a request, by its id and the model, tokens.
             expected: What a recorded tagger said.
+            harmed: Whether faults come that the scenario does not name.
         """
         network = spec.network
-        link = LinkModel(delay_ns=int(network.delay_us * 1000), jitter_ns=int(network.jitter_us * 1000))
+        link = self._link = LinkModel(delay_ns=int(network.delay_us * 1000), jitter_ns=int(network.jitter_us * 1000))
         self._worker_link = LinkModel(
             delay_ns=int((network.delay_us + network.worker_delay_us) * 1000),
             jitter_ns=int((network.jitter_us + network.worker_jitter_us) * 1000),
@@ -123,7 +125,7 @@ class ScenarioCluster(SimulatedCluster):
         self._add_actors()
         simulation.after(WARM_NS, self._sample)
         host = self._provisioned() if spec.spares() or spec.provisioning.on else None
-        if spec.faults:
+        if spec.faults or harmed:
             restart_ns = int(spec.cluster.restart_s * SECOND)
             self.restart_dead(lambda: restart_ns, but=(Role.WORKER,) if host is not None else ())
 
@@ -177,6 +179,10 @@ class ScenarioCluster(SimulatedCluster):
         if len(self._unserved) >= self.spec.migration.instances_each:
             self._add_movers()
         return worker
+
+    def link_of(self, name: str) -> LinkModel:
+        """The undisturbed link of an actor's node."""
+        return self._worker_link if name in self._groups else self._link
 
     def _add_movers(self) -> None:
         """Adds a migrator and a broker for the instances that have none."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from millrace.sim.checkers import Checker
+from millrace.sim.links import LinkModel
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 from millrace.workloads.shape import Arrival
 
@@ -29,6 +30,9 @@ LOOK_NS = SECOND
 
 #: Outcomes on their way to the observer arrive within this time.
 TAIL_NS = 100 * MILLISECOND
+
+#: What faults of these names do.
+SLOW_LINK, SLOW_WRITE_NS = LinkModel(delay_ns=50 * MILLISECOND, jitter_ns=20 * MILLISECOND), 2 * SECOND
 
 #: Progress: calls that ended, and virtual seconds since the first possible arrival.
 Progress = Callable[[int, float], None]
@@ -104,10 +108,17 @@ class _Run:
     ) -> None:
         self._spec = spec
         self._load = load
-        self._cluster = ScenarioCluster(spec, step_times=step_times, truth=self._output_tokens, expected=self._expected)
+        self._cluster = ScenarioCluster(
+            spec,
+            step_times=step_times,
+            truth=self._output_tokens,
+            expected=self._expected,
+            harmed=shown is not None and shown.harmed,
+        )
         self._sim = self._cluster.simulation
+        self._shown = shown
         if shown is not None:
-            shown.join(self._sim, self._cluster.subjects.cluster)
+            shown.join(self._sim, self._cluster.subjects.cluster, self._cluster.begin_ns, self._harm)
         self._loads = spec.models()
         self._models = models_of(spec, load)
         self._max_model_len = {model: _max_model_len(spec, model) for model in self._loads}
@@ -133,8 +144,10 @@ class _Run:
         self._next_arrival()
         until_ns = cluster.begin_ns + self._load[-1].at_ns + int(self._spec.limit_s * SECOND)
         while cluster.clients.ended < len(self._load) and sim.now_ns < until_ns:
-            sim.run_for(LOOK_NS)
+            sim.run_for(LOOK_NS if self._shown is None else self._shown.look_ns)
             progress(cluster.clients.ended, (sim.now_ns - cluster.begin_ns) / SECOND)
+            if self._shown is not None:
+                self._shown.keep_pace()
         sim.run_for(TAIL_NS)
 
     def _next_arrival(self) -> None:
@@ -166,6 +179,12 @@ class _Run:
         faults, sim, duration_ns = self._sim.faults, self._sim, int(fault.duration_s * SECOND)
         if fault.kind == "kill":
             faults.kill(sim.actors[fault.target])
+        elif fault.kind == "slow_link":
+            faults.change_link(fault.target, SLOW_LINK)
+            sim.after(duration_ns, faults.change_link, fault.target, self._cluster.link_of(fault.target))
+        elif fault.kind == "slow_disk":
+            sim.nats.write_ns = SLOW_WRITE_NS
+            sim.after(duration_ns, setattr, sim.nats, "write_ns", 0)
         elif fault.kind == "stall":
             self._cluster.engines[fault.target].stall(duration_ns)
         elif fault.kind == "partition":

@@ -1,66 +1,161 @@
-"""A page that looks on at a run in virtual time, and serves it afterwards."""
+"""Runs in virtual time that a page shows: afterwards, or while they go on, with faults by a click."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
+import msgspec
 from millrace.actor.actor import Actor
 from millrace.actor.config import BusConfig
 from millrace.contracts.catalog import Role
+from millrace.contracts.local import TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.sim.runtime_sim import Simulation
+from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
 
 from services.page.actor import ACCEPTS, PageActor
 from services.page.config import PageConfig
-from services.page.effects import ShowFrame, ViewersCounted
-from services.page.history import FrameHistory
-from services.page.server import PageServer
+from services.page.effects import OrderGiven, ShowFrame, ViewersCounted
+from services.page.history import PageRun
+from services.page.server import PageOrder, PageServer
+from simulator.scenarios.spec import FaultSpec
+
+#: So fast may a run be watched, times real time.
+PACES = ("0", "0.25", "1", "4", "16")
+
+#: Harm that heals by itself lasts so long, s of virtual time.
+FAULT_S = 10.0
+
+#: A machine that fell behind real time catches up no more than this, s.
+BEHIND_S = 0.2
+
+#: Does harm to a run.
+Harm = Callable[[FaultSpec], None]
 
 
 class ShownRun:
-    """The page of one run.
+    """A run that is shown afterwards.
 
     Attributes:
-        history: Its frames.
+        look_ns: Virtual time between two calls of ``keep_pace``.
+        harmed: Whether faults come that no scenario names.
+        page: What is shown; from ``join`` on.
     """
 
-    def __init__(self, port: int) -> None:
-        """``port``: where it is served; 0 for any free one."""
-        self._port = port
-        self.history = FrameHistory()
+    look_ns = SECOND
+    harmed = False
+    page: PageRun
 
-    def join(self, simulation: Simulation, cluster: str) -> None:
-        """Looks on from now; it hears what an observer may hear."""
-        self._config = PageConfig(name="page", port=self._port, bus=BusConfig(cluster=cluster))
+    def __init__(self, name: str) -> None:
+        """``name``: what viewers call it."""
+        self._name = name
+
+    def join(self, simulation: Simulation, cluster: str, begin_ns: int, harm: Harm) -> None:
+        """Looks on from now; it hears what an observer may hear. ``begin_ns``: of the load."""
 
         def make(incarnation: int) -> Actor:
-            self._actor = PageActor(self._config, incarnation=incarnation)
-            self._actor.handle(Message(ViewersCounted(count=1)), incarnation)  # as often as for somebody there
-            return self._actor
+            self.page = PageRun(self._name, shown_actor(cluster, incarnation, begin_ns))
+            return self.page.actor
 
         simulation.add(
-            make, node="page", accepts=ACCEPTS, role=Role.OBSERVER, handlers=lambda _process: {ShowFrame: self._keep}
+            make, node="page", accepts=ACCEPTS, role=Role.OBSERVER, handlers=lambda _process: {ShowFrame: self.show}
         )
 
-    def _keep(self, frame: ShowFrame) -> None:
-        self.history.keep(frame.at_ms, frame.data, self._actor.whole)
+    def show(self, frame: ShowFrame) -> None:
+        self.page.keep(frame)
 
-    async def serve(self, say: Callable[[str], None]) -> None:
-        """Serves it until it is cancelled.
+    def keep_pace(self) -> None:
+        """Waits until real time is as far as virtual time. Here, never."""
 
-        Raises:
-            OSError: the port is taken.
-        """
-        self._actor.tables.put("c", "page", recorded=True)
-        server = PageServer(self._config, self._actor, self._deliver, self.history)
-        server.at_ms = self.history.spans()[-1][1]
-        port = await server.start()
-        say(f"look: http://127.0.0.1:{port}/   (Ctrl-C ends it)")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            server.close()
+
+class WatchedRun(ShownRun):
+    """A run that viewers see as it goes on, and harm. It waits for the first of them."""
+
+    look_ns = 50 * MILLISECOND
+    harmed = True
+
+    def __init__(self, name: str, port: int, say: Callable[[str], None]) -> None:
+        """``port``: where it is served; 0 for any free one."""
+        super().__init__(name)
+        self._port, self._say = port, say
+        self._loop = asyncio.new_event_loop()
+        self._pace, self._due_s = 1.0, 0.0
+        self._came, self._runs = asyncio.Event(), asyncio.Event()
+        self._runs.set()
+
+    def join(self, simulation: Simulation, cluster: str, begin_ns: int, harm: Harm) -> None:
+        """As of any shown run; and listens. Raises OSError where the port is taken."""
+        super().join(simulation, cluster, begin_ns, harm)
+        self._simulation, self._begin_ns, self._harm = simulation, begin_ns, harm
+        self.page.actor.tables.put("c", "page", simulated=True, pace=self._pace)
+        config = PageConfig(port=self._port, bus=BusConfig(cluster=cluster))
+        self._server = PageServer(config, [self.page], self._deliver, self._ordered)
+        self._loop.run_until_complete(_listen(self._server, self._say))
+        self._loop.run_until_complete(self._came.wait())
+
+    def show(self, frame: ShowFrame) -> None:
+        self._server.show(frame)
+
+    def keep_pace(self) -> None:
+        """Waits, and lets viewers look and order meanwhile."""
+        self._loop.run_until_complete(self._wait())
+
+    async def _wait(self) -> None:
+        await self._runs.wait()
+        now_s = time.monotonic()
+        self._due_s = max(self._due_s, now_s - BEHIND_S) + self.look_ns / SECOND / self._pace
+        await asyncio.sleep(max(0.0, self._due_s - now_s))
+
+    def _ordered(self, order: PageOrder) -> None:
+        if order.verb == "pace":
+            if order.to not in PACES:
+                raise ValueError(f"a pace is one of {', '.join(PACES)}")
+            pace = float(order.to)
+            if pace:
+                self._pace = pace
+                self._runs.set()
+            else:
+                self._runs.clear()
+            self.page.actor.tables.put("c", "page", pace=pace)
+            return
+        at_s = round((self._simulation.now_ns - self._begin_ns) / SECOND, 3)
+        told = {"at_s": at_s, "kind": order.verb, "target": order.what, "duration_s": FAULT_S}
+        fault = msgspec.convert(told, FaultSpec)
+        if fault.target and fault.target not in self._simulation.actors:
+            raise ValueError(f"there is no {fault.target}")
+        self._harm(fault)
+        self._say("[[faults]]  # as in a scenario's file\n" + "\n".join(f"{k} = {v!r}" for k, v in told.items()))
 
     def _deliver(self, body: Body) -> None:
-        self._actor.handle(Message(body), self.history.spans()[-1][1] * 1_000_000)
+        if isinstance(body, OrderGiven):
+            self.page.actor.handle(Message(body), self._simulation.now_ns)
+        self._came.set()
+
+    def serve(self) -> None:
+        """Goes on to show what happened, until it is interrupted."""
+        self.page.actor.tables.put("c", "page", recorded=True, simulated=False, pace=1.0)
+        for effect in self.page.actor.handle(Message(TimerFired(name="frame")), self._simulation.now_ns):
+            if isinstance(effect, ShowFrame):
+                self.show(effect)
+        self._loop.run_forever()
+
+
+def shown_actor(cluster: str, incarnation: int, begin_ns: int) -> PageActor:
+    """The actor of a page that is shown all of a run. ``begin_ns``: of its load."""
+    actor = PageActor(PageConfig(bus=BusConfig(cluster=cluster)), incarnation=incarnation, kept_max=1_000_000)
+    actor.handle(Message(ViewersCounted(count=1)), incarnation)  # as many frames as for somebody there
+    actor.tables.put("c", "page", begin=begin_ns // MILLISECOND)
+    return actor
+
+
+async def serve(runs: Sequence[PageRun], port: int, say: Callable[[str], None]) -> None:
+    """Serves runs that are over, side by side, until it is cancelled. Raises OSError where the port is taken."""
+    for run in runs:
+        run.actor.tables.put("c", "page", recorded=True)
+    await _listen(PageServer(PageConfig(port=port), runs, lambda body: None), say, "compare")
+    await asyncio.Event().wait()
+
+
+async def _listen(server: PageServer, say: Callable[[str], None], view: str = "") -> None:
+    say(f"look: http://127.0.0.1:{await server.start()}/{view}   (Ctrl-C ends it)")

@@ -248,13 +248,14 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         at_s: When, counted from the first possible arrival.
-        kind: ``kill`` an actor; ``stall`` an instance's engine; ``partition`` a node; ``stop_bus``.
+        kind: ``kill`` an actor; ``stall`` an instance's engine; ``partition`` a node; ``slow_link``: its messages take
+            50 ms and more; ``stop_bus``; ``slow_disk``: each write of the bus's key-value store takes 2 s.
         target: Name of the actor; empty for the bus.
-        duration_s: How long a stall, partition or outage lasts.
+        duration_s: How long it lasts, but for a kill.
     """
 
     at_s: float
-    kind: Literal["kill", "stall", "partition", "stop_bus"]
+    kind: Literal["kill", "stall", "partition", "slow_link", "stop_bus", "slow_disk"]
     target: str = ""
     duration_s: float = 1.0
 

@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from millrace.enginemodel.step_time_models import StepTimeModel
@@ -16,6 +16,9 @@ from simulator.scenarios.reading import ScenarioError, read_scenario
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 from simulator.scenarios.statistics import Summary, summarise
+
+if TYPE_CHECKING:
+    from simulator.scenarios.shown_run import ShownRun
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +45,8 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
     folders: tuple[Path, ...]
     clock: Callable[[], float] = float
 
-    def run(self, spec: ScenarioSpec) -> ScenarioOutcome:
-        return run_scenario(spec, step_times=self.step_times, folders=self.folders, clock=self.clock)
+    def run(self, spec: ScenarioSpec, shown: ShownRun | None = None) -> ScenarioOutcome:
+        return run_scenario(spec, step_times=self.step_times, folders=self.folders, clock=self.clock, shown=shown)
 
 
 def at_rate(spec: ScenarioSpec, rate_per_s: float) -> ScenarioSpec:
@@ -89,10 +92,10 @@ def run_all(wanted: Sequence[Variant], surroundings: RunInputs, *, jobs: int) ->
         yield from pool.imap(run_one, work)
 
 
-def run_one(work: tuple[Variant, RunInputs]) -> Summary:
+def run_one(work: tuple[Variant, RunInputs], shown: ShownRun | None = None) -> Summary:
     """Runs one variant; its summary has the label as its name."""
     variant, surroundings = work
-    return msgspec.structs.replace(summarise(surroundings.run(variant.spec)), name=variant.label)
+    return msgspec.structs.replace(summarise(surroundings.run(variant.spec, shown)), name=variant.label)
 
 
 def _axis(sweep: str) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,6 +20,12 @@ from simulator.scenarios.spec import ScenarioSpec
 from simulator.whatif.changes import AskedChange, fragment, with_instances
 from simulator.whatif.figures import LATENCIES, ComparedFigure, Latencies, compared, of_recording, of_replay, reason
 from simulator.whatif.replaying import FittedCluster, LoadFile, Replayed, fitted_cluster, replay
+
+if TYPE_CHECKING:
+    from simulator.scenarios.shown_run import ShownRun
+
+    #: Makes what shows a run, by its name.
+    Show = Callable[[str], ShownRun]
 
 #: Searches give up beyond so many times the recorded instances, or rate.
 SEARCH_MAX = 16
@@ -95,12 +102,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return of_replay(replayed, self.file.count)
 
 
-def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path) -> Asked:
+def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path, show: Show | None = None) -> Asked:
     """Fits the cluster to the recording and replays it unchanged.
 
     Args:
         cluster: As it was; models are folders.
         folder: For the load's file, as long as questions are asked.
+        show: Makes what shows a replay, by its name.
 
     Raises:
         ScenarioError, ConfigError: the recording says too little, or the cluster's file something wrong.
@@ -116,7 +124,7 @@ def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path) -> Asked:
         shares=any(row.shared for row in served),
     )
     fitted = fitted_cluster(cluster, load, file)
-    base = replay(file.scenario(fitted.table(cluster)), fitted)
+    base = replay(file.scenario(fitted.table(cluster)), fitted, show and show("replayed"))
     recorded, again = of_recording(served), of_replay(base, len(served))
     held_out = np.arange(len(served)) >= len(served) // 2
     known = not np.isnan(recorded.ttft[held_out]).all()
@@ -130,12 +138,19 @@ def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path) -> Asked:
     )
 
 
-def answers(question: Asked, changes: Sequence[AskedChange], *, speed: float, jobs: int) -> Iterator[ChangeAnswer]:
-    """Each change, in order. With another speed the first answer is the unchanged cluster's."""
+def answers(
+    question: Asked, changes: Sequence[AskedChange], *, speed: float, jobs: int, show: Show | None = None
+) -> Iterator[ChangeAnswer]:
+    """Each change, in order. With another speed the first answer is the unchanged cluster's. What is shown is replayed
+    here, one after the other.
+    """
     unchanged = AskedChange(label=f"unchanged, {speed:g} x the rate", spec=question.fitted.spec)
     wanted = [*([unchanged] if speed != 1.0 else []), *changes]
     specs = [question.scenario(each.spec, speed) for each in wanted]
-    for change, replayed in zip(wanted, _replays(specs, question.fitted, jobs), strict=True):
+    replays = _replays(specs, question.fitted, jobs)
+    if show is not None:
+        replays = (replay(spec, question.fitted, show(each.label)) for spec, each in zip(specs, wanted, strict=True))
+    for change, replayed in zip(wanted, replays, strict=True):
         yield answered(question, change, replayed)
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -30,6 +30,9 @@ from simulator.scenarios.reading import ScenarioError, scenario_of
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 from simulator.whatif.step_fit import ComputedSteps, computed, fit, slowdown
+
+if TYPE_CHECKING:
+    from simulator.scenarios.shown_run import ShownRun
 
 #: Step times fitted to a recorded model's engines are called so, with its name behind.
 FITTED = "fitted:"
@@ -163,9 +166,9 @@ class LoadFile(msgspec.Struct, frozen=True, kw_only=True):
         return scenario_of({**table, "cluster": cluster, **own})
 
 
-def replay(spec: ScenarioSpec, fitted: FittedCluster) -> Replayed:
+def replay(spec: ScenarioSpec, fitted: FittedCluster, shown: ShownRun | None = None) -> Replayed:
     """Runs a scenario on the simulated cluster."""
-    outcome = run_scenario(spec, step_times=fitted.step_time, folders=(Path(),))
+    outcome = run_scenario(spec, step_times=fitted.step_time, folders=(Path(),), shown=shown)
     done = {each.number: each for each in outcome.finished if each.outcome == "completed"}
     busy = [sample.running for sample in outcome.samples if sample.running]
     return Replayed(

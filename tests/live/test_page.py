@@ -24,7 +24,7 @@ LIMIT_S = 30.0
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("page")
     write_model_folder(folder / "model")
-    extra = ("--processes", "3", "--set", f"page.port={free_port()}")
+    extra = ("--processes", "3", "--instances-max", "4", "--set", f"page.port={free_port()}")
     cluster = UpRig(folder / "cluster", model_path=folder / "model", engine="modelled", instances=3, extra=extra)
     cluster.start()
     yield cluster
@@ -126,6 +126,26 @@ async def test_orders_need_the_operators_key_and_are_carried_out(rig: UpRig) -> 
         assert said[-1] == {"code": 0}, said
         await viewer.until(lambda tables: tables["i"]["worker-1"]["state"] == "ready")
         await viewer.until(lambda tables: [e["r"] for e in events(tables, "order") if e["r"]][-2:] == ["done", "done"])
+
+
+async def test_a_model_is_scaled_and_the_clusters_file_is_changed(rig: UpRig) -> None:
+    key = rig.cluster_file()["operator_password"]
+    async with viewer_of(rig) as viewer:
+        _, said = await order(rig, key, verb="scale", what=rig.model, to="+1")
+        assert said[-1] == {"code": 0}, said
+        await viewer.until(lambda tables: [row["state"] for row in tables["i"].values()].count("ready") == 4)
+        _, said = await order(rig, key, verb="scale", what=rig.model, to="-1")
+        assert said[-1] == {"code": 0}, said
+        _, said = await order(rig, key, verb="show")
+        assert said[-1] == {"code": 0}, said
+        file = "\n".join(each["line"] for each in said[:-1]) + "\n[policies.dispatch]\nname = 'round_robin'\n"
+        _, said = await order(rig, key, verb="check", text=file)
+        assert said[-1] == {"code": 0}, said
+        assert any(each.get("line", "").startswith("ingress-0") for each in said), said
+        _, said = await order(rig, key, verb="apply", text=file)
+        assert said[-1] == {"code": 0}, said
+        assert [event["n"] for event in events(viewer.tables, "order") if event["r"]][-1] == "apply FILE"
+        assert '"order":"apply FILE","code":0' in (rig.folder / "logs" / "page.log").read_text().replace(" ", "")
 
 
 async def test_a_killed_worker_and_the_failover_of_its_requests_are_seen(rig: UpRig) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ playwright = pytest.importorskip("playwright.async_api", reason="playwright is n
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; apt-get install chromium")]
 
+ROOT = Path(__file__).resolve().parents[2]
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -51,8 +53,16 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
 
 @asynccontextmanager
 async def opened(rig: UpRig, path: str = "/", scheme: str = "light") -> AsyncIterator[Any]:
-    """A tab that shows the page, connected; an error in it fails the test."""
+    """A tab that shows the cluster's page, connected."""
     port = json.loads((rig.folder / "run" / "page.json").read_text())["port"]
+    async with opened_at(f"http://127.0.0.1:{port}{path}", scheme) as tab:
+        await until(tab, "document.body.dataset.time === 'live'")
+        yield tab
+
+
+@asynccontextmanager
+async def opened_at(url: str, scheme: str = "light") -> AsyncIterator[Any]:
+    """A tab; an error in it fails the test."""
     errors: list[str] = []
     async with playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -60,8 +70,7 @@ async def opened(rig: UpRig, path: str = "/", scheme: str = "light") -> AsyncIte
         tab.set_default_timeout(LIMIT_S * 1000)
         tab.on("pageerror", lambda error: errors.append(str(error)))
         tab.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-        await tab.goto(f"http://127.0.0.1:{port}{path}")
-        await until(tab, "document.body.dataset.time === 'live'")
+        await tab.goto(url)
         yield tab
         await browser.close()
     assert not [error for error in errors if "404" not in error], errors
@@ -171,6 +180,57 @@ async def test_a_killed_worker_is_seen_and_the_past_shows_it_alive(rig: UpRig) -
         await tab.locator("#live").click()
         await until(tab, "document.body.dataset.time === 'live'")
         await until(tab, f"millrace.cluster.i['{victim}'].state === 'ready'")
+
+
+@asynccontextmanager
+async def simulated(*words: str) -> AsyncIterator[str]:
+    """The address of a page that `millrace sim` serves, while the block lasts."""
+    scenario = ("--scenario", "examples/scenarios/mixed.toml", "--set", "workload.warm_up=0", *words)
+    command = (sys.executable, "-m", "millrace.cli", "sim", *scenario, "--page", str(free_port()))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=pipe, cwd=ROOT, env=os.environ | {"PYTHONPATH": "libs"}
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not (line := (await process.stdout.readline()).decode()).startswith("look:"):
+                assert line, "it ended"
+        yield line.split()[1]
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_simulation_is_watched_as_it_runs_and_harmed_by_a_click() -> None:
+    async with simulated("--set", "workload.count=2000") as url, opened_at(url) as tab:
+        await until(tab, "millrace.river.particles.size >= 20")
+        await tab.locator("#speed").click()
+        await until(tab, "millrace.cluster.c.page.pace === 4")
+        for verb in ("slow_link", "stall", "partition", "kill"):
+            await tab.locator(".card[data-name=fast-1]").focus()
+            await tab.keyboard.press("Enter")
+            await tab.locator(f"#panel button[data-verb={verb}]").click()
+        await tab.wait_for_selector(".card[data-name=fast-1][data-state=dead]")
+        await tab.keyboard.press("Escape")
+        await tab.wait_for_selector("section:has(h2:text('Last failover')) strong")
+        for verb in ("slow_disk", "stop_bus"):
+            await tab.locator(f"#panel button[data-verb={verb}]").click()
+        await until(tab, "Object.values(millrace.cluster.e).filter((e) => e.k === 'order').length === 6")
+        await until(tab, "millrace.cluster.i['fast-1'].state === 'ready'")
+
+
+async def test_two_runs_stand_side_by_side_with_their_differences() -> None:
+    sweep = ("--set", "workload.count=500", "--sweep", "dispatch.policy=random,forecast")
+    async with simulated(*sweep) as url, opened_at(url) as tab:
+        await until(tab, "millrace.feed.recorded && millrace.comparison.river.particles.size > 40")
+        await tab.wait_for_selector(".mark:not(:empty)")
+        await tab.wait_for_selector(".better")
+        assert await tab.evaluate("Math.abs(millrace.feed.at - millrace.comparison.feed.at)") < 1000
+        await tab.wait_for_timeout(6000 if PICTURES else 0)
+        await picture(tab, "compare")
+        await tab.locator("#panel [data-run=b]").select_option("0")
+        await until(tab, "[...millrace.river.marks, ...millrace.comparison.river.marks].length === 0")
 
 
 #: Frames of a cluster that is made up: instances, requests; every frame some requests come, move and end.

@@ -34,7 +34,7 @@ from millrace.http.exchange import HttpRequest
 from services.page.actor import EVENTS_MAX, FINISHED_MAX, GONE_NS, LOST_NS, REQUESTS_KEPT, PageActor
 from services.page.config import PageConfig
 from services.page.effects import ShowFrame, ViewersCounted
-from services.page.history import SEGMENT_MS, FrameHistory
+from services.page.history import SEGMENT_MS, PageRun
 from services.page.server import BEHIND_BYTES, PageOrder, PageServer
 
 SECOND = 1_000_000_000
@@ -300,18 +300,17 @@ def test_what_was_heard_of_a_request_is_told_and_the_oldest_are_forgotten() -> N
 
 
 def test_the_past_is_kept_in_segments_within_its_bound() -> None:
-    history = FrameHistory(bytes_max=600)
+    run = PageRun("live", World().actor, bytes_max=2000)
     rng = Random(1)
     for number in range(100):
-        at_ms = number * SEGMENT_MS // 2
-        history.keep(at_ms, b"%x" % rng.getrandbits(400), lambda at_ms: b"%x" % rng.getrandbits(400))
-    spans = history.spans()
+        run.keep(ShowFrame(at_ms=number * SEGMENT_MS // 2, data=b"%x" % rng.getrandbits(400)))
+    spans = run.spans()
     assert 2 < len(spans) < 20
     assert spans[-1][1] == 99 * SEGMENT_MS // 2
-    first = history.segment(spans[0][0])
+    first = run.segment(spans[0][0])
     assert first is not None
     assert len(zlib.decompress(first).splitlines()) == 2
-    assert history.segment(1) is None
+    assert run.segment(1) is None
 
 
 class Transport:
@@ -364,7 +363,7 @@ def server_of(config: PageConfig | None = None) -> PageServer:
             if isinstance(effect, ShowFrame):
                 server.show(effect)
 
-    server = PageServer(config, world.actor, deliver)
+    server = PageServer(config, [PageRun("live", world.actor)], deliver)
     server.tick = lambda: deliver(TimerFired(name="frame"))  # type: ignore[attr-defined]
     return server
 
@@ -396,7 +395,7 @@ def test_a_slow_viewer_gets_fewer_frames_then_a_whole_one_and_others_get_all() -
 )
 def test_who_may_look(config: dict[str, Any], host: str, key: str, status: int) -> None:
     server = server_of(PageConfig(bus=BusConfig(password="secret"), **config))
-    answer = asked(server, "/history", host, authorization=key).text
+    answer = asked(server, "/run/0/history", host, authorization=key).text
     assert answer.startswith(b"HTTP/1.1 %d" % status)
     assert b"content-security-policy: default-src 'none'" in answer
     assert asked(server, "/", host).text.startswith(b"HTTP/1.1 200")
@@ -404,7 +403,7 @@ def test_who_may_look(config: dict[str, Any], host: str, key: str, status: int) 
 
 def test_a_bus_without_passwords_is_shown_on_loopback_only() -> None:
     with pytest.raises(ConfigError, match="no passwords"):
-        PageServer(PageConfig(host="0.0.0.0"), World().actor, lambda body: None)
+        PageServer(PageConfig(host="0.0.0.0"), [], lambda body: None)
 
 
 @pytest.mark.parametrize(
@@ -415,6 +414,10 @@ def test_a_bus_without_passwords_is_shown_on_loopback_only() -> None:
         ({"verb": "migrate", "what": "r.0", "to": "w1"}, ["migrate", "r.0", "--to", "w1"]),
         ({"verb": "role", "what": "w0", "to": "decode"}, ["role", "w0", "decode", "--detach"]),
         ({"verb": "role", "what": "w0", "to": "sleep"}, None),
+        ({"verb": "scale", "what": "m", "to": "-1"}, ["scale", "m", "-1"]),
+        ({"verb": "scale", "what": "m", "to": "--force"}, None),
+        ({"verb": "apply", "text": "name = 1"}, ["apply", "FILE"]),
+        ({"verb": "check", "text": "name = 1"}, ["apply", "FILE", "--dry-run"]),
         ({"verb": "drain", "what": "--force"}, None),
         ({"verb": "migrate", "what": "r", "to": "--nats"}, None),
         ({"verb": "up", "what": "x"}, None),

@@ -25,11 +25,14 @@ class SimNats:
     Attributes:
         up: Whether it runs.
         lost: Messages that arrived nowhere: server down, link broken, receiver gone.
+        write_ns: Time that its disk takes for a write; in order.
     """
 
     def __init__(self, simulation: Simulation, rng: Random) -> None:
         self.up = True
         self.lost = 0
+        self.write_ns = 0
+        self._written_ns = 0
         self.router = Router(rng)
         self.store = SimStore(simulation.after, self._on_change)
         self._sim = simulation
@@ -99,7 +102,15 @@ class SimNats:
     # The store
 
     def write(self, reply: str, bucket: str, key: str, value: Any, expected: int | None) -> None:
-        """Carries out a write and acknowledges it."""
+        """Carries out a write and acknowledges it, when the disk has it."""
+        queue = self._sim.queue
+        if not self.write_ns and self._written_ns < queue.now_ns:
+            self._write(reply, bucket, key, value, expected)
+            return
+        self._written_ns = max(self._written_ns + 1, queue.now_ns + self.write_ns)
+        queue.at(self._written_ns, self._write, reply, bucket, key, value, expected)
+
+    def _write(self, reply: str, bucket: str, key: str, value: Any, expected: int | None) -> None:
         self._to_inbox(reply, WriteResult(self.store.write(bucket, key, value, expected)), "", "")
 
     def watch(self, watch: SimWatch, generation: int) -> None:

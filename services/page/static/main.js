@@ -1,7 +1,8 @@
-// Wires feed, state and views. Addresses are views: / the river, /table, /plans, /r/ID one request.
+// Wires feed, state and views. Addresses are views: / the river, /table, /plans, /compare, /r/ID one request.
 
-import { Feed } from "./feed.js";
-import { Orders } from "./orders.js";
+import { Comparison } from "./compare.js";
+import { faster, Feed } from "./feed.js";
+import { ask as askSimulation, Orders } from "./orders.js";
 import { instance, overview, sums } from "./panel.js";
 import { requestView } from "./request.js";
 import { River } from "./river.js";
@@ -34,24 +35,44 @@ const river = new River(byId("river"), cluster, ({ instance: name, members, sequ
 const feed = new Feed({
   take: (frame) => {
     const news = cluster.apply(frame);
-    if (cluster.c.page?.recorded && !feed.recorded) return playRecorded();
-    if (shown() === "river" || news.whole) river.take(news, performance.now());
+    feed.pace = cluster.c.page?.pace ?? 1;
+    if (cluster.c.page?.recorded && !feed.recorded) return recorded(news.whole);
+    if (flows() || news.whole) river.take(news, performance.now());
     else river.stale = true;
   },
   changed: () => renderTime(),
   key: () => sessionStorage.getItem(VIEWER_KEY) ?? "",
 });
 
-/** A simulation's run is over: it plays from its beginning. */
-async function playRecorded() {
+/** The run is over: it plays from its beginning, or stays where somebody saw it end. */
+async function recorded(anew) {
   feed.recorded = true;
+  if (!anew) return feed.pause(false);
   const spans = await feed.kept();
   await feed.go(spans[0][0]);
+  if (shown() === "compare") show();
+}
+
+/** Names of the runs, and how two of them compare. @type {string[]} */
+let runs = [];
+const comparison = new Comparison({ cluster, feed, river }, byId("other"), ({ instance: name, members, sequence }) => {
+  if (sequence) visit(`/r/${sequence.replace(/\.\d+$/, "")}`);
+  else choose(name ?? members[0]);
+});
+const simulated = () => feed.live && cluster.c.page?.simulated;
+const flows = () => shown() === "river" || shown() === "compare";
+
+async function learnRuns() {
+  const answer = await fetch("/runs", { headers: feed.headers() });
+  if (!answer.ok) return;
+  runs = await answer.json();
+  byId("comparing").hidden = runs.length < 2;
 }
 
 /** The view that the address names. */
 function shown() {
   const path = location.pathname;
+  if (path === "/compare" && runs.length > 1 && feed.recorded) return "compare";
   return path === "/table" ? "table" : path === "/plans" ? "plans" : path.startsWith("/r/") ? "request" : "river";
 }
 
@@ -62,22 +83,31 @@ function visit(path) {
 
 function choose(name) {
   chosen = name;
-  if (shown() !== "river") visit("/");
+  if (!flows()) visit("/");
   renderText();
 }
 
 /** Shows what the address says. */
 function show() {
   const view = shown();
-  byId("river").hidden = view !== "river";
-  byId("view").hidden = view === "river";
+  document.body.dataset.view = view;
+  byId("river").hidden = !flows();
+  byId("view").hidden = flows();
+  byId("other").hidden = view !== "compare";
+  if (view === "compare") compare();
+  else river.call("");
   for (const anchor of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav a"))) anchor.toggleAttribute("aria-current", anchor.pathname === location.pathname);
   if (view === "request" && request.id !== requestId()) request = { id: requestId(), known: null, asked: 0 };
-  if (view === "river" && river.stale) {
+  if (flows() && river.stale) {
     river.stale = false;
     river.take({ whole: true, touched: new Set() }, performance.now());
   }
   renderText();
+}
+
+function compare() {
+  const run = (name, otherwise) => Math.min(runs.length - 1, Number(new URLSearchParams(location.search).get(name) ?? otherwise));
+  comparison.choose(run("a", 0), run("b", 1), runs);
 }
 
 const requestId = () => decodeURIComponent(location.pathname.slice(3)).replace(/^(chatcmpl|cmpl)-/, "");
@@ -90,7 +120,7 @@ async function ask() {
   if (settled || performance.now() - request.asked < 1000) return;
   request.asked = performance.now();
   const { id } = request;
-  const answer = await fetch(`/request/${encodeURIComponent(id)}`, { headers: feed.headers() });
+  const answer = await feed.ask(`request/${encodeURIComponent(id)}`);
   const known = await answer.json();
   if (id === request.id) request.known = answer.ok ? known : { error: known.error ?? true };
 }
@@ -118,11 +148,12 @@ function renderText() {
   say(byId("cluster"), cluster.c.page?.cluster ?? "");
   say(byId("sums"), sums(cluster));
   if (feed.refused) return fresh(panel, [keyForm()]);
-  fresh(panel, chosen ? instance(cluster, chosen, t, orders.open) : overview(cluster, t));
+  if (shown() === "compare" && !chosen) fresh(panel, comparison.panel(runs));
+  else fresh(panel, chosen ? instance(cluster, chosen, t, orders.open) : overview(cluster, t));
   for (const card of byId("river").querySelectorAll(".card")) card.toggleAttribute("aria-current", card.dataset.name === chosen);
   const view = shown();
   if (view === "table") fresh(byId("view"), tablesView(cluster, t));
-  if (view === "plans") fresh(byId("view"), plansView(cluster, t));
+  if (view === "plans") fresh(byId("view"), plansView(cluster, t, orders));
   if (view === "request") {
     ask();
     fresh(byId("view"), requestView(cluster, request.id, request.known, t, orders.open));
@@ -143,9 +174,11 @@ function keyForm() {
 
 function renderTime() {
   document.body.dataset.time = feed.live ? (feed.connected ? "live" : "lost") : "past";
-  say(byId("play"), feed.playing ? "❚❚" : "▶");
-  byId("play").setAttribute("aria-label", feed.playing ? "pause" : "play");
-  say(byId("speed"), `${feed.speed}×`);
+  const playing = feed.playing && feed.pace > 0;
+  say(byId("play"), playing ? "❚❚" : "▶");
+  byId("play").setAttribute("aria-label", playing ? "pause" : "play");
+  byId("live").hidden = feed.recorded;
+  say(byId("speed"), `${simulated() ? feed.pace : feed.speed}×`);
   const [first, end] = [feed.spans[0]?.[0] ?? cluster.t, Math.max(feed.spans.at(-1)?.[1] ?? 0, feed.live ? cluster.t : 0)];
   const now = feed.now();
   if (document.activeElement !== byId("slider") || feed.live) byId("slider").value = feed.live ? 1000 : (1000 * (now - first)) / Math.max(1, end - first);
@@ -153,15 +186,17 @@ function renderTime() {
   say(byId("time"), `${cluster.t ? clock(feed.live ? cluster.t : now) : ""} ${state}`);
 }
 
-byId("play").addEventListener("click", () => feed.pause(!feed.playing));
-byId("speed").addEventListener("click", () => feed.faster());
+/** Pauses or plays; of a simulation that is watched live, the simulation. */
+const pause = () => (simulated() ? askSimulation("pace", "", feed.pace ? "0" : "1") : feed.pause(!feed.playing));
+byId("play").addEventListener("click", pause);
+byId("speed").addEventListener("click", () => (simulated() ? askSimulation("pace", "", String(faster(feed.pace || 1))) : feed.faster()));
 byId("live").addEventListener("click", () => feed.goLive());
 byId("slider").addEventListener("change", async () => {
   await feed.kept();
   if (!feed.spans.length) return;
   const [first, end] = [feed.spans[0][0], feed.spans.at(-1)[1]];
   const share = Number(byId("slider").value) / 1000;
-  await (share >= 0.999 && !cluster.c.page?.recorded ? feed.goLive() : feed.go(first + share * (end - first)));
+  await (share >= 0.999 && !feed.recorded ? feed.goLive() : feed.go(first + share * (end - first)));
 });
 
 // People
@@ -179,7 +214,7 @@ document.addEventListener("click", (/** @type {any} */ event) => {
 
 document.addEventListener("keydown", (/** @type {any} */ event) => {
   if (event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey || byId("order").open) return;
-  const keys = { Escape: () => (chosen ? choose("") : visit("/")), " ": () => event.target === document.body && feed.pause(!feed.playing), l: () => feed.goLive(), r: () => visit("/"), t: () => visit("/table"), p: () => visit("/plans"), "/": () => byId("find").elements.id.focus() };
+  const keys = { Escape: () => (chosen ? choose("") : visit("/")), " ": () => event.target === document.body && pause(), l: () => feed.goLive(), r: () => visit("/"), t: () => visit("/table"), p: () => visit("/plans"), "/": () => byId("find").elements.id.focus() };
   const act = keys[event.key];
   if (!act) return moveFocus(event);
   if (event.key === "/" || (event.key === " " && event.target === document.body)) event.preventDefault();
@@ -223,10 +258,12 @@ addEventListener("popstate", show);
 setInterval(renderText, TEXT_MS);
 setInterval(renderTime, 250);
 (function draw() {
-  if (shown() === "river" && !document.hidden) river.draw(performance.now(), feed.now());
+  if (flows() && !document.hidden) river.draw(performance.now(), feed.now());
+  if (shown() === "compare" && !document.hidden) comparison.draw();
   requestAnimationFrame(draw);
 })();
 show();
+learnRuns().then(show, () => {});
 feed.kept().catch(() => {});
 feed.follow();
-Object.assign(window, { millrace: { cluster, feed, river } }); // for tests, and for the curious
+Object.assign(window, { millrace: { cluster, feed, river, comparison } }); // for tests, and for the curious

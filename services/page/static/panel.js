@@ -1,7 +1,7 @@
 // The panel beside the river: is it well, what is slow, what is full, what happened; or one instance, with its orders.
 
 import { age, context, drainEffect, fill, fullest, last, overdue, slowest, STATES, told, totals, verdict } from "./state.js";
-import { offer } from "./orders.js";
+import { harm, offer } from "./orders.js";
 import { clock, count, el, link, percent, plural, short, span } from "./text.js";
 
 const EVENTS = 12;
@@ -16,7 +16,16 @@ export function overview(cluster, t) {
     fullSection(cluster),
     failoverSection(cluster, t),
     el("section", {}, el("h2", {}, "Latest"), latest(cluster, t)),
+    simulated(cluster) ? el("section", {}, el("h2", {}, "Do harm, for 10 s"), harm("stop_bus", "", "Stop the bus"), harm("slow_disk", "", "Slow disk of the bus"), el("p", { class: "quiet" }, "Choose an instance to kill it, or its link.")) : null,
   ];
+}
+
+const simulated = (cluster) => cluster.c.page?.simulated;
+
+/** Faults of one instance of a simulation. */
+function harmSection(name) {
+  const kinds = { kill: "Kill", stall: "Stall its engine", partition: "Cut its link", slow_link: "Slow link" };
+  return el("section", {}, el("h2", {}, "Do harm"), Object.entries(kinds).map(([verb, label]) => harm(verb, name, label)), el("p", { class: "quiet" }, "All but a kill last 10 s; what was killed starts anew."));
 }
 
 function slowSection(cluster, t) {
@@ -45,6 +54,7 @@ function fullSection(cluster) {
     el("h2", {}, "Fullest instance"),
     el("p", {}, el("button", { type: "button", class: "id", "data-open": name }, name), ` ${percent(fill(row))} of ${count(row.total)} KV blocks, ${row.running} run${queue}`),
     meter(fill(row)),
+    el("p", { class: "quiet" }, "Choose any instance to see what a drain of it would do."),
   );
 }
 
@@ -104,8 +114,8 @@ export function instance(cluster, name, t, order) {
     el("section", {}, el("h2", {}, name, close), el("p", { class: "quiet" }, row.model), meter(fill(row)), el("p", { class: "quiet" }, `${count(row.used)} of ${count(row.total)} KV blocks`),
       el("dl", {}, facts.map(([term, value]) => [el("dt", {}, term), el("dd", {}, value)]))),
     el("section", {}, el("h2", {}, "Its broker"), el("p", {}, row.why || "says nothing of moves."), row.risk > 0.01 ? el("p", { class: "quiet" }, `It may run short of KV memory: ${percent(row.risk)}.`) : null),
-    row.state === "drained" ? null : el("section", {}, el("h2", {}, "What a drain would do"), effect.lines.map((line) => el("p", {}, line))),
-    row.state === "drained"
+    row.state !== "ready" ? null : el("section", {}, el("h2", {}, "What a drain would do"), effect.lines.map((line) => el("p", {}, line))),
+    simulated(cluster) ? harmSection(name) : cluster.c.page?.recorded ? null : row.state === "drained"
       ? el("section", {}, el("h2", {}, "Drained"), offer(order, { verb: "back", what: name, label: "Start it again", effect: () => [`${name} starts anew; it takes requests as soon as its engine is ready.`] }))
       : el("section", {}, el("h2", {}, "Orders"),
           effect.last ? null : offer(order, { verb: "drain", what: name, label: "Drain", effect: () => drainEffect(cluster, name, cluster.t).lines }),

@@ -43,28 +43,29 @@ function now(cluster, sequence, row, t, order) {
   const target = targets.sort(([, a], [, b]) => b.total - b.used - (a.total - a.used))[0]?.[0] ?? "";
   const to = target ? `to the instance with the most idle KV, now ${target}` : "nowhere: no other instance of its model is ready";
   const effect = () => [`${count(context(cluster, row, t))} tokens of KV move ${to}; its stream goes on after a short pause.`];
-  return el("p", {}, `${sequence} ${STATES[row.st]} at ${row.inst || "no instance"}, ${count(context(cluster, row, t))} tokens long. `, target && row.st === "r" ? offer(order, { verb: "migrate", what: sequence, label: "Migrate", effect }) : null);
+  return el("p", {}, `${sequence} ${STATES[row.st]} at ${row.inst || "no instance"}, ${count(context(cluster, row, t))} tokens long. `, target && row.st === "r" && !cluster.c.page?.recorded && !cluster.c.page?.simulated ? offer(order, { verb: "migrate", what: sequence, label: "Migrate", effect }) : null);
 }
 
 /** Bars over time: of spans where it was traced, else of what was published. */
 function waterfall(spans, heard) {
   const bars = spans.some(({ name }) => name === "decode") ? traced(spans) : published(heard);
   if (!bars.length) return null;
-  const from = Math.min(...bars.map((bar) => bar.start));
-  const whole = Math.max(...bars.map((bar) => bar.end)) - from || 1;
+  const whole = spans.length ? spans : bars; // what waited for its first placement is part of a life
+  const from = Math.min(...whole.map((each) => each.start));
+  const length = Math.max(...whole.map((each) => each.end)) - from || 1;
   const rows = bars.map((bar) => {
     const fill = el("span", { class: `span ${bar.kind}` });
-    fill.style.left = `${(100 * (bar.start - from)) / whole}%`;
-    fill.style.width = `${Math.max(0.25, (100 * (bar.end - bar.start)) / whole)}%`;
+    fill.style.left = `${(100 * (bar.start - from)) / length}%`;
+    fill.style.width = `${Math.max(0.25, (100 * (bar.end - bar.start)) / length)}%`;
     return el("tr", {}, el("th", { scope: "row" }, bar.name), el("td", { class: "where" }, bar.where ?? ""), el("td", { class: "lane" }, fill), el("td", { class: "number" }, span(bar.end - bar.start)));
   });
-  return el("section", {}, el("h3", {}, "Its life"), el("table", { class: "waterfall" }, el("caption", {}, `${span(whole)} in all${spans.length ? "" : "; it was not traced (telemetry.trace_sample), so this is from what was published"}`), el("tbody", {}, rows)));
+  return el("section", {}, el("h3", {}, "Its life"), el("table", { class: "waterfall" }, el("caption", {}, `${span(length)} in all${spans.length ? "" : "; it was not traced (telemetry.trace_sample), so this is from what was published"}`), el("tbody", {}, rows)));
 }
 
 const KINDS = { tag: "ask", forecast: "ask", dispatch: "ask", continuation: "bad", queue: "wait", prefill: "prefill", decode: "decode", move: "move", migration: "move" };
 
 function traced(spans) {
-  return spans.filter(({ name }) => !LEFT_OUT.has(name)).map((each) => ({ name: each.name, where: each.service === "ingress" ? "ingress" : each.instance, kind: each.error ? "bad" : (KINDS[each.name] ?? "ask"), start: each.start, end: each.end })).slice(0, 60);
+  return spans.filter(({ name }) => !LEFT_OUT.has(name)).map((each) => ({ name: each.name, where: each.service === "ingress" ? "ingress" : each.instance, kind: each.error ? "bad" : (KINDS[each.name] ?? "ask"), start: each.start, end: each.end })).sort((a, b) => a.start - b.start || a.end - b.end).slice(0, 60);
 }
 
 function published({ decisions, moves, end, t, open }) {

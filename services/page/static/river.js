@@ -33,7 +33,11 @@ export class River {
     root.replaceChildren(this.source, this.body, this.still, this.moving, this.tip);
     this.root = root;
     this.hint = el("p", { class: "hint" });
+    this.name = el("h2", { class: "run", hidden: true });
     root.append(this.hint);
+    root.prepend(this.name);
+    /** What marks cards, by instance. @type {Map<string, string>} */
+    this.marks = new Map();
     this.cards = new Map();
     this.particles = new Map();
     this.links = [];
@@ -46,6 +50,13 @@ export class River {
     root.addEventListener("pointerleave", () => (this.tip.hidden = true));
     root.addEventListener("click", (event) => this.#click(event), true); // before the card that lies below
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
+  }
+
+  /** The name of its run, above it; empty for none. */
+  call(name) {
+    say(this.name, name);
+    this.name.hidden = !name;
+    if (!name) this.marks = new Map();
   }
 
   /** Colours have changed. */
@@ -94,13 +105,13 @@ export class River {
 
   #card(name, members, hue) {
     const part = (kind) => el("span", { class: kind });
-    const parts = { role: part("role"), load: part("load"), rate: part("rate"), kv: part("kv"), pool: part("pool") };
+    const parts = { role: part("role"), load: part("load"), rate: part("rate"), mark: part("mark"), kv: part("kv"), pool: part("pool") };
     parts.level = part("level");
     parts.pool.append(parts.level);
     const node = el(
       "button",
       { class: "card", type: "button", "data-name": name, click: () => this.open({ instance: members.length > 1 ? null : name, members }) },
-      el("span", { class: "title" }, el("span", { class: "name" }, name), parts.role, parts.kv),
+      el("span", { class: "title" }, el("span", { class: "name" }, name), parts.role, parts.mark, parts.kv),
       parts.pool,
       el("span", { class: "foot" }, parts.load, parts.rate),
     );
@@ -131,7 +142,7 @@ export class River {
       card.edge = { x: node.left - box.left, y: node.top - box.top, w: node.width, h: node.height };
     }
     const source = this.source.getBoundingClientRect();
-    this.from = { x: source.right - box.left, y: source.top - box.top + source.height / 2 };
+    this.from = { x: source.right - box.left, y: source.top - box.top + source.height / 2, below: source.bottom - box.top };
     this.stages = [...this.body.querySelectorAll(".stage")].map((node) => {
       const rect = node.getBoundingClientRect();
       return { x: rect.left - box.left, y: rect.top - box.top + rect.height / 2, hue: Number(node.className.at(-1)) };
@@ -200,6 +211,7 @@ export class River {
     const few = card.members.length === 1;
     const role = few ? (state === "ready" ? (rows[0].role === "both" ? "" : rows[0].role) : state) : `${rows.length} instances`;
     card.node.dataset.state = state;
+    say(card.mark, this.marks.get(card.name) ?? "");
     say(card.role, role);
     const waiting = sum("waiting");
     say(card.load, `${count(sum("running"))} run${waiting ? ` · ${count(waiting)} wait` : ""}`);
@@ -266,7 +278,7 @@ export class River {
   /** Where a particle of a card sits: in its pool, from the ground up, in a grid whose cells shrink as it fills. */
   #home(particle) {
     const { card } = particle;
-    if (!card) return { x: (this.from?.x ?? 0) - 14 - ((hash(particle.id) % 1000) / 1000) * 40, y: (this.from?.y ?? 0) + 34 + (hash(particle.id) % 60), size: 5 };
+    if (!card) return { x: (this.from?.x ?? 0) - 14 - ((hash(particle.id) % 1000) / 1000) * 40, y: (this.from?.below ?? 0) + 10 + (hash(particle.id) % 60), size: 5 };
     if (particle.bundled) return { x: card.centre.x, y: card.centre.y, size: 5 };
     const places = Math.max(12, card.slots.length);
     const size = this.#cell(card, places);
@@ -478,7 +490,7 @@ export class River {
 /** A stage's name and lengths. */
 function titleOf(stage) {
   const range = stage.to === null ? `from ${count(stage.from)} tokens` : `${count(stage.from)} to ${count(stage.to)} tokens`;
-  return stage.name ? `${stage.name} · ${range}` : "not in the plan yet";
+  return stage.name ? `${stage.name} · ${range}` : "not in the plan";
 }
 
 /** Groups of instances that stand together. */

@@ -2,6 +2,8 @@
 
 import { count, percent, plural, short, span } from "./text.js";
 
+/** A whole frame that follows so soon on another one tells of the same run. */
+const NEAR_MS = 3000;
 const TABLES = ["c", "i", "q", "f", "m", "s", "p", "e"];
 
 /** States of a sequence, in words. */
@@ -32,8 +34,10 @@ export class Cluster {
 
   /** Merges a frame; returns what came, moved and went with it. A whole frame only tells that it was one. */
   apply(frame) {
+    const near = frame.k && this.t && frame.t >= this.t && frame.t - this.t < NEAR_MS && this.t0 === frame.k.c?.page?.t0;
     this.t = frame.t;
     const news = { whole: false, born: [], moved: [], gone: [], events: [], bids: frame.b ?? [], touched: new Set() };
+    if (near) frame = { t: frame.t, d: this.#difference(frame.k) };
     if (frame.k) {
       for (const name of TABLES) this[name] = frame.k[name] ?? {};
       return { ...news, whole: true };
@@ -43,6 +47,12 @@ export class Cluster {
       for (const [key, change] of Object.entries(rows)) this.#merge(name, table, key, change, news);
     }
     return news;
+  }
+
+  /** What a whole frame changes, so that what moves goes on moving where one follows on another. */
+  #difference(whole) {
+    const gone = (name) => Object.keys(this[name]).filter((key) => !whole[name]?.[key]).map((key) => [key, null]);
+    return Object.fromEntries(TABLES.map((name) => [name, { ...Object.fromEntries(gone(name)), ...whole[name] }]));
   }
 
   #merge(name, table, key, change, news) {
@@ -153,6 +163,22 @@ export function drainEffect(cluster, name, t) {
   ];
   if (after > 0.95) lines.push("That is more than they can hold: requests would wait, or be preempted.");
   return { last: false, lines };
+}
+
+/** What one instance of a model more (1) or less (-1) would do: sentences. */
+export function scaleEffect(cluster, model, change, t) {
+  const own = Object.entries(cluster.i).filter(([, row]) => row.model === model && takes(row));
+  if (change < 0) {
+    const least = own.reduce((a, b) => (b[1].used < a[1].used ? b : a), own[0]);
+    return own.length < 2 ? [`${model} has no other instance: the order is refused.`] : [`The one with the least KV to move goes, now ${least[0]}.`, ...drainEffect(cluster, least[0], t).lines];
+  }
+  const sum = (field) => own.reduce((total, [, row]) => total + row[field], 0);
+  const [used, total, batch] = [sum("used"), sum("total"), sum("running") + sum("waiting")];
+  const more = total * (1 + 1 / Math.max(1, own.length));
+  return [
+    `A spare instance of ${model} starts, where one is left: else the order is refused, with the reason.`,
+    `When it is ready, KV blocks in use go from ${percent(used / Math.max(1, total))} to ${percent(used / Math.max(1, more))} of ${model}'s, and the mean batch from ${Math.round(batch / Math.max(1, own.length))} to ${Math.round(batch / (own.length + 1))}, as requests end and come.`,
+  ];
 }
 
 /** Sums over instances. */

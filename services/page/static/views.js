@@ -1,7 +1,8 @@
 // Tables of everything, and the plans.
 
-import { age, context, fill, overdue, river, STATES } from "./state.js";
+import { age, context, fill, overdue, river, scaleEffect, STATES } from "./state.js";
 import { count, el, link, percent, short, span, table } from "./text.js";
+import { offer } from "./orders.js";
 import { events } from "./panel.js";
 
 const REQUESTS = 100;
@@ -29,17 +30,18 @@ export function tablesView(cluster, t) {
 }
 
 /** Plans: stages with their cuts and why, roles, cascades, and what changed. */
-export function plansView(cluster, t) {
+export function plansView(cluster, t, orders) {
   const shapes = new Map(river(cluster).map((model) => [model.name, model]));
-  const plans = Object.entries(cluster.p).filter(([, plan]) => plan.stages).map(([name, plan]) => planSection(cluster, name, plan, shapes.get(name)));
+  const plans = Object.entries(cluster.p).filter(([, plan]) => plan.stages).map(([name, plan]) => planSection(cluster, name, plan, shapes.get(name), orders));
   const cascades = Object.entries(cluster.p).filter(([name]) => name.startsWith("cascade ")).map(([name, plan]) => cascadeSection(name, plan));
   const kinds = new Set(["plan", "scale", "order", "state"]);
   const changes = Object.values(cluster.e).filter((event) => kinds.has(event.k));
   const nothing = plans.length ? null : el("p", { class: "quiet" }, "No plan is known yet: the coordinator writes one when instances are there.");
-  return [nothing, ...plans, ...cascades, el("section", {}, el("h2", {}, "What changed"), events(cluster, changes, t))].filter(Boolean);
+  const file = cluster.c.page?.folder ? el("section", {}, el("h2", {}, "The cluster's file"), el("p", {}, "What runs here, as a file: change it, see what would become of each process, and apply it."), el("button", { type: "button", class: "order", "data-verb": "apply", click: orders.edit }, "Change the cluster")) : null;
+  return [nothing, ...plans, ...cascades, file, el("section", {}, el("h2", {}, "What changed"), events(cluster, changes, t))].filter(Boolean);
 }
 
-function planSection(cluster, name, plan, shape) {
+function planSection(cluster, name, plan, shape, orders) {
   const stages = shape?.stages ?? [];
   const limit = Math.max(...stages.map((stage) => stage.from * 1.6), 1024, ...stages.flatMap((stage) => stage.instances.map((each) => cluster.i[each]?.max ?? 0)));
   const scale = (tokens) => (100 * Math.log2(1 + tokens / 16)) / Math.log2(1 + limit / 16);
@@ -60,7 +62,8 @@ function planSection(cluster, name, plan, shape) {
   });
   const better = plan.expects ? `Expected cost ${plan.expects.cost.toPrecision(3)}, with one stage ${plan.expects.one_stage_cost.toPrecision(3)}, from ${count(plan.expects.requests)} requests.` : "";
   return el("section", {}, el("h2", {}, name), el("p", {}, `Plan ${plan.epoch} by ${plan.coordinator}${plan.policy ? ` (policy ${plan.policy})` : ""}: ${plan.reason || "no reason given"}. ${better}`), bar,
-    table("Stages", ["stage", "lengths", "boundary", "instances", "roles", "expected", "now"], rows));
+    table("Stages", ["stage", "lengths", "boundary", "instances", "roles", "expected", "now"], rows),
+    cluster.c.page?.recorded || cluster.c.page?.simulated ? null : [1, -1].map((change) => offer(orders.open, { verb: "scale", what: plan.model, to: change > 0 ? "+1" : "-1", label: change > 0 ? "One instance more" : "One less", effect: () => scaleEffect(cluster, plan.model, change, cluster.t) })));
 }
 
 function cascadeSection(name, plan) {
