@@ -169,8 +169,12 @@ class PageActor:
     def _on_frame(self, now_ns: int) -> list[Effect]:
         self._look_for_silence(now_ns)
         asks = self._ask_for_snapshots(now_ns)
+        return [self.frame(now_ns), *asks, self._next_frame(now_ns)]
+
+    def frame(self, now_ns: int) -> ShowFrame:
+        """What has changed since the last one."""
         frame, self._bids = {"t": now_ns // MS, "d": self.tables.take(), "b": self._bids}, []
-        return [ShowFrame(at_ms=now_ns // MS, data=_encode(frame)), *asks, self._next_frame(now_ns)]
+        return ShowFrame(at_ms=now_ns // MS, data=_encode(frame))
 
     def whole(self, at_ms: int) -> bytes:
         """A frame with every row, JSON."""

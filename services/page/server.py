@@ -26,7 +26,6 @@ from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import told as told_lines
 from millrace.cli.trace_reading import attribute, request_of, spans_of
 from millrace.contracts.message import Body
-from millrace.contracts.plan import InstanceRole
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal
 from millrace.http.server import HttpServer
@@ -57,7 +56,18 @@ _HEADERS = (
 _RUN = "import json, sys; from millrace.cli.__main__ import main; sys.exit(main(json.load(sys.stdin)))"
 #: Views that have an address; ``/r/ID`` is one more.
 VIEWS = ("/", "/table", "/plans", "/compare")
-_COUNT = re.compile(r"[+-]?\d{1,4}")
+#: Orders as the command line takes them, and what may stand for WHAT and TO: no options.
+_VERBS: dict[str, tuple[str, ...]] = {
+    "drain": ("drain", "WHAT"),
+    "back": ("drain", "WHAT", "--back"),
+    "migrate": ("migrate", "WHAT"),
+    "role": ("role", "WHAT", "TO", "--detach"),
+    "scale": ("scale", "WHAT", "TO"),
+    "show": ("cluster", "show"),
+    "check": ("apply", "FILE", "--dry-run"),
+    "apply": ("apply", "FILE"),
+}
+_GIVEN = re.compile(r"[^-+\s]\S*|[+-]\d{1,4}")
 
 
 class PageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,27 +88,12 @@ class PageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def words(self) -> list[str]:
         """As the command line takes it. Raises ValueError where it makes no sense."""
-        match self.verb:
-            case "show":
-                return ["cluster", "show"]
-            case "check":
-                return ["apply", "FILE", "--dry-run"]
-            case "apply":
-                return ["apply", "FILE"]
-            case "scale" if self.what and self.what[0] != "-" and _COUNT.fullmatch(self.to):
-                return ["scale", self.what, self.to]
-        if not self.what or self.what.startswith("-") or self.to.startswith("-"):
-            raise ValueError("it names nothing")
-        match self.verb:
-            case "drain":
-                return ["drain", self.what]
-            case "back":
-                return ["drain", self.what, "--back"]
-            case "migrate":
-                return ["migrate", self.what, *(["--to", self.to] if self.to else [])]
-            case "role":
-                return ["role", self.what, str(InstanceRole(self.to)), "--detach"]
-        raise ValueError(f"{self.verb!r} is no order")
+        words, given = _VERBS.get(self.verb, ()), {"WHAT": self.what, "TO": self.to}
+        if self.verb == "migrate" and self.to:
+            words += ("--to", "TO")
+        if not words or not all(_GIVEN.fullmatch(given[word]) for word in words if word in given):
+            raise ValueError(f"{self.verb!r} is no order, or names nothing")
+        return [given.get(word, word) for word in words]
 
 
 class PageServer:

@@ -413,7 +413,7 @@ def test_a_bus_without_passwords_is_shown_on_loopback_only() -> None:
         ({"verb": "back", "what": "w0"}, ["drain", "w0", "--back"]),
         ({"verb": "migrate", "what": "r.0", "to": "w1"}, ["migrate", "r.0", "--to", "w1"]),
         ({"verb": "role", "what": "w0", "to": "decode"}, ["role", "w0", "decode", "--detach"]),
-        ({"verb": "role", "what": "w0", "to": "sleep"}, None),
+        ({"verb": "role", "what": "w0", "to": "both --limit"}, None),
         ({"verb": "scale", "what": "m", "to": "-1"}, ["scale", "m", "-1"]),
         ({"verb": "scale", "what": "m", "to": "--force"}, None),
         ({"verb": "apply", "text": "name = 1"}, ["apply", "FILE"]),

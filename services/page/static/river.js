@@ -63,8 +63,13 @@ export class River {
   repaint() {
     this.sprites.clear();
     this.unsettled = true;
-    const style = getComputedStyle(this.root);
-    this.colour = (name) => style.getPropertyValue(`--${name}`).trim();
+    const known = new Map();
+    this.colour = (name) => known.get(name) ?? known.set(name, this.#computed(name)).get(name);
+  }
+
+  #computed(name) {
+    this.tip.style.borderColor = `var(--${name})`;
+    return getComputedStyle(this.tip).borderTopColor;
   }
 
   /** Builds the cards anew where instances, stages or models are others; a boundary that moves changes a title only. */
