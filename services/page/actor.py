@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
 from millrace.contracts.broker import BoundaryMoved, LoadReported, LoadsReported, MoveBid
-from millrace.contracts.local import BucketReady, BusDisconnected, BusReconnected, KeyChanged, StopRequested, TimerFired
+from millrace.contracts.local import BusDisconnected, BusReconnected, KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
@@ -100,7 +100,6 @@ class PageActor:
         self._kept: dict[str, list[tuple[int, Any]]] = {}
         self._viewers = 0
         self._events = 0
-        self._restored: set[str] = set()
         cluster, folder = config.bus.cluster, bool(config.folder)
         self.tables.put("c", "page", t0=incarnation // MS, cluster=cluster, folder=folder, connected=True)
 
@@ -144,8 +143,6 @@ class PageActor:
                 self._event(now_ns, "scale", a=body.model, n=f"{whom} by {body.strategy}: {body.reason}")
             case KeyChanged() as body:
                 self._on_key(body, now_ns)
-            case BucketReady(bucket=bucket):
-                self._restored.add(bucket)
             case TimerFired():
                 return self._on_frame(now_ns)
             case ViewersCounted(count=count):
@@ -399,10 +396,9 @@ class PageActor:
                 fields |= {"shape": record.shape, "engine": record.engine, "max": record.max_model_len}
                 self.tables.put("i", record.instance, **fields)
             case Plan() as plan:
-                before = self.tables.rows["p"].get(plan.model)
-                self.tables.put("p", plan.model, **msgspec.to_builtins(plan))
-                if before is not None or "plan" in self._restored:
+                if plan.model in self.tables.rows["p"]:
                     self._event(now_ns, "plan", a=plan.model, n=f"plan {plan.epoch}: {plan.reason}"[:240])
+                self.tables.put("p", plan.model, **msgspec.to_builtins(plan))
                 for stage in plan.stages:
                     for name in stage.instances:
                         self._place(name, plan.model)

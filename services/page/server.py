@@ -121,7 +121,7 @@ class PageServer:
             raise ConfigError(f"host {config.host}: others reach it, and the bus has no passwords to ask them for")
         self._viewers: dict[Exchange, bool] = {}  # whether it waits for a whole frame
         self._tasks: set[asyncio.Task[None]] = set()
-        self._orders = 0
+        self._orders = asyncio.Semaphore(ORDERS_MAX)
         self._server: HttpServer | None = None
         self._files = {f"/static/{file.name}": (file.read_bytes(), _kind(file)) for file in sorted(STATIC.iterdir())}
 
@@ -217,15 +217,9 @@ class PageServer:
             "text": told_lines(explained_by_spans(spans)) if traced else [],
             "messages": [{"t": at_ns // 1_000_000, "kind": type(b).__name__, "body": b} for at_ns, b in told],
             "spans": [
-                {
-                    "name": span.name,
-                    "service": span.service,
-                    "instance": span.instance or attribute(span, "instance"),
-                    "start": span.start_ns / 1e6,
-                    "end": span.end_ns / 1e6,
-                    "error": span.error,
-                }
-                for span in spans
+                {"name": s.name, "service": s.service, "instance": s.instance or attribute(s, "instance")}
+                | {"start": s.start_ns / 1e6, "end": s.end_ns / 1e6, "error": s.error}
+                for s in spans
             ],
         }
         _answer(exchange, known, 200 if told or spans else 404)
@@ -245,11 +239,8 @@ class PageServer:
             return
         if not key:
             _answer(exchange, {"error": "orders need the operator's key"}, 401)
-        elif self._orders >= ORDERS_MAX:
-            _answer(exchange, {"error": "other orders are being carried out"}, 503)
         else:
-            self._orders += 1
-            self._spawn(self._carry_out(exchange, words, order.text, key)).add_done_callback(self._on_order_over)
+            self._spawn(self._carry_out(exchange, words, order.text, key))
 
     def _order_simulated(self, exchange: Exchange, order: PageOrder, carry_out: Callable[[PageOrder], None]) -> None:
         if exchange.request.headers.get(b"content-type") != b"application/json" or not self._may_read(exchange):
@@ -261,10 +252,11 @@ class PageServer:
         _answer(exchange, {})
 
     async def _carry_out(self, exchange: Exchange, words: list[str], file: str, key: str) -> None:
-        with tempfile.NamedTemporaryFile("w", suffix=".toml") as stored:
-            stored.write(file)
-            stored.flush()
-            await self._run(exchange, [stored.name if word == "FILE" else word for word in words], words, key)
+        async with self._orders:  # others wait
+            with tempfile.NamedTemporaryFile("w", suffix=".toml") as stored:
+                stored.write(file)
+                stored.flush()
+                await self._run(exchange, [stored.name if word == "FILE" else word for word in words], words, key)
 
     async def _run(self, exchange: Exchange, words: list[str], told: list[str], key: str) -> None:
         bus, text = self._config.bus, " ".join(told)
@@ -285,9 +277,6 @@ class PageServer:
         code = await process.wait()
         self._deliver(OrderGiven(text=text, code=code))
         exchange.end(_event(msgspec.json.encode({"code": code})))
-
-    def _on_order_over(self, _: asyncio.Task[None]) -> None:
-        self._orders -= 1
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
