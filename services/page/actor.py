@@ -169,7 +169,7 @@ class PageActor:
         return [self.frame(now_ns), *asks, self._next_frame(now_ns)]
 
     def frame(self, now_ns: int) -> ShowFrame:
-        """What has changed since the last one."""
+        """Changes since the last frame, as one."""
         frame, self._bids = {"t": now_ns // MS, "d": self.tables.take(), "b": self._bids}, []
         return ShowFrame(at_ms=now_ns // MS, data=_encode(frame))
 

@@ -55,7 +55,7 @@ def recorded_run(load: RecordedLoad) -> PageRun:
 
 
 def _life(name: str, row: RequestServed) -> Iterator[tuple[int, Body | tuple[str, RequestServed]]]:
-    """What is heard of a request: its placement, its first token (its row), its end."""
+    """Placement, first token (its row) and end of a request, each with its time."""
     end_ns = row.at_ns + max(0, row.e2e_ns)
     decision = DecisionMade(
         request=name,
