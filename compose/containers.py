@@ -133,6 +133,7 @@ def _mount_point(spec: ClusterSpec, model: ModelSpec) -> Path:
 def _mounts(spec: ClusterSpec, models: list[ModelSpec]) -> dict[str, Any]:
     """Volumes of models that the templates do not mount."""
     others = [f"{mount_source(m)}:{_mount_point(spec, m)}:ro" for m in models if m != spec.models[0]]
+    others += [f"{path}:{path}:ro" for m in models for path in m.adapters.values()]
     return {"volumes": others} if others else {}
 
 

@@ -34,12 +34,14 @@ from millrace.membership import Member
 from millrace.telemetry import Telemetry, open_telemetry
 
 from services.ingress.actor import ACCEPTS
+from services.ingress.adapters import AdapterDone
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.build import build
 from services.ingress.cascade.entry import LearntEntry
 from services.ingress.config import CascadeConfig, HttpConfig, IngressConfig, ModelConfig
+from services.ingress.http.adapters import AdapterOrders
 from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
@@ -97,7 +99,9 @@ class IngressProcess:
         parsers = {model.name: _parsers(model) for model in config.models}
         self._parsers = self._parser_process(parsers)
         served = {n: self._served(n, t, parsers[n]) for n, t in tokenizers.items()}
-        self._models = ModelRegistry(served, self._serving, self._cascades, self._serving_now)
+        self._models = ModelRegistry(
+            served, self._serving, self._cascades, self._serving_now, self._actor.state.cluster.adapters
+        )
         self._metrics = HttpMetrics(telemetry.registry)
         self._calls = OpenCalls(
             deliver=self._deliver,
@@ -113,7 +117,7 @@ class IngressProcess:
             keep_alive_s=config.http.keep_alive_s,
             parsers=self._parsers,
         )
-
+        self._adapters = AdapterOrders(deliver=self._deliver, models=self._models, calls=self._calls)
         self._responses = Responses(
             calls=self._calls,
             models=self._models,
@@ -185,7 +189,7 @@ class IngressProcess:
         self._handle = runtime.add(
             self._actor,
             accepts=ACCEPTS,
-            handlers=self._calls.handlers(),
+            handlers={**self._calls.handlers(), AdapterDone: self._adapters.done},
             terms=HostingTerms(role=Role.INGRESS if self._companions else None),
         )
 
@@ -195,6 +199,7 @@ class IngressProcess:
             models=self._models,
             calls=self._calls,
             responses=self._responses,
+            adapters=self._adapters,
             bounds=Bounds(prompts=PROMPTS_MAX, choices=CHOICES_MAX),
             keys=self._keys,
             metrics=self._metrics,

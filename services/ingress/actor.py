@@ -6,6 +6,7 @@
                                                                          SubmitSequence | RefuseCall
     CallAbandoned        the call is gone                              CancelSequence, RequestFinished
     Gathered             predictions known, as far as they arrived     SubmitSequence
+    AdapterAsked         nothing; see adapters.py                      LoadAdapter | UnloadAdapter
     Replied,             tag known; sequence accepted, refused or      SubmitSequence, AcceptCall, RefuseCall
       RequestFailed        unanswered; tokens resent
     InstanceSummary      instance alive, its view replaced             SubmitSequence of what waited for it
@@ -64,6 +65,7 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceS
 from millrace.membership import Heartbeat
 
 from services.ingress import inspection
+from services.ingress.adapters import AdapterAsked, ask_adapter
 from services.ingress.calls.admission import open_call, refusal_of
 from services.ingress.calls.completion import (
     ACKNOWLEDGE_TIMER,
@@ -183,6 +185,8 @@ class IngressActor:
                 take_reply(self._state, body)
             case Gathered():
                 take_gathered(self._state, body)
+            case AdapterAsked():
+                ask_adapter(self._state, body)
             case CallAbandoned():
                 abandon_call(self._state, body)
             case ServicePresence():

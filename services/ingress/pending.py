@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from millrace.contracts.worker import LoadAdapter, UnloadAdapter
 
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
@@ -64,4 +65,13 @@ class PendingJudge(msgspec.Struct, frozen=True):
     started_ns: int
 
 
-Pending = PendingJudge | PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof
+class PendingAdapter(msgspec.Struct, frozen=True):
+    """An open LoadAdapter or UnloadAdapter to all these instances."""
+
+    request: str
+    model: str
+    order: LoadAdapter | UnloadAdapter
+    instances: tuple[str, ...]
+
+
+Pending = PendingAdapter | PendingJudge | PendingTag | PendingForecast | PendingSubmit | PendingResend | PendingProof

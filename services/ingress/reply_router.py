@@ -6,12 +6,14 @@ from millrace.contracts.local import Gathered, Replied, RequestFailed, RequestFa
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import SequenceAccepted, SequenceRefused
 
+from services.ingress.adapters import take_adapter_answers
 from services.ingress.cascade.reactions import take_judgement
 from services.ingress.dispatch.dispatcher import on_forecasts, on_tag
 from services.ingress.failover.resend import resend_unanswered
 from services.ingress.lifecycle import Accepted, SequencePhase, SubmissionRefused, SubmissionUnanswered
 from services.ingress.migration.ownership import proof_unanswered, take_proof
 from services.ingress.pending import (
+    PendingAdapter,
     PendingForecast,
     PendingJudge,
     PendingProof,
@@ -43,8 +45,8 @@ def take_reply(state: IngressState, reply: Replied | RequestFailed) -> None:
             take_resent(state, pending, answer)
         case PendingJudge():
             take_judgement(state, pending, answer)
-        case PendingForecast() | None:
-            pass  # forecasts come gathered; the question of a call that ended was forgotten
+        case PendingForecast() | PendingAdapter() | None:
+            pass  # these come gathered; the question of a call that ended was forgotten
 
 
 def _take_submit_answer(state: IngressState, pending: PendingSubmit, answer: object, fault: RequestFailure) -> None:
@@ -62,7 +64,9 @@ def _take_submit_answer(state: IngressState, pending: PendingSubmit, answer: obj
 
 
 def take_gathered(state: IngressState, gathered: Gathered) -> None:
-    """Handle the answers of predictors, as far as they came."""
+    """Handle answers of several, as far as they came."""
     pending = state.pending.pop(gathered.correlation, None)
+    if isinstance(pending, PendingAdapter):
+        take_adapter_answers(state, pending, gathered.answers)
     if isinstance(pending, PendingForecast):  # else its call has ended
         on_forecasts(state, pending, gathered.answers)

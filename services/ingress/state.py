@@ -153,5 +153,5 @@ class IngressState:
         """Hashes of a sequence's prompt blocks, computed once."""
         if sequence.blocks is None:
             size = self.cluster.cached_block_size(sequence.call.call.model)
-            sequence.blocks = PromptBlocks(sequence.prompt, size, sequence.sampling.cache_salt)
+            sequence.blocks = PromptBlocks(sequence.prompt, size, sequence.sampling.prefix_salt)
         return sequence.blocks

@@ -77,6 +77,7 @@ def prepare_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int) 
         checksums=[rank[:count] for rank in lease.answer.checksums],
         read_ms=read_ms,
         award=out.order.award,
+        adapter=lease.submission.sampling.adapter,
     )
 
 
@@ -226,7 +227,7 @@ def _taken_along(out: OutgoingMigration) -> tuple[int, bytes]:
         return 0, b""
     tokens = [*lease.submission.prompt_token_ids, *frozen.output_token_ids][: frozen.computed_tokens]
     hashes: list[int] = []
-    root = salted_root(lease.submission.sampling.cache_salt)
+    root = salted_root(lease.submission.sampling.prefix_salt)
     extend_chain(hashes, tokens, lease.endpoint.block_tokens, root)
     return lease.endpoint.block_tokens, pack_hashes(hashes)
 

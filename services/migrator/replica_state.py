@@ -8,6 +8,7 @@ from enum import StrEnum
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.leases import EndLease, KvLeased, LeaseKv, PrepareMigration, PullKv
 from millrace.contracts.migration import KvReplicated
+from millrace.contracts.worker import Adapter
 
 from services.migrator.config import MigratorLimits
 
@@ -33,7 +34,7 @@ class KvReplica:
     Attributes:
         name: Of the reservation at the holder.
         holder, incarnation: Empty and 0 before one was chosen.
-        ingress: Of the sequence.
+        ingress, adapter: Of the sequence.
         epoch: In which the source decodes it; -1 before the first lease.
         reserved: Whether the holder has made room.
         number: Of its last request: only that one's answer counts.
@@ -54,6 +55,7 @@ class KvReplica:
     holder: str = ""
     incarnation: int = 0
     ingress: str = ""
+    adapter: Adapter | None = None
     epoch: int = -1
     endpoint: KvEndpoint | None = None
     step: ReplicaStep = ReplicaStep.IDLE
@@ -126,6 +128,7 @@ class KvReplica:
             blocks=len(self.known),
             reserve_ms=limits.reserve_ms,
             replica=True,
+            adapter=self.adapter,
         )
 
     def pull(self, blocks_max: int, *, now_ns: int, margin_ms: int) -> PullKv | None:

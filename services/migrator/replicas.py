@@ -181,6 +181,7 @@ class Replicas:
         if body.submission is None or body.endpoint is None or not replica.known:
             return self._give_up(replica, now_ns)
         replica.epoch, replica.endpoint, replica.ingress = body.epoch, body.endpoint, body.submission.ingress
+        replica.adapter = body.submission.sampling.adapter
         return self._reserve(replica, [*body.submission.prompt_token_ids, *body.submission.output_token_ids], now_ns)
 
     def _reserve(self, replica: KvReplica, token_ids: list[int], now_ns: int) -> list[Effect]:

@@ -25,6 +25,7 @@ from millrace.actor.engine import (
     EngineInfo,
     KvCommand,
     LimitStepInEngine,
+    LoadInEngine,
 )
 from millrace.actor.errors import BusError, ConfigError, EngineStartFailed
 from millrace.actor.loop import run_to_end
@@ -72,6 +73,7 @@ class EngineLink:
             AddToEngine: lambda effect: self.engine.add(effect.sequence),
             CancelInEngine: lambda effect: self.engine.cancel(effect.sequences),
             LimitStepInEngine: lambda effect: self.engine.limit_step(effect.tokens),
+            LoadInEngine: lambda effect: self.engine.load_adapter(effect.name, effect.path),
             **dict.fromkeys(get_args(KvCommand), self.engine.move),
         }
 

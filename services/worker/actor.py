@@ -12,6 +12,8 @@
     AcknowledgeSequences  finished ones gone                       (nothing)
     ReturnSequences       queued ones out of the engine and gone   SequencesReturned REQUESTED
     SetStepBudget         bound of the engine's steps, for a while  (nothing; step_budget.py)
+    LoadAdapter,          adapters that it offers                  AdapterChanged, the record (adapters.py)
+      UnloadAdapter
     ServicePresence       orphans of a dead ingress cancelled      (nothing)
     BusReconnected        marks used                               what may have been lost, again
     TimerFired            unacknowledged ends repeated, deadlines,  TokensGenerated, status, summary, presence, record
@@ -44,6 +46,8 @@ from typing import Any
 import msgspec
 from millrace.actor.effects import Effect, Log, StartTimer, Subscribe
 from millrace.actor.engine import (
+    AdapterLoaded,
+    AdapterNotLoaded,
     CancelInEngine,
     EngineFailed,
     EngineInfo,
@@ -79,15 +83,18 @@ from millrace.contracts.worker import (
     AcknowledgeSequences,
     CancelSequence,
     DrainWorker,
+    LoadAdapter,
     ResendTokens,
     ReturnSequences,
     SetStepBudget,
     SubmitSequence,
+    UnloadAdapter,
 )
 from millrace.lengths.remaining import status_of
 from millrace.membership import ServiceLiveness
 
 from services.worker import step_budget
+from services.worker.adapters import Adapters
 from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.context import WorkerContext, unexpected
 from services.worker.decoding import Decoding
@@ -111,6 +118,8 @@ ACCEPTS = (
     DrainWorker,
     ReturnSequences,
     SetStepBudget,
+    LoadAdapter,
+    UnloadAdapter,
     ServicePresence,
     LeaseKv,
     FreezeSequence,
@@ -146,6 +155,7 @@ class WorkerActor:
         self.reporter = self._ctx.reporter
         live_max = info.max_sequences + limits.queue_max
         self._decoding = Decoding(self._ctx)
+        self._adapters = Adapters(self._ctx)
         self._moving = Moving(self._ctx, info, migration, live_max=live_max)
         self.reporter.moves = self._moving.counts
         self._intake = Intake(self._ctx, info, self._moving.reserving, live_max=live_max)
@@ -238,6 +248,14 @@ class WorkerActor:
                 return self._on_return(body, now_ns)
             case SetStepBudget() as body:
                 return self._ctx.budget.order(body, now_ns)
+            case LoadAdapter() as body:
+                return self._adapters.load(body, message.reply_to)
+            case UnloadAdapter() as body:
+                return self._adapters.unload(body, message.reply_to)
+            case AdapterLoaded(adapter=adapter):
+                return self._adapters.loaded(adapter)
+            case AdapterNotLoaded() as body:
+                return self._adapters.refused(body)
             case DrainWorker(limit_ms=limit_ms):
                 return self._draining.begin(now_ns, limit_ms, "drain requested")
             case StopRequested():

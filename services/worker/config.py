@@ -158,6 +158,8 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
         enforce_eager: True for no torch.compile; None for vLLM's default, which compiles. A CPU engine without a C++
             compiler is eager in any case.
         engine_args: Further ``AsyncEngineArgs`` by name, passed through.
+        adapters: LoRA adapters that it loads at its start, name to folder; with ``enable_lora`` of ``engine_args`` more
+            can be loaded, also where there are none.
         engine_cores: Cores that the engine process is pinned to; empty for no pinning.
         worker_cores: Cores that the worker process itself is pinned to; empty for no pinning.
         modelled: Parameters of the modelled engine (services/worker/modelled.py).
@@ -189,6 +191,7 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     async_scheduling: bool | None = None
     enforce_eager: bool | None = None
     engine_args: dict[str, Any] = {}
+    adapters: Annotated[dict[str, str], WIRED] = {}
     engine_cores: list[int] = []
     worker_cores: list[int] = []
     modelled: dict[str, Any] = {}

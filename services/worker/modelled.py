@@ -146,6 +146,9 @@ class ModelledLiveEngine:
     def move(self, command: KvCommand) -> None:
         self._running().move(command)
 
+    def load_adapter(self, name: str, path: str) -> None:
+        raise NotImplementedError("its information says that it takes no adapters")
+
     def limit_step(self, tokens: int) -> None:
         self._running().limit_step(tokens)
 

@@ -51,6 +51,7 @@ def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
         kv_refusal=info.kv_refusal,
         **scheduler_fields(info),
         shape=identity.shape,
+        adapters=info.adapters,
     )
 
 

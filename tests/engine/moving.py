@@ -118,6 +118,7 @@ class Journey(msgspec.Struct, kw_only=True):
                 endpoint=self.endpoint(),
                 token_ids=tokens,
                 blocks=blocks or len(tokens) // self.block_tokens + 2,
+                adapter=self.sampling.adapter,
             ),
         )
         if isinstance(said, KvRoomReserved):

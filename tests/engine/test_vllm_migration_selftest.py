@@ -60,7 +60,6 @@ def _vllm_config(**fields: Any) -> Any:
     defaults: dict[str, Any] = {
         "additional_config": {"millrace_kv_settings": "{}"},
         "speculative_config": None,
-        "lora_config": None,
         "kv_transfer_config": None,
         "parallel_config": parallel,
     }
@@ -74,7 +73,6 @@ def _vllm_config(**fields: Any) -> Any:
         ({"additional_config": {}}, 1, "migration is off"),
         ({"speculative_config": SimpleNamespace(method="eagle")}, 1, "drafts tokens with eagle"),
         ({"speculative_config": SimpleNamespace(method="ngram")}, 1, ""),
-        ({"lora_config": object()}, 1, "LoRA"),
         ({"kv_transfer_config": object()}, 1, "connector"),
         ({}, 2, ""),
         ({}, 0, "no KV"),

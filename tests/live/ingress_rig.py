@@ -23,6 +23,7 @@ from millrace.http.server import HttpServer
 from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from services.ingress.adapters import AdapterDone
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
@@ -40,6 +41,7 @@ from services.ingress.calls.messages import (
     RefuseCall,
     Usage,
 )
+from services.ingress.http.adapters import AdapterOrders
 from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
@@ -242,7 +244,8 @@ async def served(
         keep_alive_s=5.0,
         parsers=process if parsers else None,
     )
-    core.handlers = dict(calls.handlers())
+    orders = AdapterOrders(deliver=core.deliver, models=registry_of_models, calls=calls)
+    core.handlers = {**calls.handlers(), AdapterDone: orders.done}
     responses = Responses(
         calls=calls,
         models=registry_of_models,
@@ -258,6 +261,7 @@ async def served(
         models=registry_of_models,
         calls=calls,
         responses=responses,
+        adapters=orders,
         bounds=Bounds(),
         keys=keys,
         metrics=metrics,

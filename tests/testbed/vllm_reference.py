@@ -2,7 +2,8 @@
 
     python -m tests.testbed.vllm_reference JOB ANSWERS
 
-Both are JSON files: arguments of ``LLM`` and calls (prompt, sampling fields); tokens, finish reason, log-probabilities.
+Both are JSON files: arguments of ``LLM`` and calls (prompt, sampling fields, with ``lora`` the folder of an adapter);
+tokens, finish reason, log-probabilities.
 """
 
 from __future__ import annotations
@@ -27,13 +28,18 @@ def answers_to(arguments: dict[str, Any], calls: list[tuple[list[int], dict[str,
 
 def _answer(llm: Any, prompt: list[int], fields: dict[str, Any]) -> list[Any]:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import StructuredOutputsParams
 
     if fields.get("structured_outputs"):
         fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
     if fields.get("logit_bias"):
         fields["logit_bias"] = {int(k): v for k, v in fields["logit_bias"].items()}
-    (answer,) = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(**fields), use_tqdm=False)
+    path = fields.pop("lora", "")
+    lora = LoRARequest(path, 1 + sum(path.encode()), path) if path else None
+    (answer,) = llm.generate(
+        [{"prompt_token_ids": prompt}], SamplingParams(**fields), use_tqdm=False, lora_request=lora
+    )
     output = answer.outputs[0]
     told = output.logprobs if answer.prompt_logprobs is None else answer.prompt_logprobs[1:]
     logprobs = told and [{token: entry.logprob for token, entry in position.items()} for position in told]

@@ -21,7 +21,7 @@ from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
 from millrace.contracts.message import Body
 from millrace.contracts.scheduler import SchedulerConfig
 from millrace.contracts.status import BatchComposition, EngineTotals, SequenceStatus
-from millrace.contracts.worker import Sampling
+from millrace.contracts.worker import Adapter, Sampling
 
 
 class EngineSequence(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +110,13 @@ class LimitStepInEngine(Effect, frozen=True, kw_only=True):
     tokens: int
 
 
+class LoadInEngine(Effect, frozen=True, kw_only=True):
+    """Loads a LoRA adapter from a folder, whatever has that name: AdapterLoaded or AdapterNotLoaded follows."""
+
+    name: str
+    path: str
+
+
 class LeaseInEngine(Effect, frozen=True, kw_only=True):
     """Pins a running sequence's full blocks, or renews with those filled since: KvLeaseTaken or KvDenied follows.
 
@@ -156,6 +163,7 @@ class ReserveInEngine(Effect, frozen=True, kw_only=True):
     token_ids: list[int]
     blocks: int
     replica: bool = False
+    adapter: Adapter | None = None
 
 
 class PullIntoEngine(Effect, frozen=True, kw_only=True):
@@ -253,6 +261,21 @@ class SequenceRejected(Body, frozen=True, kw_only=True, tag="local.SequenceRejec
     detail: str
 
 
+class AdapterLoaded(Body, frozen=True, kw_only=True, tag="local.AdapterLoaded/1"):
+    """The engine has it. Said as well of one that came with a sequence."""
+
+    adapter: Adapter
+
+
+class AdapterNotLoaded(Body, frozen=True, kw_only=True, tag="local.AdapterNotLoaded/1"):
+    """The answer to LoadInEngine where it failed. ``missing``: there is no adapter at that path."""
+
+    name: str
+    path: str
+    detail: str
+    missing: bool = False
+
+
 class EngineStepped(Body, frozen=True, kw_only=True, tag="local.EngineStepped/1"):
     """One step ended. ``snapshot`` may be None where the engine had none ready; a later one then covers it."""
 
@@ -293,6 +316,8 @@ class EngineFailed(Body, frozen=True, kw_only=True, tag="local.EngineFailed/1"):
 EngineEvent = (
     SequenceAdded
     | SequenceRejected
+    | AdapterLoaded
+    | AdapterNotLoaded
     | EngineStepped
     | EngineObserved
     | EngineLiveness
@@ -311,6 +336,7 @@ class EngineInfo(SchedulerConfig, frozen=True, kw_only=True):
 
     Attributes:
         states_refusal: Why it reads no hidden states though it should; empty where it does, or need not.
+        adapters: LoRA adapters loaded at the start; None where it takes none.
     """
 
     engine: str
@@ -321,6 +347,7 @@ class EngineInfo(SchedulerConfig, frozen=True, kw_only=True):
     kv: KvEndpoint | None = None
     kv_refusal: str = ""
     states_refusal: str = ""
+    adapters: list[Adapter] | None = None
 
 
 class Engine(Protocol):
@@ -336,6 +363,10 @@ class Engine(Protocol):
 
     def cancel(self, sequences: list[str]) -> None:
         """Cancels sequences within one step; their blocks are free in the next snapshot."""
+        ...
+
+    def load_adapter(self, name: str, path: str) -> None:
+        """Loads a LoRA adapter. Not called where ``EngineInfo.adapters`` is None."""
         ...
 
     def move(self, command: KvCommand) -> None:

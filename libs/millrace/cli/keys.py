@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--requests-per-minute", type=int, default=0, metavar="N", help="0 for no limit")
     add.add_argument("--tokens-per-minute", type=int, default=0, metavar="N", help="0 for no limit")
     add.add_argument("--concurrency", type=int, default=0, metavar="N", help="requests at once; 0 for no limit")
+    add.add_argument("--adapters", action="store_true", help="it may load and unload LoRA adapters")
     actions.add_parser("list", help="names and limits", parents=[after])
     remove = actions.add_parser("remove", help="forget a key", parents=[after])
     remove.add_argument("name")
@@ -73,7 +74,7 @@ def _make(arguments: argparse.Namespace, taken: set[str]) -> tuple[str, KeyRecor
     if min(limits.values()) < 0:
         raise CliError("a limit cannot be negative; 0 means none")
     key = KEY_PREFIX + secrets.token_urlsafe(32)
-    return key, KeyRecord(name=arguments.name, sha256=hash_key(key), **limits)
+    return key, KeyRecord(name=arguments.name, sha256=hash_key(key), adapters=arguments.adapters, **limits)
 
 
 def _read(path: Path) -> KeyFile:
@@ -102,6 +103,7 @@ def _line(record: KeyRecord) -> str:
     limits = [
         f"{getattr(record, n)} {n.replace('_', ' ')}"
         for n in msgspec.structs.asdict(record)
-        if n not in ("name", "sha256") and getattr(record, n)
+        if n not in ("name", "sha256", "adapters") and getattr(record, n)
     ]
+    limits += ["may load adapters"] if record.adapters else []
     return f"{record.name}  {', '.join(limits) or 'no limits'}"

@@ -37,9 +37,11 @@ def check_spec(spec: ClusterSpec) -> None:
     if not spec.models:
         raise ConfigError("models: at least one is needed")
     for index, model in enumerate(spec.models):
-        if not model.name or not model.name.isprintable() or " " in model.name:
-            raise ConfigError(f"models[{index}].name {model.name!r}: a served name has no white space")
+        for where, name in [("name", model.name), *(("adapters", name) for name in model.adapters)]:
+            if not name or not name.isprintable() or " " in name:
+                raise ConfigError(f"models[{index}].{where} {name!r}: a served name has no white space")
     _check_once("models[].name", [model.name for model in spec.models])
+    _check_once("models[].adapters", [name for model in spec.models for name in (model.name, *model.adapters)])
     for index, model in enumerate(spec.models):
         for number, group in enumerate(model.groups):
             _check_group(f"models[{index}].groups[{number}]", group)

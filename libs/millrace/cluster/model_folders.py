@@ -12,6 +12,7 @@ import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.cluster.spec import ClusterSpec
 from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, LlmCalibration, read_judge, read_llm_judge
+from millrace.kvcopy.weights import ADAPTER_CONFIG
 
 #: Models that ship are named so; ``nano`` means ``millrace-nano``.
 SHIPPED_PREFIX = "millrace-"
@@ -111,4 +112,7 @@ def with_model_folders(spec: ClusterSpec) -> ClusterSpec:
             found.append(msgspec.structs.replace(model, path=str(model_folder(model.path))))
         except ConfigError as error:
             raise ConfigError(f"models[{index}].path: {error}") from None
+        for name, path in model.adapters.items():
+            if not (Path(path) / ADAPTER_CONFIG).is_file():
+                raise ConfigError(f"models[{index}].adapters.{name}: no {ADAPTER_CONFIG} in {path!r}")
     return msgspec.structs.replace(spec, models=found)

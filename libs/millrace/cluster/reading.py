@@ -63,7 +63,8 @@ def anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
 
     def model(each: ModelSpec) -> ModelSpec:
         groups = [msgspec.structs.replace(group, step_time=found(group.step_time)) for group in each.groups]
-        return msgspec.structs.replace(each, path=found(each.path), groups=groups)
+        adapters = {name: found(path) for name, path in each.adapters.items()}
+        return msgspec.structs.replace(each, path=found(each.path), groups=groups, adapters=adapters)
 
     cascade = spec.cascade
     if cascade is not None:

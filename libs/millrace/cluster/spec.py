@@ -108,6 +108,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         reasoning_parser: Parser of its reasoning, a name of vLLM's ``--reasoning-parser``; ``auto`` for what its folder
             calls for (``millrace doctor MODEL`` says which), ``none`` for none.
         tool_call_parser: The same of ``--tool-call-parser``.
+        adapters: LoRA adapters, name to folder, each of which clients may ask for as a model.
     """
 
     name: str
@@ -116,6 +117,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stages: list[StageSpec] = []
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
+    adapters: dict[str, str] = {}
 
 
 class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

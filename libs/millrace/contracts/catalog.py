@@ -35,14 +35,17 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePr
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import (
     AcknowledgeSequences,
+    AdapterChanged,
     CancelSequence,
     DrainWorker,
+    LoadAdapter,
     ResendTokens,
     ReturnSequences,
     SequenceAccepted,
     SequenceRefused,
     SetStepBudget,
     SubmitSequence,
+    UnloadAdapter,
 )
 
 __all__ = ["BUCKETS", "CHANNELS", "WIRE_TYPES", "Bucket", "Channel", "Pattern", "Role"]
@@ -111,6 +114,15 @@ CHANNELS: tuple[Channel, ...] = (
         senders=(Role.INGRESS,),
         receivers=(Role.WORKER,),
         summary="Finished sequences that ingress has whole.",
+    ),
+    Channel(
+        name="adapter",
+        subject="engine.{instance}.adapter",
+        messages=(LoadAdapter, UnloadAdapter),
+        replies=(AdapterChanged, ErrorReply),
+        senders=(Role.INGRESS,),
+        receivers=(Role.WORKER,),
+        summary="Load a LoRA adapter, or offer it no longer.",
     ),
     Channel(
         name="drain",

@@ -21,6 +21,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         name: Shown in traces, metrics and outcomes.
         sha256: Hash of the key, lower-case hex.
+        adapters: Whether it may load and unload LoRA adapters.
     """
 
     name: str
@@ -28,6 +29,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     concurrency: int = 0
+    adapters: bool = False
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,12 +65,14 @@ def read_key_file(payload: bytes) -> KeyFile:
 
 
 def format_key_file(file: KeyFile) -> str:
-    """The file's text. Every value is a checked name, hex or an integer, so nothing needs escaping."""
+    """The file's text. Every value is a checked name, hex, an integer or true, so nothing needs escaping."""
     out = ["# API keys of Millrace's ingress: hashes only. Written by `millrace keys`; read again when it changes.\n"]
     for record in file.keys:
         lines = [f'name = "{record.name}"', f'sha256 = "{record.sha256}"']
         for field in ("requests_per_minute", "tokens_per_minute", "concurrency"):
             if value := getattr(record, field):
                 lines.append(f"{field} = {value}")
+        if record.adapters:
+            lines.append("adapters = true")
         out.append("\n[[keys]]\n" + "\n".join(lines) + "\n")
     return "".join(out)

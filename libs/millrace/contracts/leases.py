@@ -10,7 +10,7 @@ from __future__ import annotations
 from millrace.contracts.ingress import TokenLogprobs
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.message import Body
-from millrace.contracts.worker import SubmitSequence
+from millrace.contracts.worker import Adapter, SubmitSequence
 
 
 class LeaseKv(Body, frozen=True, kw_only=True, tag="LeaseKv/1"):
@@ -131,6 +131,7 @@ class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/3"
         award: The target's bid that this takes up; empty for a move by order and for a KV replica.
         replica: For a KV replica: the sequence goes on at its source, in this epoch. The reservation takes no place in
             the batch, grows with each pull, and is given up as soon as its blocks are needed for anything else.
+        adapter: LoRA adapter of the sequence; None for none.
     """
 
     migration: str
@@ -145,6 +146,7 @@ class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/3"
     read_ms: int = 0
     award: str = ""
     replica: bool = False
+    adapter: Adapter | None = None
 
 
 class MigrationPrepared(Body, frozen=True, kw_only=True, tag="MigrationPrepared/2"):

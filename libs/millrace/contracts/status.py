@@ -9,6 +9,7 @@ import msgspec
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
 from millrace.contracts.scheduler import SchedulerConfig
+from millrace.contracts.worker import Adapter
 
 
 class SequenceState(StrEnum):
@@ -209,6 +210,8 @@ class InstanceRecord(Body, SchedulerConfig, frozen=True, kw_only=True, tag="Inst
         kv: Where its KV lies and how it can be read; None for an engine that moves nothing.
         kv_refusal: Why it moves nothing; empty where it does.
         shape: Device kind and tensor parallel size, such as ``cpu`` or ``h100x2``; empty where unknown.
+        adapters: LoRA adapters that it has loaded; others it loads when a sequence comes with one. None where it takes
+            none.
     """
 
     instance: str
@@ -223,6 +226,7 @@ class InstanceRecord(Body, SchedulerConfig, frozen=True, kw_only=True, tag="Inst
     kv: KvEndpoint | None = None
     kv_refusal: str = ""
     shape: str = ""
+    adapters: list[Adapter] | None = None
 
 
 class PresenceState(StrEnum):

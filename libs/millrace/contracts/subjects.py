@@ -53,7 +53,7 @@ class Subjects:
         return f"{self.prefix}.judge.{subject_token(cascade)}"
 
     def engine(self, instance: str, verb: str) -> str:
-        """An instance's inbox; ``verb`` is submit, cancel, resend, acknowledge, drain, or one of a migrator's:
+        """An instance's inbox; ``verb`` is submit, cancel, resend, acknowledge, adapter, drain, or one of a migrator's:
         lease, freeze, end, reserve, pull, unreserve (``*`` for all).
         """
         return f"{self.prefix}.engine.{subject_token(instance)}.{verb}"

@@ -39,6 +39,20 @@ class StructuredOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     after_reasoning: str = ""
 
 
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter of a model.
+
+    Attributes:
+        name: Clients ask for it as a model.
+        path: Folder in PEFT's format, where a worker finds it.
+        fingerprint: Hash of its weights and its configuration.
+    """
+
+    name: str
+    path: str
+    fingerprint: str
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters. Field meanings are vLLM's ``SamplingParams``. Stop *strings* are not included: ingress
     applies them.
@@ -52,6 +66,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         bad_words: Runs of ids that may not be sampled.
         prompt_logprobs: As ``logprobs``, of the prompt's tokens; counts for a sequence without output.
         cache_salt: Kept apart in prefix caches from sequences with another one; empty for none.
+        adapter: LoRA adapter that it is decoded with, in every epoch; None for the model itself.
     """
 
     max_tokens: int
@@ -73,6 +88,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     cache_salt: str = ""
     structured: StructuredOutput | None = None
+    adapter: Adapter | None = None
+
+    @property
+    def prefix_salt(self) -> str:
+        """Text that is equal for sequences whose blocks of equal tokens hold the same KV and may be shared."""
+        if self.adapter is None:
+            return self.cache_salt
+        return f"{self.adapter.name}@{self.adapter.fingerprint} {self.cache_salt}"
 
 
 class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/2"):
@@ -208,3 +231,36 @@ class DrainWorker(Body, frozen=True, kw_only=True, tag="DrainWorker/1"):
     """
 
     limit_ms: int = 10_000
+
+
+class LoadAdapter(Body, frozen=True, kw_only=True, tag="LoadAdapter/1"):
+    """Asks a worker to load a LoRA adapter and offer it from now on. Answered by AdapterChanged.
+
+    Attributes:
+        replace: It may take the place of another one of that name; sequences that run with that keep it.
+    """
+
+    name: str
+    path: str
+    replace: bool = False
+
+
+class UnloadAdapter(Body, frozen=True, kw_only=True, tag="UnloadAdapter/1"):
+    """Asks a worker to offer an adapter no longer. Sequences with it go on. Answered by AdapterChanged."""
+
+    name: str
+
+
+class AdapterChanged(Body, frozen=True, kw_only=True, tag="AdapterChanged/1"):
+    """An adapter was loaded or unloaded, or why not.
+
+    Attributes:
+        adapter: What is offered under that name now; None for nothing.
+        refusal: Why nothing has changed; empty where it has.
+        missing: It was refused because there is no such adapter.
+    """
+
+    instance: str
+    adapter: Adapter | None = None
+    refusal: str = ""
+    missing: bool = False

@@ -28,6 +28,21 @@ def weights_fingerprint(folder: str | Path) -> str:
     return digest.hexdigest()
 
 
+#: File that makes a folder a LoRA adapter in PEFT's format.
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+def adapter_fingerprint(folder: str | Path) -> str:
+    """Hash of a LoRA adapter's weights and configuration.
+
+    Raises:
+        OSError: there is none in this folder.
+    """
+    digest = hashlib.sha256((Path(folder) / ADAPTER_CONFIG).read_bytes())
+    digest.update(weights_fingerprint(folder).encode())
+    return digest.hexdigest()
+
+
 def _content(file: Path) -> bytes:
     size = file.stat().st_size
     with file.open("rb") as stream:

@@ -141,6 +141,8 @@ def worker_fields(slot: WorkerSlot, model_path: str) -> dict[str, Any]:
     if group.engine is EngineName.MODELLED:
         modelled = {"modelled": {"coefficients": group.step_time}} if group.step_time else {}
         return {**fields, "instances": len(slot.instances), **modelled}
+    if slot.model.adapters:
+        fields["adapters"] = {name: str(Path(path).absolute()) for name, path in slot.model.adapters.items()}
     if group.device == "cpu":
         known = STEP_TIMES.get(Path(slot.model.path).name, "")
         return {**fields, "kv_bytes": CPU_KV_BYTES, "step_time": group.step_time or known}

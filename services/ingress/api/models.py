@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 from millrace.cluster.model_parsers import ModelParsers
+from millrace.contracts.worker import Adapter
 from millrace.membership import Member
 
 from services.ingress.api.errors import ApiError, unknown_model
@@ -40,6 +42,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: Prompt plus output bound, tokens; 0 where only engines know it.
         created: Unix seconds, shown in ``/v1/models``.
         parsers: Of its output; those that are not usable here left out.
+        adapter: LoRA adapter that a client asked for in its place; None for the model itself.
     """
 
     name: str
@@ -47,10 +50,16 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     created: int = 0
     parsers: ModelParsers = ModelParsers()
+    adapter: Adapter | None = None
+
+    @property
+    def shown(self) -> str:
+        """Name that a client asked for."""
+        return self.name if self.adapter is None else self.adapter.name
 
 
 class ModelRegistry:
-    """Served name -> model, with what is live for it; and cascades of these models."""
+    """Served name -> model, with what is live for it; adapters and cascades of these models."""
 
     def __init__(
         self,
@@ -58,15 +67,18 @@ class ModelRegistry:
         serving: Callable[[str], Serving],
         cascades: Callable[[], Mapping[str, Sequence[str]]] = dict,
         members: Callable[[], Iterable[Member]] = tuple,
+        adapters: Mapping[str, tuple[str, Adapter]] = MappingProxyType({}),
     ) -> None:
         """Args:
         cascades: Name of each cascade that is served now -> models of its tiers.
         members: Instances that serve now.
+        adapters: Name of each adapter that is offered now -> its model, and itself; changes as they do.
         """
         self.members_now = members
         self._models = dict(models)
         self._serving = serving
         self._cascades = cascades
+        self.adapters = adapters
 
     def get(self, name: str | None) -> ServedModel:
         """The model; without a name the only one there is.
@@ -78,10 +90,15 @@ class ModelRegistry:
             if len(self._models) == 1:
                 return next(iter(self._models.values()))
             raise ApiError(400, "Missing parameter: `model`.", param="model", code="missing_parameter")
-        model = self._models.get(name)
+        base, adapter = self.adapters.get(name, (name, None)) if name not in self._models else (name, None)
+        model = self._models.get(base)
         if model is None:
             raise unknown_model(name)
-        return model
+        return model if adapter is None else msgspec.structs.replace(model, adapter=adapter)
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a model or a cascade has this name."""
+        return name in self._models or name in self._cascades()
 
     def members(self, name: str) -> list[ServedModel] | None:
         """Models of a cascade's tiers, those that are served here; None where the name is no cascade's."""
@@ -111,12 +128,12 @@ class ModelRegistry:
         """One entry of ``/v1/models``; with ``planned: false`` for a tier that its cascade's plan leaves empty."""
         empty = {} if self._serving(model.name).wanted else {"planned": False}
         return empty | {
-            "id": model.name,
+            "id": model.shown,
             "object": "model",
             "created": model.created,
             "owned_by": "millrace",
-            "root": model.name,
-            "parent": None,
+            "root": model.name if model.adapter is None else model.adapter.path,
+            "parent": None if model.adapter is None else model.name,
             "max_model_len": self.limit(model),
         }
 
@@ -134,6 +151,7 @@ class ModelRegistry:
         return largest | {"id": name, "root": name, "cascade": [member.name for member in members]}
 
     def list_body(self) -> bytes:
-        """Body of ``GET /v1/models``: models, then cascades."""
-        names = [*self._models, *(name for name in self._cascades() if self.members(name))]
+        """Body of ``GET /v1/models``: models, then adapters, then cascades."""
+        adapters = [name for name, (model, _) in self.adapters.items() if model in self._models]
+        names = [*self._models, *adapters, *(name for name in self._cascades() if self.members(name))]
         return _encode({"object": "list", "data": [self.card_of(name) for name in names]})

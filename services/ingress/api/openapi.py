@@ -13,7 +13,9 @@ from services.ingress.api.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.unsupported import HINTS
@@ -75,12 +77,14 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         CountTokensRequest,
         TokenizeRequest,
         DetokenizeRequest,
+        LoadAdapterRequest,
+        UnloadAdapterRequest,
     )
     _, components = msgspec.json.schema_components(requests, ref_template=_REF)
     for kind, names in HINTS.items():
         for name in names:
             components[kind.__name__]["properties"].pop(name, None)
-    for kind in requests:
+    for kind in requests[:-2]:
         components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
     components |= {
         "Error": _ERROR,
@@ -91,6 +95,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     }
     stored = _get("response", "A stored response.", {"type": "object"}, parameter="response_id")
     stored["get"]["responses"] |= _errors(("503", "The store of responses does not answer."))
+    text = {"type": "string"}
     ping = _get("ping", "The same, as SageMaker asks.", {"type": "object"})
     return {
         "openapi": "3.1.0",
@@ -113,6 +118,8 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
             "/tokenize": _post("tokenize", "Text or messages to token ids.", "TokenizeRequest", {"type": "object"}),
             "/detokenize": _post("detokenize", "Token ids to text.", "DetokenizeRequest", {"type": "object"}),
             "/v1/models": _get("models", "The served models.", _ref("Models")),
+            "/v1/load_lora_adapter": _post("load", "Load an adapter.", "LoadAdapterRequest", text, "text/plain"),
+            "/v1/unload_lora_adapter": _post("unload", "Unload it.", "UnloadAdapterRequest", text, "text/plain"),
             "/v1/models/{model}": _get("model", "One served model.", {"type": "object"}, parameter="model"),
             "/health": _get("health", "Whether this process is up.", {"type": "object"}),
             "/ping": ping | {"post": ping["get"] | {"operationId": "ping_post"}},
@@ -152,8 +159,10 @@ def _errors(*statuses: tuple[str, str], schema: str = "Error") -> dict[str, Any]
     return {status: _json(_ref(schema), description) for status, description in statuses}
 
 
-def _post(name: str, summary: str, request: str, response: dict[str, Any]) -> dict[str, Any]:
-    answer = _json(response, "The answer.")
+def _post(
+    name: str, summary: str, request: str, response: dict[str, Any], media: str = "application/json"
+) -> dict[str, Any]:
+    answer = _json(response, "The answer.", media)
     if request in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest"):
         event = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
         answer["content"]["text/event-stream"] = {"schema": event}

@@ -221,6 +221,7 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         prompt_tokens=max(map(len, prompts)),
         max_model_len=max_model_len,
         tokenizer=parsed.model.tokenizer,
+        adapter=parsed.model.adapter,
     )
     return Call(
         request=caller.request,

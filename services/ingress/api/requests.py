@@ -287,6 +287,23 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_strs: bool | None = None
 
 
+class LoadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/load_lora_adapter. ``base_model_name``: needed where several models are served."""
+
+    lora_name: Name
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4_096)]
+    load_inplace: bool | None = None
+    is_3d_lora_weight: Literal[False] | None = None
+    base_model_name: Name | None = None
+
+
+class UnloadAdapterRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/unload_lora_adapter."""
+
+    lora_name: Name
+    lora_int_id: int | None = None
+
+
 class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /detokenize."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.contracts.worker import Sampling, StructuredOutput
+from millrace.contracts.worker import Adapter, Sampling, StructuredOutput
 
 from services.ingress.api.errors import ApiError, bad_value
 from services.ingress.api.requests import INT64_MAX, PROMPT_LOGPROBS_MAX, ChatRequest, CompletionRequest, Shared
@@ -19,6 +19,7 @@ def sampling_of(
     prompt_tokens: int,
     max_model_len: int,
     tokenizer: ModelTokenizer,
+    adapter: Adapter | None = None,
 ) -> Sampling:
     """Sampling of a request's tokens.
 
@@ -56,6 +57,7 @@ def sampling_of(
         prompt_logprobs=_prompt_logprobs(request, prompt_tokens),
         cache_salt=request.cache_salt or "",
         structured=structured,
+        adapter=adapter,
     )
 
 

@@ -128,6 +128,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     tokens_as_ids: bool = False
     begun: list[int] = []
 
+    @property
+    def shown(self) -> str:
+        """Name of the model that the client asked for."""
+        return self.model if self.sampling.adapter is None else self.sampling.adapter.name
+
 
 class CallSubmitted(Body, frozen=True, kw_only=True, tag="local.CallSubmitted/1"):
     """A new call."""

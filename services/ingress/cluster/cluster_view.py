@@ -6,6 +6,7 @@ from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
 from millrace.contracts.subjects import subject_token
+from millrace.contracts.worker import Adapter
 from millrace.membership import Member, Membership, MembershipChange, MembershipConfig, MemberState
 
 from services.ingress.cluster.instances import KnownInstance, StageCandidates
@@ -21,6 +22,8 @@ class IngressClusterView:
     Attributes:
         instances: By name. Beyond ``members_max`` those in no plan that have not registered and were never used make
             room, then more are ignored.
+        adapters: LoRA adapters by name, each with its model: those that an instance's record told until it told them no
+            longer. They outlive an instance, since another one loads them when a sequence comes.
         store_ill: Reason why the store takes no writes, as the supervisor says; empty where it does.
     """
 
@@ -29,6 +32,7 @@ class IngressClusterView:
         self.members = Membership.of(membership or MembershipConfig(), expendable=self._expendable)
         self.instances: dict[str, KnownInstance] = {}
         self.plans: dict[str, Plan] = {}
+        self.adapters: dict[str, tuple[str, Adapter]] = {}
         self.store_ill = ""
         self._once_planned: set[str] = set()
         self.plans_read = False  # each plan that there was when this ingress began
@@ -70,10 +74,29 @@ class IngressClusterView:
         """A registration is new, changed or gone. True if this says that an earlier incarnation is lost."""
         if record is not None and not self._registers(key, record):
             return False
+        before = self.instances[record.instance].member.record if record is not None else None
         change = self.members.on_record(key, record, now_ns)
+        if record is not None and change.member is not None and change.member.record is record:
+            self._take_adapters(record, before)
         if change.rerecorded:  # else it was renewed, as every few seconds
             self._forget_limits()
         return self._take(change)
+
+    def _take_adapters(self, record: InstanceRecord, before: InstanceRecord | None) -> None:
+        if before is not None and before.incarnation != record.incarnation:
+            before = None
+        known, now = (before.adapters or [] if before is not None else []), record.adapters or []
+        for adapter in now:
+            if adapter not in known:
+                self.adapters[adapter.name] = record.model, adapter
+        for name in {adapter.name for adapter in known} - {adapter.name for adapter in now}:
+            if not any(name in (each.name for each in other.adapters or []) for other in self._records(record.model)):
+                self.adapters.pop(name, None)
+
+    def taking_adapters(self, model: str) -> tuple[str, ...]:
+        """Instances of a model that load LoRA adapters."""
+        records = [record for record in self._records(model) if record.adapters is not None]
+        return tuple(record.instance for record in records if not self.instances[record.instance].dead)
 
     def take_summary(self, summary: InstanceSummary, now_ns: int) -> bool:
         """A heartbeat. True if it says that an earlier incarnation is lost. Replayed and late ones are ignored."""

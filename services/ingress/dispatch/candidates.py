@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millrace.contracts.observers import CandidateScore
+from millrace.contracts.worker import Adapter
 from millrace.policies.dispatch import DispatchView, InstanceView
 from millrace.policies.dispatch.view import Prediction
 
@@ -14,6 +15,8 @@ from services.ingress.state import IngressState
 
 #: Filtered instances listed in a decision besides the policy's own scores.
 FILTERED_MAX = 8
+#: Time in which an engine loads an adapter.
+ADAPTER_LOAD_NS = 100_000_000
 _NO_PREDICTIONS: dict[str, Prediction] = {}
 
 
@@ -38,6 +41,8 @@ def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[Instance
                 candidates = tuple(c for c in candidates if _long_enough(state, c.name, needed))
             if excluded:
                 candidates = tuple(c for c in candidates if _allowed(state, sequence, c.name, lenient))
+            if sequence.sampling.adapter is not None:
+                candidates = _with_adapter(state, sequence.sampling.adapter, candidates)
             if candidates:
                 found.append((stage, candidates))
         if found:
@@ -66,6 +71,34 @@ def _allowed(state: IngressState, sequence: OpenSequence, name: str, lenient: bo
     if failed is None:
         return True
     return lenient and (sequence.retry.rounds > 0 or state.cluster.instances[name].member.incarnation != failed)
+
+
+def _with_adapter(
+    state: IngressState, adapter: Adapter, candidates: tuple[InstanceView, ...]
+) -> tuple[InstanceView, ...]:
+    """Those that take adapters. For a policy that asks for no forecast, which would know what a load costs, those that
+    have it, unless their batches are full.
+    """
+    able = tuple(c for c in candidates if _adapters_of(state, c.name) is not None)
+    if state.policy.ask is not None:
+        return able
+    loaded = tuple(c for c in able if not load_ns(state, adapter, c.name))
+    return loaded if any(not c.batch_full for c in loaded) else able
+
+
+def load_ns(state: IngressState, adapter: Adapter | None, name: str) -> int:
+    """Time that an instance first needs to load a sequence's adapter; 0 where it has it."""
+    if adapter is None or any(
+        (known.name, known.fingerprint) == (adapter.name, adapter.fingerprint)
+        for known in _adapters_of(state, name) or ()
+    ):
+        return 0
+    return ADAPTER_LOAD_NS
+
+
+def _adapters_of(state: IngressState, name: str) -> list[Adapter] | None:
+    record = state.cluster.instances[name].member.record
+    return record.adapters if record is not None else None
 
 
 def has_alternative(state: IngressState, sequence: OpenSequence) -> bool:

@@ -23,6 +23,7 @@ from millrace.policies.dispatch import DispatchView, QueryParameters
 
 from services.ingress import tracing
 from services.ingress.answer_health import PredictorsHealth
+from services.ingress.dispatch.candidates import load_ns
 from services.ingress.dispatch.decision_publishing import expected_output_of
 from services.ingress.lifecycle import ForecastsRequested
 from services.ingress.pending import PendingForecast
@@ -129,7 +130,7 @@ def read_answers(state: IngressState, pending: PendingForecast, answers: list[tu
     for _, body in answers:
         name = body.instance if isinstance(body, LatencyPrediction | NoPrediction) else ""
         if name in since and name not in read.predictions and name not in read.notes:
-            state.metrics.forecasts.add(_read(state, read, body, since[name]))
+            state.metrics.forecasts.add(_read(state, pending, read, body, since[name]))
         else:
             state.metrics.forecasts.add("unexpected")
     for name in pending.asked:
@@ -140,7 +141,13 @@ def read_answers(state: IngressState, pending: PendingForecast, answers: list[tu
     return read
 
 
-def _read(state: IngressState, read: ForecastAnswers, body: LatencyPrediction | NoPrediction, placements: int) -> str:
+def _read(
+    state: IngressState,
+    pending: PendingForecast,
+    read: ForecastAnswers,
+    body: LatencyPrediction | NoPrediction,
+    placements: int,
+) -> str:
     """Take one answer; returns the label it is counted under."""
     name = body.instance
     if isinstance(body, NoPrediction):
@@ -154,10 +161,11 @@ def _read(state: IngressState, read: ForecastAnswers, body: LatencyPrediction | 
     if wrong:
         read.notes[name] = f"absurd: {wrong}"
         return "absurd"
+    first_ns = load_ns(state, pending.sequences[0].sampling.adapter, name)
     read.predictions[name] = CandidateForecast(
         name,
-        body.ttft_ns,
-        body.e2e_ns,
+        body.ttft_ns + first_ns,
+        body.e2e_ns + first_ns,
         body.tpot_mean_ns,
         body.preemptions,
         body.others_delay_ns,

@@ -1,7 +1,7 @@
 """Block hashes of prompts, from which predictors tell which instance has them in its prefix cache.
 
-A hash covers a block and all blocks before it (``millrace.kvcache.chain``). Nothing else that ingress knows of a
-request changes its KV, and its salt is the first parent; so would be an adapter or an image.
+A hash covers a block and all blocks before it (``millrace.kvcache.chain``). Its salt and its adapter, which are the
+first parent, are all else that ingress knows of a request and that changes its KV.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ from services.ingress.api.parsed_requests import (
     parse_completion_request,
 )
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize, tokenizer_info
+from services.ingress.http.adapters import AdapterOrders
 from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
 from services.ingress.http.metrics import HttpMetrics
-from services.ingress.http.open_calls import OpenCalls, bearer, client_id
+from services.ingress.http.open_calls import OpenCalls, bearer
 from services.ingress.http.responses import Responses
 from services.ingress.vllm_metrics import EngineMetrics
 
@@ -52,6 +53,7 @@ class App:
         models: ModelRegistry,
         calls: OpenCalls,
         responses: Responses,
+        adapters: AdapterOrders,
         bounds: Bounds,
         keys: ApiKeyStore | None,
         metrics: HttpMetrics,
@@ -84,6 +86,8 @@ class App:
             "/v1/responses": {"POST": responses.create},
             "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/v1/models": {"GET": self._list_models},
+            "/v1/load_lora_adapter": {"POST": adapters.load},
+            "/v1/unload_lora_adapter": {"POST": adapters.unload},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/tokenizer_info": {"GET": self._tokenizer_info},
@@ -215,7 +219,7 @@ class App:
         self._answer(exchange, body, 503 if waiting else 200)
 
     def _metrics_text(self, exchange: Exchange, holder: KeyHolder) -> None:
-        self._count(exchange, 200)
+        self._metrics.responses.add(exchange.request.path, "200")
         text = generate_latest(self._metrics.registry) + generate_latest(self._engines)
         exchange.respond(200, text, CONTENT_TYPE_LATEST.encode())
 
@@ -227,13 +231,8 @@ class App:
         self._answer(exchange, self._openapi)
 
     def _answer(self, exchange: Exchange, body: bytes, status: int = 200) -> None:
-        self._count(exchange, status)
-        request_id = client_id(exchange) or self._calls.next_id().encode()
-        exchange.respond(status, body, headers=[(b"x-request-id", request_id)])
-
-    def _count(self, exchange: Exchange, status: int) -> None:
         path = exchange.request.path
-        self._metrics.responses.add(path if path in self._routes else "other", str(status))
+        self._calls.answer(exchange, path if path in self._routes else "other", body, status)
 
 
 def _unauthorized(message: str, code: str) -> ApiError:

@@ -14,14 +14,15 @@ from services.ingress.calls.messages import KeyLimits
 
 
 class KeyHolder(msgspec.Struct, frozen=True):
-    """Holder of a key."""
+    """Holder of a key. ``adapters``: may load and unload them."""
 
     name: str
     limits: KeyLimits
+    adapters: bool = False
 
 
 #: Everybody, where no keys are asked for.
-ANYBODY = KeyHolder("", KeyLimits())
+ANYBODY = KeyHolder("", KeyLimits(), adapters=True)
 
 
 class ApiKeyStore:
@@ -80,4 +81,4 @@ def _holder(record: KeyRecord) -> KeyHolder:
         tokens_per_minute=record.tokens_per_minute,
         concurrency=record.concurrency,
     )
-    return KeyHolder(record.name, limits)
+    return KeyHolder(record.name, limits, record.adapters)

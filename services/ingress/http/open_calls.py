@@ -355,7 +355,7 @@ class OpenCalls:
         prompt_tokens = sum(map(len, call.prompts))
         prompts = call.prompts if parsed.request.return_token_ids else None
         identity = f"{prefix}{call.request}"
-        head = ResponseHead(identity, int(self._now_s()), call.model, choices, prompt_tokens, prompts)
+        head = ResponseHead(identity, int(self._now_s()), call.shown, choices, prompt_tokens, prompts)
         echo = self._echo(parsed, call)
         if view.reader is None and parsed.tools.mode is not ToolMode.NONE:
             view.reader = JsonCallReader(parsed.tools, choices)
@@ -532,6 +532,14 @@ class OpenCalls:
             return
         self._metrics.gone.add(reason.value)
         self._deliver(CallAbandoned(request=request, reason=reason.value), "")
+
+    def answer(
+        self, exchange: Exchange, path: str, body: bytes, status: int = 200, kind: bytes = b"application/json"
+    ) -> None:
+        """Answer a request that is no call."""
+        self._metrics.responses.add(path, str(status))
+        headers = [(b"x-request-id", client_id(exchange) or self.next_id().encode())]
+        exchange.respond(status, body, kind, headers=headers)
 
     def answer_error(
         self, exchange: Exchange, path: str, error: ApiError, headers: list[tuple[bytes, bytes]] | None = None

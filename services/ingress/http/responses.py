@@ -271,7 +271,7 @@ class Responses:
             raise unsupported("background", "`background` is not supported for a cascade: use `stream`.")
         form = parsed.form
         assert isinstance(form, ResponsesForm)
-        form.head = ResponseHead(identity, created or int(self._now_s()), parsed.model.name, 1)
+        form.head = ResponseHead(identity, created or int(self._now_s()), parsed.model.shown, 1)
         stream = form.writer(form.head)
         stream.resume(count, 0)
         head = StoredResponse(

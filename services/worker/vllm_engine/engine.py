@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import vllm
 from millrace.actor.engine import (
+    AdapterLoaded,
+    AdapterNotLoaded,
     EndLeaseInEngine,
     EngineEvent,
     EngineFailed,
@@ -33,7 +35,7 @@ from millrace.actor.engine import (
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvEndpoint, KvRefusal
 from millrace.contracts.scheduler import scheduler_fields
-from millrace.contracts.worker import StructuredOutput
+from millrace.contracts.worker import Adapter, StructuredOutput
 from millrace.kvcopy.choice import choose
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
@@ -43,6 +45,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
+from services.worker.vllm_engine.adapters import AdapterRefused, EngineAdapters
 from services.worker.vllm_engine.crash import crash_text, refusal_text
 from services.worker.vllm_engine.device_memory import memory_busy
 from services.worker.vllm_engine.grammar_check import TrialVerdict
@@ -86,6 +89,7 @@ class VllmEngine:
         self._listener: Callable[[EngineEvent], None] = lambda event: None
         self._active: dict[str, _Active] = {}
         self._identities: dict[str, str] = {}
+        self._adapters = EngineAdapters()
         self._on_trial: dict[str, EngineSequence] = {}
         self._serial = 0
         self._step = 0
@@ -116,7 +120,7 @@ class VllmEngine:
         await self._llm.engine_core.call_utility_async("millrace_started")
         self._spawn(self._read_outputs())
         self._spawn(self._poll())
-        info = self._info(self._llm, await self._make_movable(self._llm))
+        info = self._info(self._llm, await self._make_movable(self._llm), await self._first_adapters(self._llm))
         return msgspec.structs.replace(info, states_refusal=await read_states(self, self._llm, self._listen))
 
     def _listen(self, listener: Callable[[EngineEvent], None]) -> Callable[[EngineEvent], None]:
@@ -152,7 +156,16 @@ class VllmEngine:
             self._endpoint = kv_endpoint.endpoint(self._config, llm.vllm_config, offer)
         return offer.refusal
 
-    def _info(self, llm: AsyncLLM, kv_refusal: str) -> EngineInfo:
+    async def _first_adapters(self, llm: AsyncLLM) -> list[Adapter] | None:
+        """Loads those of the configuration; None where the engine takes none."""
+        if llm.vllm_config.lora_config is None:
+            return None
+        try:
+            return [await self._adapters.load(self._core(), *named) for named in self._config.adapters.items()]
+        except AdapterRefused as error:
+            raise EngineStartFailed(f"adapters: {error}") from error
+
+    def _info(self, llm: AsyncLLM, kv_refusal: str, adapters: list[Adapter] | None) -> EngineInfo:
         return EngineInfo(
             engine="vllm",
             engine_version=vllm.__version__,
@@ -161,6 +174,7 @@ class VllmEngine:
             step_time=self._config.step_time,
             kv=self._endpoint,
             kv_refusal=kv_refusal,
+            adapters=adapters,
             **scheduler_fields(scheduler_config(llm.vllm_config)),
         )
 
@@ -170,14 +184,39 @@ class VllmEngine:
         """Verifies and adds a sequence. The answer comes with the loop's next turn, or after a constraint's trial. A
         sequence that comes with its KV had that at its source.
         """
-        constraint = sequence.sampling.structured
-        if constraint is None or sequence.handover is not None:
+        constraint, adapter = sequence.sampling.structured, sequence.sampling.adapter
+        if adapter is not None and self._adapters.get(adapter) is None:
+            self._on_trial[sequence.sequence] = sequence
+            self._spawn(self._add_after_load(sequence, adapter))
+        elif constraint is None or sequence.handover is not None:
             self._add(sequence)
         elif (verdict := self._grammars.known(constraint)) is not None:
             self._judged(sequence, verdict)
         else:
             self._on_trial[sequence.sequence] = sequence
             self._spawn(self._add_after_trial(sequence, constraint))
+
+    async def _add_after_load(self, sequence: EngineSequence, adapter: Adapter) -> None:
+        refusal = await self._load(adapter.name, adapter.path, adapter.fingerprint)
+        if self._on_trial.get(sequence.sequence) is not sequence:
+            return  # it was cancelled, or replaced, meanwhile
+        del self._on_trial[sequence.sequence]
+        if refusal:
+            self._reject(sequence, refusal)
+        else:
+            self.add(sequence)
+
+    def load_adapter(self, name: str, path: str) -> None:
+        self._spawn(self._load(name, path))
+
+    async def _load(self, name: str, path: str, fingerprint: str = "") -> str:
+        """Loads an adapter and tells so; returns why not, or nothing."""
+        try:
+            self._say(AdapterLoaded(adapter=await self._adapters.load(self._core(), name, path, fingerprint)))
+        except AdapterRefused as error:
+            self._say(AdapterNotLoaded(name=name, path=path, detail=str(error), missing=error.missing))
+            return str(error)
+        return ""
 
     async def _add_after_trial(self, sequence: EngineSequence, constraint: StructuredOutput) -> None:
         verdict = await self._grammars.check(constraint)
@@ -196,9 +235,7 @@ class VllmEngine:
         try:
             request = self._request(sequence, backend)
         except (VLLMClientError, ValueError, TypeError, OverflowError) as error:
-            self._answer(SequenceRejected(sequence=sequence.sequence, detail=_sentence(error)))
-            if sequence.handover is not None:
-                self.move(UnreserveInEngine(migration=sequence.handover.migration))
+            self._reject(sequence, _sentence(error))
             return
         active = _Active(sequence.sequence, sequence.sampling.logprobs, told=sequence.handover is None)
         self._active[request.request_id] = active
@@ -210,6 +247,11 @@ class VllmEngine:
             self._spawn(self._core().add_request_async(request))
         else:
             self._spawn(self._receive(request))
+
+    def _reject(self, sequence: EngineSequence, detail: str) -> None:
+        self._answer(SequenceRejected(sequence=sequence.sequence, detail=detail))
+        if sequence.handover is not None:
+            self.move(UnreserveInEngine(migration=sequence.handover.migration))
 
     async def _receive(self, request: EngineCoreRequest) -> None:
         """Adds a sequence that comes with its KV, and tells so when the rest of that was read."""
@@ -227,7 +269,7 @@ class VllmEngine:
     def _request(self, sequence: EngineSequence, backend: str) -> EngineCoreRequest:
         assert self._llm is not None, "start() first"
         self._serial += 1
-        constraint = sequence.sampling.structured
+        constraint, adapter = sequence.sampling.structured, sequence.sampling.adapter
         structured = structured_params(constraint) if constraint is not None else None
         request = self._llm.input_processor.process_inputs(
             names.request_id(sequence.sequence, self._serial),
@@ -237,6 +279,7 @@ class VllmEngine:
             ),
             sampling_params(sequence, time.time_ns(), structured=None if backend else structured),
             supported_tasks=self._supported,
+            lora_request=self._adapters.get(adapter) if adapter is not None else None,
             arrival_time=(sequence.arrival_ns or time.time_ns()) / 1e9,
             priority=sequence.priority,
         )
@@ -286,7 +329,12 @@ class VllmEngine:
                 if not choice.kinds:
                     self._deny(command, KvRefusal.INCOMPATIBLE, choice.text)
                     return
-                call = kv_words.KvCall(command=command, copiers=choice.kinds, match_prefix=match_prefix)
+                lora = None
+                if (adapter := command.adapter) is not None and (lora := self._adapters.get(adapter)) is None:
+                    self._spawn(self._load(adapter.name, adapter.path, adapter.fingerprint))  # for the next one
+                    self._deny(command, KvRefusal.INCOMPATIBLE, f"the adapter {adapter.name} is not loaded here")
+                    return
+                call = kv_words.KvCall(command=command, copiers=choice.kinds, match_prefix=match_prefix, lora=lora)
         self._spawn(self._move(call))
 
     def _stand(self, command: KvCommand) -> None:

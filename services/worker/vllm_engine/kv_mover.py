@@ -121,7 +121,7 @@ class Mover:
             copier = self._ranks.reach(command.endpoint, call.copiers)
         except ReadFailed as error:
             return denied(command, KvRefusal.INCOMPATIBLE, str(error))
-        return self.reservations.reserve(command, copier, match_prefix=call.match_prefix)
+        return self.reservations.reserve(command, copier, match_prefix=call.match_prefix, lora=call.lora)
 
     def work(self) -> None:
         """Does a step's share for the answers that are owed, in the order in which they were asked for.
@@ -299,7 +299,6 @@ def unmovable(vllm_config: Any, kv_cache_config: Any) -> str:
         f"its layers keep {unknown}": bool(unknown),
         f"it drafts tokens with {drafts and drafts.method}": drafts is not None and drafts.method != "ngram",
         "it drafts tokens, and its layers keep a state": drafts is not None and has_state(kv_cache_config),
-        "it serves LoRA adapters": vllm_config.lora_config is not None,
         "it has a KV connector of its own": vllm_config.kv_transfer_config is not None,
         "its layers are spread over pipeline stages": parallel.pipeline_parallel_size > 1,
         "its contexts are spread over ranks": parallel.decode_context_parallel_size > 1

@@ -113,7 +113,16 @@ class RequestLeases:
         if command.moved:
             self._scheduler.finish_requests(lease.request.request_id, RequestStatus.FINISHED_ABORTED)
         elif lease.place is not None:
-            self._scheduler.running.insert(lease.place, lease.request)  # at the end, where others have left
+            self._thaw(lease.request, lease.place)
+
+    def _thaw(self, request: Request, place: int) -> None:
+        running = self._scheduler.running
+        running.insert(place, request)  # at the end, where others have left
+        adapters = {other.lora_request for other in running if other.lora_request is not None}
+        if len(adapters) > getattr(self._scheduler.lora_config, "max_loras", len(adapters)):
+            # Others took its adapter's place in the batch, and vLLM asserts that there is one for each.
+            running.remove(request)
+            self._scheduler._preempt_request(request, time.monotonic())
 
     # --- what happens to requests
 
@@ -256,7 +265,6 @@ def immovable(request: Request) -> str:
         return "it is pooled, not sampled"
     found = {
         "prompt log-probabilities": sampling.prompt_logprobs is not None,
-        "a LoRA adapter": request.lora_request is not None,
         "multi-modal input": bool(request.mm_features),
         "prompt embeddings": request.prompt_embeds is not None,
         "streamed input": request.resumable,

@@ -24,6 +24,7 @@ from millrace.actor.engine import (
     UnreserveInEngine,
 )
 from millrace.contracts.kv import UNSUMMED, CopierKind, KvEndpoint, KvRefusal
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
@@ -92,7 +93,9 @@ class Reservations:
 
     # --- reserve
 
-    def reserve(self, command: ReserveInEngine, copier: CopierKind, *, match_prefix: bool) -> KvDenied | KvRoomReserved:
+    def reserve(
+        self, command: ReserveInEngine, copier: CopierKind, *, match_prefix: bool, lora: LoRARequest | None = None
+    ) -> KvDenied | KvRoomReserved:
         """Takes free blocks, the prefix's own among them."""
         if command.migration in self._held:
             return denied(command, KvRefusal.INVALID, "reserved already")
@@ -103,7 +106,7 @@ class Reservations:
         if not replica and here >= self._scheduler.max_num_active_reqs:
             return denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
         blocks = ReservedBlocks(self.groups, self._pool, new_blocks)
-        matched = self._match(blocks, command) if match_prefix else 0
+        matched = self._match(blocks, command, lora) if match_prefix else 0
         counts = [max(0, count) for count in blocks.lacks(command.blocks * self.groups.block_tokens)]
         wanted = sum(counts)
         if not (wanted <= self._pool.get_num_free_blocks() if replica else self._make_room(wanted)):
@@ -126,11 +129,11 @@ class Reservations:
         self._scheduler.max_num_active_reqs -= not replica
         return KvRoomReserved(migration=command.migration, matched_blocks=matched, copier=copier)
 
-    def _match(self, blocks: ReservedBlocks, command: ReserveInEngine) -> int:
+    def _match(self, blocks: ReservedBlocks, command: ReserveInEngine, lora: LoRARequest | None) -> int:
         """Takes what the prefix cache has; returns positions."""
         if self._hasher is None or len(command.token_ids) < 2:
             return 0
-        probe = Request("", command.token_ids, SamplingParams(), None, block_hasher=self._hasher)
+        probe = Request("", command.token_ids, SamplingParams(), None, lora_request=lora, block_hasher=self._hasher)
         found, tokens, _ = self._scheduler.kv_cache_manager.get_computed_blocks(probe)
         matched = min(tokens // self.groups.block_tokens, command.blocks)
         if matched:

@@ -21,6 +21,7 @@ from millrace.actor.engine import (
     UnreserveInEngine,
 )
 from millrace.contracts.kv import CopierKind, KvGroup, KvHandover, KvRank
+from vllm.lora.request import LoRARequest
 
 KvAnswer = KvLeaseTaken | SequenceStopped | KvRoomReserved | KvBlocksRead | KvDenied
 _Command = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine | PullIntoEngine | UnreserveInEngine
@@ -56,12 +57,14 @@ class KvCall(msgspec.Struct, frozen=True, kw_only=True):
         request_id: Of the sequence inside vLLM, for a lease or a freeze; empty where the worker knows none.
         copiers: That a reservation may be read with, best first.
         match_prefix: Whether a reservation may use the prefix cache. The self-test wants the bytes to travel.
+        lora: Adapter of the sequence that a reservation is for.
     """
 
     command: _Command
     request_id: str = ""
     copiers: list[CopierKind] = []
     match_prefix: bool = True
+    lora: LoRARequest | None = None
 
 
 class TimedHandover(msgspec.Struct, frozen=True, kw_only=True):

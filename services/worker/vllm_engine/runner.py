@@ -108,6 +108,10 @@ class ContinuingCPUWorker(KvRankMixin, WatchedRank, CPUWorker):
         if self.parallel_config.world_size > 1:
             process.yield_to_services()  # a process of its own; the engine's parts its threads when they are there
         compiling.prepare()
+        if self.vllm_config.lora_config is not None:
+            from services.worker.vllm_engine import cpu_lora  # a second of imports that few need
+
+            cpu_lora.repair()
         super().init_device()
         adopt(self.model_runner, CPUModelRunner, ContinuingCPUModelRunner)
 

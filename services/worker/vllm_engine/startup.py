@@ -23,6 +23,7 @@ from vllm.v1.executor import Executor
 
 from services.worker.config import CPU_BATCH, CPU_BLOCK_SIZE, MigrationConfig, WorkerConfig
 from services.worker.vllm_engine import compiling, kv_endpoint, kv_words
+from services.worker.vllm_engine.adapters import lora_arguments
 from services.worker.vllm_engine.grammar_check import GrammarCheck
 from services.worker.vllm_engine.length_head_reader import STATES, StateSettings
 from services.worker.vllm_engine.process import children_on
@@ -105,7 +106,7 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
         arguments["worker_cls"] = f"{_PACKAGE}.gpu_worker.ContinuingGPUWorker"
         if config.async_scheduling is False:
             arguments["scheduler_cls"] = f"{_PACKAGE}.snapshot_scheduler.SnapshotScheduler"
-    return AsyncEngineArgs(**{**arguments, **config.engine_args})
+    return AsyncEngineArgs(**{**arguments, **lora_arguments(config.adapters), **config.engine_args})
 
 
 def checked_config(arguments: AsyncEngineArgs) -> VllmConfig:
