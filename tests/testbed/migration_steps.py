@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from millrace.actor.task_shell import end_task
 
 from tests.testbed.migration_operator import Operator
 from tests.testbed.timed_streams import TimedStream, client, play
@@ -101,7 +102,11 @@ async def _acted_under(
 
             await operator.at(step, once)
             while not acted and not task.done():
-                finished = await operator.migrate(sequence, target)
+                asking = asyncio.create_task(operator.migrate(sequence, target))
+                # Who was killed answers nobody: the stream's end tells that it will not.
+                await asyncio.wait([asking, task], return_when=asyncio.FIRST_COMPLETED)
+                finished = asking.result() if asking.done() else None
+                await end_task(asking)
                 if finished is None:
                     await asyncio.sleep(0.05)
                 told.append(

@@ -13,7 +13,7 @@ from millrace.contracts.message import Body
 AGAIN_S = 0.1
 
 
-async def end_task(task: asyncio.Task[None]) -> None:
+async def end_task(task: asyncio.Task[Any]) -> None:
     """Cancels a task until it has ended.
 
     Once is not enough where it awaits nats-py: a cancellation that comes with an answer is lost in Python 3.11's
