@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.testbed.role_flips import FENCES, FlipRow, measure, options_of
+from bench.live.role_flips import FENCES, FlipRow, measure, options_of
 from tests.testbed.up_cluster import UpRig
 
 

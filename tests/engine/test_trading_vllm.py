@@ -19,8 +19,8 @@ from tests.testbed.tiny_llama import build
 from tests.testbed.up_cluster import UpRig, prompt_text
 
 STREAMS = 8
-#: Of the streams: some fifteen hand-overs. More by MILLRACE_TRADING_ROUNDS.
-ROUNDS = int(os.environ.get("MILLRACE_TRADING_ROUNDS", "2"))
+#: Of the streams: some eight hand-overs. More by MILLRACE_TRADING_ROUNDS.
+ROUNDS = int(os.environ.get("MILLRACE_TRADING_ROUNDS", "1"))
 #: A migrator acts for its broker after 1.5 s of silence, but hands nothing on at a boundary.
 SILENT_S = 2.0
 BROKER = {"fences": {"hysteresis": 1.0, "payback_factor": 0}}
@@ -40,7 +40,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
         "broker=" + json.dumps(BROKER),
     ]
     options += ["--set", "worker.enforce_eager=true"]
-    model: Path = build(folder / "model", layers=2)
+    model: Path = build(folder / "model")
     with UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options) as cluster:
         yield cluster
 

@@ -299,23 +299,6 @@ def test_the_snapshot_says_what_the_scheduler_knows(engine: BenchEngine) -> None
     assert prefilled <= 18 * 40
 
 
-def test_preemptions_are_counted_where_the_cache_is_too_small(model: Path) -> None:
-    engine = BenchEngine(config(model, kv_bytes=0, kv_blocks=33, max_model_len=512))
-    try:
-        assert engine.info.blocks_total == 32
-        alone = engine.run(PROMPT, Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)).tokens
-        names = [engine.add(PROMPT, Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)) for _ in range(6)]
-        together = engine.finish(*names)
-        assert [decoded.tokens for decoded in together] == [alone] * 6
-        assert sum(decoded.preemptions for decoded in together) > 0
-        engine.until(engine.idle)
-        last = engine.snapshot()
-        assert last is not None
-        assert last.preemptions == sum(decoded.preemptions for decoded in together)
-    finally:
-        engine.stop()
-
-
 def test_an_idle_engine_says_nothing(engine: BenchEngine) -> None:
     engine.run(PROMPT, Sampling(max_tokens=2))
     engine.until(engine.idle)

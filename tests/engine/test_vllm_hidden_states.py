@@ -16,11 +16,11 @@ from millrace.actor.engine import EngineStepped
 from millrace.contracts.status import SequenceStatus
 from millrace.contracts.worker import Sampling
 from millrace.lengths.head import FEATURES, HEAD_FILE, HeadInfo, RemainingHead, survival_table, write_head
-from millrace.lengths.states import SequenceStates, read_header, read_states
+from millrace.lengths.states import SequenceStates, read_states, states_header
 from millrace.lengths.survival import Survival
 
 from services.worker.config import MigrationConfig, RemainingConfig
-from tests.engine.bench_engine import BenchEngine, config
+from tests.engine.bench_engine import BenchEngine, Decoded, config
 from tests.testbed import tiny_llama
 
 WIDTH = tiny_llama.WIDTH
@@ -34,12 +34,22 @@ SAMPLINGS = [
     Sampling(max_tokens=50, temperature=0.0, ignore_eos=True),
     Sampling(max_tokens=45, seed=8, logprobs=2, ignore_eos=True),
 ]
+ESTIMATED = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
 QUIET = MigrationConfig(enabled=False)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama.build(tmp_path_factory.mktemp("states") / "model")
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> list[Decoded]:
+    """Outputs of an engine that reads no states, and last that of ESTIMATED."""
+    with started(model) as engine:
+        assert not engine.info.states_refusal
+        together = engine.finish(*[engine.add(*pair) for pair in zip(PROMPTS, SAMPLINGS, strict=True)])
+        return [*together, engine.run(PROMPTS[0], ESTIMATED)]
 
 
 @contextmanager
@@ -82,19 +92,18 @@ def assert_right(model: Path, recorded: SequenceStates, output: list[int]) -> No
         assert np.abs(state - expected[position]).max() < TOLERANCE, f"after {generated} tokens"
 
 
-def test_rows_are_those_of_their_requests_and_tokens_are_the_same(model: Path, tmp_path: Path) -> None:
-    with started(model) as engine:
-        assert not engine.info.states_refusal
-        plain = engine.finish(*[engine.add(*pair) for pair in zip(PROMPTS, SAMPLINGS, strict=True)])
+def test_rows_are_those_of_their_requests_and_tokens_are_the_same(
+    model: Path, plain: list[Decoded], tmp_path: Path
+) -> None:
     record = tmp_path / "states"
     with started(model, remaining=RemainingConfig(record=str(record), every=3)) as engine:
         assert not engine.info.states_refusal
         watched = engine.finish(*[engine.add(*pair) for pair in zip(PROMPTS, SAMPLINGS, strict=True)])
-    assert [(one.tokens, one.logprobs, one.finish) for one in plain] == [
+    assert [(one.tokens, one.logprobs, one.finish) for one in plain[:-1]] == [
         (one.tokens, one.logprobs, one.finish) for one in watched
     ]
     recorded = {tuple(one.prompt): one for one in read_states([record])}
-    assert read_header(record).hidden_size == WIDTH
+    assert states_header(record).hidden_size == WIDTH
     for prompt, one in zip(PROMPTS, watched, strict=True):
         kept = recorded[tuple(prompt)]
         assert (kept.length, kept.ended) == (len(one.tokens), False)
@@ -124,17 +133,18 @@ def _entries(engine: BenchEngine, name: str) -> list[SequenceStatus]:
     return [entry for snapshot in snapshots for entry in snapshot.running if entry.sequence == name]
 
 
-def test_snapshots_tell_estimates_every_few_steps_and_a_head_changes_no_token(model: Path, tmp_path: Path) -> None:
+def test_snapshots_tell_estimates_every_few_steps_and_a_head_changes_no_token(
+    model: Path, plain: list[Decoded], tmp_path: Path
+) -> None:
     from services.worker.vllm_engine.kv_endpoint import weights
 
     head = random_head(weights(str(model), config(model)))
     path = tmp_path / HEAD_FILE
     write_head(path, head)
-    sampling = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
     record = tmp_path / "states"
     with started(model, remaining=RemainingConfig(head=str(path), every=4, record=str(record))) as engine:
         assert not engine.info.states_refusal
-        name = engine.add(PROMPTS[0], sampling, expected_output_tokens=30)
+        name = engine.add(PROMPTS[0], ESTIMATED, expected_output_tokens=30)
         (decoded,) = engine.finish(name)
         entries = _entries(engine, name)
     told = {entry.expected_at: entry for entry in entries if entry.expected_at is not None}
@@ -145,8 +155,7 @@ def test_snapshots_tell_estimates_every_few_steps_and_a_head_changes_no_token(mo
         p50, p90 = head.estimate(states[None, len(PROMPTS[0]) + at - 1].astype(np.float32), *counts)[0].tolist()
         assert entry.expected_output_tokens == pytest.approx(at + p50, abs=1.1)
         assert entry.expected_p90 == pytest.approx(at + math.ceil(p90), abs=1.1)
-    with started(model) as engine:
-        assert engine.run(PROMPTS[0], sampling).tokens == decoded.tokens
+    assert decoded.tokens == plain[-1].tokens
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ from millrace.sim.runtime_sim import Simulation
 MAX_MODEL_LEN, BLOCK_SIZE, BLOCKS_TOTAL, MAX_SEQUENCES, TOKEN_BUDGET = 256, 32, 24, 8, 64
 VOCABULARY, EOS = 288, 257
 WAIT_S = 60.0
+#: Longest time without a look at what is awaited, seconds: nearly everything comes with an event.
+LOOK_S = 0.05
 
 
 class Result:
@@ -206,7 +208,12 @@ class LiveHarness(Harness):
         super().__init__()
         self.engine = engine
         self._loop = loop or asyncio.new_event_loop()
+        self._heard = asyncio.Event()
         self.info = self._run(engine.start(self.hear))
+
+    def hear(self, event: EngineEvent) -> None:
+        super().hear(event)
+        self._heard.set()
 
     def _run(self, work: Any) -> Any:
         return self._loop.run_until_complete(work)
@@ -234,7 +241,9 @@ class LiveHarness(Harness):
             deadline = time.monotonic() + WAIT_S
             while not done():
                 assert time.monotonic() < deadline, f"waited {WAIT_S} s for {what}; last event: {self.events[-1:]}"
-                await asyncio.sleep(0.001)
+                self._heard.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._heard.wait(), LOOK_S)
 
         self._run(wait())
 

@@ -197,21 +197,19 @@ CONTINUED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("already", [1, 17, 39])
 @pytest.mark.parametrize("options", CONTINUED.values(), ids=CONTINUED)
-def test_a_continuation_gives_the_tokens_of_the_uninterrupted_run(
-    engine: Harness, options: dict[str, Any], already: int
-) -> None:
+def test_a_continuation_gives_the_tokens_of_the_uninterrupted_run(engine: Harness, options: dict[str, Any]) -> None:
     tokens = prompt(40)
     sampling = {"max_tokens": 48, "ignore_eos": True, **options}
     whole = engine.run(tokens, **sampling)
-    already = min(already, len(whole.token_ids) - 1)
-    rest = engine.run(tokens, output=whole.token_ids[:already], **sampling)
-    assert whole.token_ids[:already] + rest.token_ids == whole.token_ids
-    assert rest.finish is whole.finish
-    if "logprobs" in options:
-        expected = without_sampling_noise(whole.logprobs[already:])
-        assert without_sampling_noise(rest.logprobs) == expected
+    breaks = [min(already, len(whole.token_ids) - 1) for already in (1, 17, 39)]
+    names = [engine.add(tokens, output=whole.token_ids[:already], **sampling) for already in breaks]
+    for already, rest in zip(breaks, map(engine.finish, names), strict=True):
+        assert whole.token_ids[:already] + rest.token_ids == whole.token_ids
+        assert rest.finish is whole.finish
+        if "logprobs" in options:
+            expected = without_sampling_noise(whole.logprobs[already:])
+            assert without_sampling_noise(rest.logprobs) == expected
 
 
 def test_a_continuation_counts_earlier_tokens_for_a_stop_token(engine: Harness) -> None:
@@ -276,7 +274,8 @@ def test_cancelling_one_does_not_touch_the_others(engine: Harness) -> None:
     engine.until(lambda: all(engine.results[name].outputs for name in names), "all to run")
     engine.cancel(names[1:3])
     kept = [engine.finish(name).token_ids for name in (names[0], names[3])]
-    assert kept == [engine.run(each, max_tokens=60, ignore_eos=True).token_ids for each in (tokens[0], tokens[3])]
+    alone = [engine.add(each, max_tokens=60, ignore_eos=True) for each in (tokens[0], tokens[3])]
+    assert kept == [engine.finish(name).token_ids for name in alone]
 
 
 def test_a_waiting_sequence_can_be_cancelled(engine: Harness) -> None:
@@ -363,15 +362,19 @@ def test_running_and_waiting_come_in_the_engines_order(engine: Harness) -> None:
 
 def test_preemption_for_want_of_blocks_changes_no_token(engine: Harness) -> None:
     prompts = [prompt(40) for _ in range(MAX_SEQUENCES)]
+    engine.run(prompt(3), max_tokens=1)
+    before = engine.until_idle().preemptions
     since = len(engine.events)
     names = [engine.add(tokens, max_tokens=110, ignore_eos=True) for tokens in prompts]
     outputs = [engine.finish(name).token_ids for name in names]
     engine.until_idle()
     snapshots = engine.snapshots(since)
-    assert snapshots[-1].preemptions > snapshots[0].preemptions
+    assert snapshots[-1].preemptions > before
     assert any(status.state is SequenceState.PREEMPTED for snapshot in snapshots for status in snapshot.waiting)
-    assert sum(engine.results[name].outputs[-1].preemptions for name in names) > 0
-    assert outputs == [engine.run(tokens, max_tokens=110, ignore_eos=True).token_ids for tokens in prompts]
+    assert snapshots[-1].preemptions - before == sum(engine.results[name].outputs[-1].preemptions for name in names)
+    for start in range(0, MAX_SEQUENCES, 4):  # so many have room
+        names = [engine.add(tokens, max_tokens=110, ignore_eos=True) for tokens in prompts[start : start + 4]]
+        assert [engine.finish(name).token_ids for name in names] == outputs[start : start + 4]
 
 
 # Step budgets
@@ -390,4 +393,7 @@ def test_a_bound_of_steps_is_told_holds_and_is_lifted_and_changes_no_token(engin
     engine.limit(0)
     engine.until(lambda: engine.snapshots()[-1].token_budget == 0, "the bound to be lifted")
     names = [engine.add(each, max_tokens=12, temperature=0.0, ignore_eos=True) for each in prompts]
+    engine.until(lambda: bool(engine.results[names[0]].outputs), "a start")
+    engine.limit(bound)
     assert [engine.finish(name).token_ids for name in names] == bounded
+    engine.limit(0)

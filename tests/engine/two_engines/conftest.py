@@ -27,6 +27,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     it by its path.
     """
     folder = tmp_path_factory.mktemp("up")
-    model = build(tmp_path_factory.getbasetemp().parent / "millrace-two-engines", layers=2)
+    model = build(tmp_path_factory.getbasetemp().parent / "millrace-two-engines")
     with UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=OPTIONS) as cluster:
         yield cluster
