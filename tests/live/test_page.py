@@ -92,12 +92,13 @@ async def test_a_request_is_seen_where_it_runs_and_its_page_tells_what_explain_t
         await viewer.until(lambda tables: request in tables["f"])
         assert name not in viewer.tables["q"]
         known: dict[str, Any] = {}
-        while not known.get("text"):  # spans are written a moment after the end
-            known = (await http.get(f"{page_url(rig)}/request/{request}")).json()
+        async with asyncio.timeout(LIMIT_S):
+            while not known.get("text"):  # spans are written a moment after the end
+                known = (await http.get(f"{page_url(rig)}/run/0/request/{request}")).json()
         assert {"DecisionMade", "RequestFinished"} <= {message["kind"] for message in known["messages"]}
         assert "\n".join(known["text"]).strip() == rig.cli("explain", request).strip()
-        (first, _), *_ = (await http.get(f"{page_url(rig)}/history")).json()
-        kept = (await http.get(f"{page_url(rig)}/history/{first}")).text.splitlines()
+        (first, _), *_ = (await http.get(f"{page_url(rig)}/run/0/history")).json()
+        kept = (await http.get(f"{page_url(rig)}/run/0/history/{first}")).text.splitlines()
         assert "k" in json.loads(kept[0])
         index = (await http.get(f"{page_url(rig)}/r/{request}")).text
         assert '<script type="module"' in index
@@ -144,8 +145,9 @@ async def test_a_model_is_scaled_and_the_clusters_file_is_changed(rig: UpRig) ->
         assert any(each.get("line", "").startswith("ingress-0") for each in said), said
         _, said = await order(rig, key, verb="apply", text=file)
         assert said[-1] == {"code": 0}, said
-        assert [event["n"] for event in events(viewer.tables, "order") if event["r"]][-1] == "apply FILE"
-        assert '"order":"apply FILE","code":0' in (rig.folder / "logs" / "page.log").read_text().replace(" ", "")
+        await viewer.until(lambda tables: ("apply FILE", "done") in [(e["n"], e["r"]) for e in events(tables, "order")])
+        log = (rig.folder / "logs" / "page.log").read_text()
+        assert any("apply FILE" in line and "code" in line for line in log.splitlines()), log
 
 
 async def test_a_killed_worker_and_the_failover_of_its_requests_are_seen(rig: UpRig) -> None:
