@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import sys
 import warnings
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 
 from services.ingress.api.decoding import OF_VLLM
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
 from services.ingress.api.openapi import openapi_document
+from services.ingress.api.pooling_api.requests import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from services.ingress.api.requests import (
     BatchRequest,
     ChatRequest,
@@ -29,8 +38,8 @@ from services.ingress.api.unsupported import HINTS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "API.md"
 BEGIN, END = "<!-- made by setup/api_table.py -->\n", "<!-- end -->\n"
-#: Tasks of a vLLM server whose routes count.
-TASKS = ("generate", "render", "transcription")
+#: Tasks of the vLLM servers whose routes count: of one that generates, and of two that pool.
+TASKS: tuple[tuple[Any, ...], ...] = (("generate", "render", "transcription"), ("embed",), ("classify",))
 #: What its fields are called here, its kind, and the schemas of vLLM's with its fields.
 BODIES: tuple[tuple[str, type[msgspec.Struct], tuple[str, ...]], ...] = (
     ("chat", ChatRequest, ("ChatCompletionRequest",)),
@@ -41,6 +50,15 @@ BODIES: tuple[tuple[str, type[msgspec.Struct], tuple[str, ...]], ...] = (
     ("count_tokens", CountTokensRequest, ("AnthropicCountTokensRequest",)),
     ("tokenize", TokenizeRequest, ("TokenizeCompletionRequest", "TokenizeChatRequest")),
     ("detokenize", DetokenizeRequest, ("DetokenizeRequest",)),
+    ("embeddings", EmbeddingRequest, ("EmbeddingCompletionRequest", "EmbeddingChatRequest")),
+    ("pooling", PoolingRequest, ("PoolingCompletionRequest", "PoolingChatRequest")),
+    ("classify", ClassificationRequest, ("ClassificationCompletionRequest", "ClassificationChatRequest")),
+    (
+        "score",
+        ScoreRequest,
+        ("ScoreQueriesDocumentsRequest", "ScoreQueriesItemsRequest", "ScoreDataRequest", "ScoreTextRequest"),
+    ),
+    ("rerank", RerankRequest, ("RerankRequest",)),
 )
 #: Path, or its beginning -> what to do instead.
 INSTEAD = {
@@ -48,6 +66,7 @@ INSTEAD = {
     "/v1/chat/completions/": "`/tokenize` renders and counts, `/detokenize` goes back",
     "/v1/completions/": "`/tokenize` renders and counts, `/detokenize` goes back",
     "/v1/messages/render": "`/tokenize` renders and counts",
+    "/v2/embed": "use `/v1/embeddings`",
     "/v1/audio/": "only text is served",
     "/v1/systemone": "use `structured_outputs.choice`",
     "/generative_scoring": "use `logprobs` of one token with `allowed_token_ids`",
@@ -59,7 +78,7 @@ INSTEAD = {
 
 
 def vllm_document() -> dict[str, Any]:
-    """The OpenAPI document of vLLM's server."""
+    """The OpenAPI documents of vLLM's servers in one."""
     from services.worker.vllm_engine import environment
 
     environment.prepare()
@@ -69,7 +88,12 @@ def vllm_document() -> dict[str, Any]:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    document: dict[str, Any] = build_app(arguments, TASKS).openapi()
+    document: dict[str, Any] = {"paths": {}, "components": {"schemas": {}}}
+    for tasks in TASKS:
+        model = SimpleNamespace(get_pooling_task=itemgetter(0), hf_config=SimpleNamespace(num_labels=1))
+        of_one = build_app(arguments, tasks, cast("Any", model) if len(tasks) == 1 else None).openapi()
+        document["paths"] |= of_one["paths"]
+        document["components"]["schemas"] |= of_one["components"]["schemas"]
     return document
 
 

@@ -34,6 +34,7 @@ class OutputText:
         finish_reason: ``stop`` or ``length``; empty while it goes on.
         stop_reason: Stop string or token id that ended it.
         prompt_logprobs: Those that came and were not told yet.
+        pooled: Pieces of a pooled output, one per token of the log.
     """
 
     stream: TextStream
@@ -44,6 +45,7 @@ class OutputText:
     finish_reason: str = ""
     stop_reason: str | int | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    pooled: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -221,4 +223,5 @@ class OpenSequence:
 
     def decoded_blocks(self) -> bytes:
         """Packed hashes of the blocks behind the prompt that an ended sequence leaves in a prefix cache."""
-        return self.blocks.decoded(self.prompt, self.log) if self.blocks is not None else b""
+        decoded = self.blocks is not None and self.sampling.pooling is None
+        return self.blocks.decoded(self.prompt, self.log) if self.blocks is not None and decoded else b""

@@ -49,6 +49,8 @@ class Decoding:
             held.cached_tokens = output.cached_tokens
         if output.prompt_logprobs is not None:
             held.prompt_logprobs = output.prompt_logprobs
+        if output.pooled is not None:
+            held.pooled = output.pooled
         token_ids = output.token_ids
         if output.preemptions > held.preemptions:
             held.preemptions = output.preemptions

@@ -65,7 +65,7 @@ class Intake:
         if body.epoch < 0 or not body.prompt_token_ids or not body.sequence or not body.ingress:
             return RefusalReason.INVALID, "epoch, prompt, sequence and ingress must be given"
         length = len(body.prompt_token_ids) + len(body.output_token_ids)
-        if length >= max_model_len:
+        if length >= max_model_len + (body.sampling.pooling is not None):
             return RefusalReason.TOO_LONG, f"{length} tokens leave no room below {max_model_len}"
         return None
 

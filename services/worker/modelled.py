@@ -10,14 +10,18 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
+from struct import pack, unpack
 
 import msgspec
-from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence, KvCommand
+from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence, EngineStepped, KvCommand
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.bounds import Natural, Wait
+from millrace.contracts.ingress import FinishReason
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.scheduler import scheduler_fields
+from millrace.contracts.worker import Pooled
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import TOKEN_BYTES, ConstantNetwork, modelled_endpoint
@@ -93,6 +97,7 @@ class ModelledLiveEngine:
         self._parameters = parameters or EngineParameters()
         self._moves = moves
         self._tokenizer = config.tokenizer or model_path
+        self._pooling: dict[str, list[int]] = {}
         self._model = model
         self._paced: PacedEngine | None = None
 
@@ -110,7 +115,7 @@ class ModelledLiveEngine:
         self._paced = PacedEngine(
             ModelledEngine(self._parameters, step_time, vocabulary=vocabulary, lengths=config.lengths, kv=kv),
             clock,
-            listener,
+            lambda event: listener(self._with_pooled(event)),
             speed=config.speed,
             snapshot_interval_ns=config.snapshot_interval_ns,
         )
@@ -138,9 +143,27 @@ class ModelledLiveEngine:
 
     def add(self, sequence: EngineSequence) -> None:
         """Adds a sequence; the answer comes with the loop's next turn."""
+        if sequence.sampling.pooling is not None:
+            self._pooling[sequence.sequence] = sequence.prompt_token_ids
         self._running().add(sequence)
 
+    def _with_pooled(self, event: EngineEvent) -> EngineEvent:
+        """The event with a vector for each prompt whose pooled output was asked for: eight numbers, equal for equal
+        prompts, in place of the one token that the engine model decodes.
+        """
+        if not self._pooling or not isinstance(event, EngineStepped):
+            return event
+        outputs = [
+            output
+            if (prompt := self._pooling.pop(output.sequence, None)) is None or not output.token_ids
+            else msgspec.structs.replace(output, pooled=[_vector(prompt)], finish=FinishReason.STOP)
+            for output in event.outputs
+        ]
+        return msgspec.structs.replace(event, outputs=outputs)
+
     def cancel(self, sequences: list[str]) -> None:
+        for sequence in sequences:
+            self._pooling.pop(sequence, None)
         self._running().cancel(sequences)
 
     def move(self, command: KvCommand) -> None:
@@ -163,6 +186,12 @@ class ModelledLiveEngine:
     def _running(self) -> PacedEngine:
         assert self._paced is not None, "start() first"
         return self._paced
+
+
+def _vector(prompt: list[int]) -> bytes:
+    digest = blake2b(msgspec.msgpack.encode(prompt), digest_size=16).digest()
+    values = [half / 32_768 for half in unpack("<8h", digest)]
+    return msgspec.msgpack.encode(Pooled([len(values)], pack(f"<{len(values)}f", *values)))
 
 
 class LoopClock:

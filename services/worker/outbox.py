@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from millrace.actor.effects import Effect, Publish
 from millrace.contracts.ingress import ReturnReason, SequencesReturned, TokenChunk, TokensGenerated
@@ -14,6 +14,8 @@ from services.worker.status_messages import Identity
 
 #: Chunks in one repeat message after an outage: a chunk of a plain sequence is at most some 10 KB.
 REPEAT_CHUNKS_MAX = 32
+#: Bytes of pooled outputs in one message: half of what a message may have.
+POOLED_BYTES_MAX = 500_000
 
 
 class TokenOutbox:
@@ -25,11 +27,18 @@ class TokenOutbox:
         self._figures = figures
 
     def tokens(self, touched: Iterable[Held], *, step: int) -> list[Effect]:
-        """Send the unsent tokens of these sequences: one message per ingress."""
-        return [
-            self._message(ingress, step, [held.take_unsent() for held in group])
-            for ingress, group in by_ingress(touched).items()
-        ]
+        """Send the unsent tokens of these sequences: one message per ingress, more where outputs are pooled."""
+        effects: list[Effect] = []
+        for ingress, group in by_ingress(touched).items():
+            chunks = [held.take_unsent() for held in group]
+            if all(chunk.pooled is None for chunk in chunks):
+                effects.append(self._message(ingress, step, chunks))
+                continue
+            for held in group:
+                while held.pooled is not None and not held.finish_sent:
+                    chunks.append(held.take_unsent())
+            effects += [self._message(ingress, step, part) for part in _parts(chunks, len(chunks))]
+        return effects
 
     def repeat(self, sequences: Iterable[Held], *, step: int) -> list[Effect]:
         """Everything since each sequence's older mark once more: it may have been lost with the bus."""
@@ -46,8 +55,7 @@ class TokenOutbox:
         for ingress, group in by_ingress(sequences).items():
             chunks = [chunk for held in group for chunk in chunks_of(held)]
             self._figures.repeated_chunks += len(chunks)
-            for first in range(0, len(chunks), REPEAT_CHUNKS_MAX):
-                effects.append(self._message(ingress, step, chunks[first : first + REPEAT_CHUNKS_MAX]))
+            effects += [self._message(ingress, step, part) for part in _parts(chunks, REPEAT_CHUNKS_MAX)]
         return effects
 
     def returned(self, live: Iterable[Held], reason: ReturnReason) -> list[Effect]:
@@ -70,6 +78,21 @@ class TokenOutbox:
             instance=self._identity.instance, incarnation=self._identity.incarnation, step=step, chunks=chunks
         )
         return Publish(subject=self._subjects.tokens(ingress), body=body)
+
+
+def _parts(chunks: list[TokenChunk], chunks_max: int) -> Iterator[list[TokenChunk]]:
+    """Chunks of one message each."""
+    part: list[TokenChunk] = []
+    size = 0
+    for chunk in chunks:
+        more = sum(map(len, chunk.pooled or ()))
+        if part and (len(part) == chunks_max or size + more > POOLED_BYTES_MAX):
+            yield part
+            part, size = [], 0
+        part.append(chunk)
+        size += more
+    if part:
+        yield part
 
 
 def _since_mark(held: Held) -> list[TokenChunk]:

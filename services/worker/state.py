@@ -31,6 +31,7 @@ class Held:
         moved: What ingress is told of a sequence that was migrated here; None for one that was not.
         logprobs: One entry per token where asked for, else None.
         prompt_logprobs: Sent with the first token.
+        pooled: Pieces of a pooled output, one per token; None for a text.
         sent: Number of ``token_ids`` that went out at least once.
         mark_recent: ``len(token_ids)`` at the last tick.
         mark_older: The same one tick earlier; what came after it may have been lost when the bus went away.
@@ -55,6 +56,7 @@ class Held:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    pooled: list[bytes] | None = None
     finish: FinishReason | None = None
     detail: str = ""
     cached_tokens: int | None = None
@@ -105,12 +107,14 @@ class Held:
         )
 
     def chunk(self, start: int) -> TokenChunk:
-        """Everything known from local index ``start`` on, cut where alternatives would make it too large."""
+        """Everything known from local index ``start`` on, cut where alternatives or pieces would make it too large."""
         if start and self.finish is None and self.logprobs is None:  # nearly always
             return TokenChunk(self.sequence, self.epoch, self.base_index + start, self.token_ids[start:])
         stop = len(self.token_ids)
         if self.logprobs is not None:
             stop = min(stop, start + LOGPROB_TOKENS_MAX)
+        if self.pooled is not None:
+            stop = min(stop, start + 1)
         whole = stop == len(self.token_ids)
         return TokenChunk(
             sequence=self.sequence,
@@ -123,6 +127,7 @@ class Held:
             prompt_logprobs=self.prompt_logprobs if start == 0 else None,
             detail=self.detail if whole else "",
             times=self._times() if whole and self.finish is not None else None,
+            pooled=self.pooled[start:stop] if self.pooled is not None else None,
         )
 
     def _times(self) -> EngineTimes | None:

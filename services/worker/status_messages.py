@@ -52,6 +52,7 @@ def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
         **scheduler_fields(info),
         shape=identity.shape,
         adapters=info.adapters,
+        task=info.task,
     )
 
 

@@ -43,12 +43,6 @@ def test_a_hybrid_model_takes_a_prompt_of_several_blocks_on_a_cpu(tmp_path: Path
         engine.stop()
 
 
-@pytest.mark.parametrize("family", ["bert", "qwen3-embedding"])
-def test_a_model_that_pools_does_not_start(tmp_path: Path, family: str) -> None:
-    with pytest.raises(EngineStartFailed, match=r"pools .* only text generation is served"):
-        start(tiny_families.build(tmp_path, family))
-
-
 def test_a_configuration_is_valid_again_for_the_text_part_of_a_model(tmp_path: Path) -> None:
     """As vLLM does for models that also see, once per part."""
     whole = checked_config(engine_args(config(tiny_llama.build(tmp_path))))

@@ -156,7 +156,7 @@ def test_the_apis_port_tells_engines_as_vllms_server_does(rig: UpRig):
         assert client.get("/version").json()["version"] == client.get("/version").json()["millrace"]  # no vLLM here
         told = client.post("/v1/completions", json=body, headers={"endpoint-load-metrics-format": "JSON"}).headers
         assert '"kv_cache_usage_perc":' in told["endpoint-load-metrics"]
-        assert f'vllm:num_requests_running{{engine="worker-0",model_name="{MODEL}"}}' in client.get("/metrics").text
+        assert f'vllm:num_requests_running{{engine="worker-0-0",model_name="{MODEL}"}}' in client.get("/metrics").text
 
 
 def answered_by(rig: UpRig) -> set[str]:

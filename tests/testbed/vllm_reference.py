@@ -19,7 +19,9 @@ environment.prepare()
 
 
 def answers_to(arguments: dict[str, Any], calls: list[tuple[list[int], dict[str, Any]]]) -> list[Any]:
-    """Tokens, finish reason and log-probabilities by position of each call; the prompt's where those are asked for."""
+    """Tokens, finish reason and log-probabilities by position of each call; the prompt's where those are asked for. Of
+    a call with a pooling ``task`` the values that are pooled.
+    """
     from vllm import LLM
 
     llm = LLM(**arguments)
@@ -27,10 +29,14 @@ def answers_to(arguments: dict[str, Any], calls: list[tuple[list[int], dict[str,
 
 
 def _answer(llm: Any, prompt: list[int], fields: dict[str, Any]) -> list[Any]:
-    from vllm import SamplingParams
+    from vllm import PoolingParams, SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import StructuredOutputsParams
 
+    if task := fields.get("task"):
+        given = [{"prompt_token_ids": prompt}]
+        (pooled,) = llm.encode(given, PoolingParams(**fields), pooling_task=task, use_tqdm=False)
+        return [pooled.outputs.data.tolist()]
     if fields.get("structured_outputs"):
         fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
     if fields.get("logit_bias"):

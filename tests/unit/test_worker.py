@@ -19,6 +19,7 @@ from millrace.actor.engine import (
     SequenceAdded,
     SequenceRejected,
 )
+from millrace.contracts.codec import PAYLOAD_BYTES_MAX, encode
 from millrace.contracts.ingress import (
     EngineTimes,
     FinishReason,
@@ -42,6 +43,7 @@ from millrace.contracts.worker import (
     AcknowledgeSequences,
     CancelSequence,
     DrainWorker,
+    Pooling,
     RefusalReason,
     ResendTokens,
     ReturnSequences,
@@ -425,6 +427,27 @@ def test_repeats_come_in_messages_of_bounded_size() -> None:
         bench.step(out(1, sequence=f"r{index}.0"))
     sizes = [len(body.chunks) for body in bodies(bench.say(BusReconnected()), TokensGenerated)]
     assert sizes == [32, 32, 16]
+
+
+def test_a_pooled_output_goes_out_in_pieces_in_messages_of_bounded_size() -> None:
+    bench = Bench()
+    pooling = Sampling(max_tokens=32, pooling=Pooling(task="token_embed"))
+    bench.running(sampling=pooling, prompt_token_ids=list(range(100)))  # as long as the model takes
+    bench.running("r2.0", sampling=pooling)
+    parts = [bytes([n]) * 250_000 for n in range(3)]
+    done = {"pooled": parts, "finish": FinishReason.STOP}
+    effects = bench.step(out(0, 1, 2, **done), out(0, 1, 2, sequence="r2.0", **done))
+    told = bodies(effects, TokensGenerated)
+    assert [len(body.chunks) for body in told] == [2, 2, 2]
+    assert all(len(encode(body)) < PAYLOAD_BYTES_MAX for body in told)
+    of_first = [chunk for body in told for chunk in body.chunks if chunk.sequence == "r1.0"]
+    assert sorted((c.first_index, c.token_ids, c.pooled, c.finish) for c in of_first) == [
+        (0, [0], [parts[0]], None),
+        (1, [1], [parts[1]], None),
+        (2, [2], [parts[2]], FinishReason.STOP),
+    ]
+    (reply,) = only(bench.say(ResendTokens(sequence="r1.0", epoch=0, from_index=1), reply_to="x"), Reply)
+    assert (reply.body.chunk.token_ids, reply.body.chunk.pooled) == ([1], [parts[1]])
 
 
 # --- the end

@@ -54,6 +54,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         cached_tokens: With the first output: prompt tokens found in the prefix cache; else None.
         preemptions: How often this sequence was preempted so far.
         prompt_logprobs: With the first output: as in TokenChunk.
+        pooled: As in TokenChunk; all of them come at once, with ``finish``.
     """
 
     sequence: str
@@ -64,6 +65,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None
     preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
+    pooled: list[bytes] | None = None
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,6 +350,7 @@ class EngineInfo(SchedulerConfig, frozen=True, kw_only=True):
     kv_refusal: str = ""
     states_refusal: str = ""
     adapters: list[Adapter] | None = None
+    task: str = ""
 
 
 class Engine(Protocol):

@@ -62,6 +62,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
         detail: A sentence with FinishReason.ERROR.
         prompt_logprobs: Of the prompt's tokens from the second on, where asked for, with the sequence's first chunk.
         times: With ``finish``, of one that was computed at all; else None.
+        pooled: One piece of a pooled output (``worker.Pooled``, encoded) per token; None for a text.
     """
 
     sequence: str
@@ -74,6 +75,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
     detail: str = ""
     prompt_logprobs: list[TokenLogprobs] | None = None
     times: EngineTimes | None = None
+    pooled: list[bytes] | None = None
 
 
 class TokensGenerated(Body, frozen=True, kw_only=True, tag="TokensGenerated/1"):

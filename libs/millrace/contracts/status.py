@@ -212,6 +212,7 @@ class InstanceRecord(Body, SchedulerConfig, frozen=True, kw_only=True, tag="Inst
         shape: Device kind and tensor parallel size, such as ``cpu`` or ``h100x2``; empty where unknown.
         adapters: LoRA adapters that it has loaded; others it loads when a sequence comes with one. None where it takes
             none.
+        task: Of vLLM's pooling tasks the one that it computes; empty for a model that generates text.
     """
 
     instance: str
@@ -227,6 +228,7 @@ class InstanceRecord(Body, SchedulerConfig, frozen=True, kw_only=True, tag="Inst
     kv_refusal: str = ""
     shape: str = ""
     adapters: list[Adapter] | None = None
+    task: str = ""
 
 
 class PresenceState(StrEnum):

@@ -53,6 +53,39 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
 
 
+class Pooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Asks for what a model pools of its prompt (a vector, scores of classes) in place of a text. Field meanings are
+    those of vLLM's ``PoolingParams``.
+
+    Attributes:
+        task: ``embed``, ``classify``, ``token_embed``, ``token_classify``; empty for the engine's own.
+        second_from: Place in the prompt from which on tokens are of the second text of a pair, for models that tell the
+            two apart by token types; None for a single text.
+    """
+
+    task: str = ""
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    second_from: int | None = None
+
+
+class Pooled(msgspec.Struct, frozen=True, array_like=True):
+    """A pooled output.
+
+    Attributes:
+        shape: Of the values: one length, or tokens and length.
+        values: As float32, little-endian, row by row.
+    """
+
+    shape: list[int]
+    values: bytes
+
+
+#: A pooled output goes over the bus in pieces of this size, each in the place of one output token; it has at most so
+#: many: what is larger would hold up the event loops that carry it.
+PIECE_BYTES, PIECES_MAX = 262_144, 32
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters. Field meanings are vLLM's ``SamplingParams``. Stop *strings* are not included: ingress
     applies them.
@@ -67,6 +100,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         prompt_logprobs: As ``logprobs``, of the prompt's tokens; counts for a sequence without output.
         cache_salt: Kept apart in prefix caches from sequences with another one; empty for none.
         adapter: LoRA adapter that it is decoded with, in every epoch; None for the model itself.
+        pooling: Nothing is sampled: the output tokens stand for the pieces of what is pooled. None for a text.
     """
 
     max_tokens: int
@@ -89,6 +123,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str = ""
     structured: StructuredOutput | None = None
     adapter: Adapter | None = None
+    pooling: Pooling | None = None
 
     @property
     def prefix_salt(self) -> str:
@@ -96,6 +131,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.adapter is None:
             return self.cache_salt
         return f"{self.adapter.name}@{self.adapter.fingerprint} {self.cache_salt}"
+
+    @property
+    def room(self) -> int:
+        """Tokens that the output takes of the model's length, at most."""
+        return self.max_tokens if self.pooling is None else 0
 
 
 class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/2"):

@@ -24,6 +24,7 @@ _MESSAGES = {
     r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
     r"tool_choice\.function": "tool_choice",
 }
+_POOLED = {r"prompt": "input"}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -46,6 +47,7 @@ _DIALECTS: dict[str, tuple[list[tuple[re.Pattern[str], str]], Callable[[ApiError
     path: ([(re.compile(pattern + r"(?!\w)"), own) for pattern, own in names.items()], body)
     for path, names, body in (
         ("/v1/responses", _RESPONSES, ApiError.body),
+        *((path, _POOLED, ApiError.body) for path in ("/v1/embeddings", "/pooling", "/classify")),
         ("/v1/messages", _MESSAGES, anthropic_error),
         ("/v1/messages/count_tokens", _MESSAGES, anthropic_error),
     )

@@ -110,6 +110,11 @@ class ModelRegistry:
         records = (member.record for member in self.members_now())
         return next((record.engine_version for record in records if record and record.engine == "vllm"), "")
 
+    def task(self, name: str) -> str:
+        """Pooling task of a model's engines; empty where it generates, or none has registered."""
+        records = (member.record for member in self.members_now())
+        return next((record.task for record in records if record and record.model == name), "")
+
     def names(self) -> list[str]:
         """Served names, in their configured order."""
         return list(self._models)

@@ -8,6 +8,13 @@ from typing import Any
 import msgspec
 
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
+from services.ingress.api.pooling_api.requests import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from services.ingress.api.requests import (
     BatchRequest,
     ChatRequest,
@@ -79,6 +86,11 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         DetokenizeRequest,
         LoadAdapterRequest,
         UnloadAdapterRequest,
+        EmbeddingRequest,
+        PoolingRequest,
+        ClassificationRequest,
+        ScoreRequest,
+        RerankRequest,
     )
     _, components = msgspec.json.schema_components(requests, ref_template=_REF)
     for kind, names in HINTS.items():
@@ -117,6 +129,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
             ),
             "/tokenize": _post("tokenize", "Text or messages to token ids.", "TokenizeRequest", {"type": "object"}),
             "/detokenize": _post("detokenize", "Token ids to text.", "DetokenizeRequest", {"type": "object"}),
+            **_pooled(),
             "/v1/models": _get("models", "The served models.", _ref("Models")),
             "/v1/load_lora_adapter": _post("load", "Load an adapter.", "LoadAdapterRequest", text, "text/plain"),
             "/v1/unload_lora_adapter": _post("unload", "Unload it.", "UnloadAdapterRequest", text, "text/plain"),
@@ -134,6 +147,21 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
             "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
+    }
+
+
+def _pooled() -> dict[str, Any]:
+    answer = {"type": "object"}
+    rerank = "Documents in falling order of relevance."
+    return {
+        "/v1/embeddings": _post("embed", "Vectors of texts.", "EmbeddingRequest", answer),
+        "/pooling": _post("pool", "What the model pools of texts.", "PoolingRequest", answer),
+        "/classify": _post("classify", "Classes of texts.", "ClassificationRequest", answer),
+        "/score": _post("score", "Scores of pairs of texts.", "ScoreRequest", answer),
+        "/v1/score": _post("score_v1", "The same.", "ScoreRequest", answer),
+        "/rerank": _post("rerank", rerank, "RerankRequest", answer),
+        "/v1/rerank": _post("rerank_v1", "The same.", "RerankRequest", answer),
+        "/v2/rerank": _post("rerank_v2", "The same.", "RerankRequest", answer),
     }
 
 

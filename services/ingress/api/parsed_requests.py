@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from millrace.contracts.worker import StructuredOutput
+from millrace.contracts.worker import PIECES_MAX, Pooling, Sampling, StructuredOutput
 
 from services.ingress.api.answer_forms import AnswerForm
 from services.ingress.api.decoding import decode_body
@@ -67,6 +67,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         cascade: Name of the cascade; empty for none.
         form: Form of the answer; None for that of the kind.
         begun: Of a call without a client: output tokens that it has from another ingress. None for others.
+        pooling: What is pooled in place of a text; None for a text.
+        second_from: As in Call.
     """
 
     kind: CallKind
@@ -84,6 +86,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     cascade: str = ""
     form: AnswerForm | None = None
     begun: list[int] | None = None
+    pooling: Pooling | None = None
+    second_from: list[int] = []
 
     @property
     def variants(self) -> tuple[ParsedRequest, ...]:
@@ -166,7 +170,7 @@ def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds)
 
 
 def _completion(request: CompletionRequest, model: ServedModel) -> ParsedRequest:
-    texts, token_ids = _prompts(request.prompt, model.tokenizer.vocabulary.size)
+    texts, token_ids = prompts_of(request.prompt, model.tokenizer.vocabulary.size)
     if request.max_tokens == 0 and not request.echo:
         raise bad_value("max_tokens", "`max_tokens` 0 needs `echo`.")
     usage, continuous = _stream_options(request)
@@ -215,7 +219,7 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         raise bad_value(param, f"`{param}` gives a prompt of no tokens.")
     asked = _constraint(parsed)
     structured = bounded_output(asked, parsed.model.tokenizer.schema_bounds)
-    sampling = sampling_of(
+    sampling = _pooled(parsed) or sampling_of(
         request,
         structured=structured,
         prompt_tokens=max(map(len, prompts)),
@@ -244,7 +248,17 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         client_id=caller.client_id,
         constraint_param=_constraint_param(parsed, structured),
         begun=parsed.begun or [],
+        second_from=parsed.second_from,
     )
+
+
+def _pooled(parsed: ParsedRequest) -> Sampling | None:
+    """Sampling of a request that is pooled: its output has one piece, that of a model that pools tokens some."""
+    pooling = parsed.pooling
+    if pooling is None:
+        return None
+    pieces = PIECES_MAX if pooling.task.startswith("token_") else 1
+    return Sampling(max_tokens=pieces, cache_salt=parsed.request.cache_salt or "", pooling=pooling)
 
 
 def _truncated(request: Shared, prompt: list[int], max_model_len: int) -> list[int]:
@@ -369,7 +383,12 @@ def _stops(request: Shared) -> list[str]:
     return [stop] if isinstance(stop, str) else list(stop or [])
 
 
-def _prompts(prompt: Any, vocabulary: int) -> tuple[list[str] | None, list[list[int]] | None]:
+def prompts_of(prompt: Any, vocabulary: int) -> tuple[list[str] | None, list[list[int]] | None]:
+    """Prompts as texts, or as token ids.
+
+    Raises:
+        ApiError: they are of several kinds, or name a token that the model does not have.
+    """
     if isinstance(prompt, str):
         return [prompt], None
     kinds = set(map(type, prompt))

@@ -126,6 +126,7 @@ class ModelTokenizer:
         fingerprint: str = "",
         schema_bounds: SchemaBounds = NO_BOUNDS,
         settings: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """Args:
         max_model_len: Positions the model was made for; 0 where its folder does not say.
@@ -133,6 +134,7 @@ class ModelTokenizer:
         fingerprint: Equal for models whose prompts are rendered and tokenised alike; empty where unknown.
         schema_bounds: Bounds on what a request's schema leaves open.
         settings: Content of ``tokenizer_config.json``, with the chat template.
+        config: Content of ``config.json``.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -145,6 +147,13 @@ class ModelTokenizer:
         self.fingerprint = fingerprint
         self.schema_bounds = schema_bounds
         self.settings = {"tokenizer_class": "PreTrainedTokenizerFast", **(settings or {})}
+        config = config or {}
+        #: Of classes, in their order.
+        self.labels = _labels(config)
+        #: Whether the model tells two texts of a pair apart by token types.
+        self.token_types = config.get("type_vocab_size", 0) > 1
+        #: Whether its tokenizer puts something between them: not where vLLM makes the classifier of a language model.
+        self.pairs_apart = bool(config.get("use_sep_token", not config.get("classifier_from_token")))
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelTokenizer:
@@ -175,6 +184,7 @@ class ModelTokenizer:
             fingerprint=_fingerprint(file.read_bytes(), source, special, bounds),
             schema_bounds=bounds,
             settings=settings | ({"chat_template": source} if source else {}),
+            config=config,
         )
 
     def encode(self, text: str, *, special: bool) -> list[int]:
@@ -182,6 +192,27 @@ class ModelTokenizer:
         # A batch of one, since only batches can do without each token's place in the text, a third of the time.
         encoded: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return encoded
+
+    def encode_within(
+        self, text: str | tuple[str, str], *, special: bool, length: int | None, side: str
+    ) -> tuple[list[int], int]:
+        """Token ids of a text or a pair, cut so that they are no more than ``length`` with what stands around them.
+
+        Args:
+            side: Where it is cut, ``left`` or ``right``; of a pair the longer text.
+
+        Returns:
+            The ids, and the place of the second text's first one.
+        """
+        texts = (text,) if isinstance(text, str) else text
+        parts = [self._tokenizer.encode(each, add_special_tokens=False) for each in texts]
+        if length is not None:
+            around = self._tokenizer.num_special_tokens_to_add(len(parts) > 1) if special else 0
+            for part, kept in zip(parts, _shares([len(each) for each in parts], max(0, length - around)), strict=True):
+                part.truncate(kept, direction=side)
+        second = parts[1] if len(parts) > 1 else None
+        whole = self._tokenizer.post_process(parts[0], second, add_special_tokens=special)
+        return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else len(whole.ids)
 
     def tokens_at_least(self, text: str) -> int:
         """A bound that needs no tokenising; 0 where this tokenizer has none."""
@@ -198,6 +229,27 @@ class ModelTokenizer:
     def token_string(self, token_id: int) -> str:
         """The vocabulary's own name of a token; empty for an unknown id."""
         return self._tokenizer.id_to_token(token_id) or ""
+
+
+def _labels(config: Mapping[str, Any]) -> list[str]:
+    tokens = config.get("classifier_from_token")  # of a language model: a class for each, or one of two
+    count = 2 if not tokens else 1 if config.get("method") == "from_2_way_softmax" else len(tokens)
+    named = None if tokens else config.get("id2label")
+    labels = named or {str(i): f"LABEL_{i}" for i in range(config.get("num_labels", count))}
+    return [labels[name] for name in sorted(labels, key=int)]
+
+
+def _shares(lengths: list[int], room: int) -> list[int]:
+    """Tokens of each text that stay: as the library cuts, the longer one first."""
+    if sum(lengths) <= room:
+        return lengths
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(lengths)
+    longer = max(shorter, room - shorter) if shorter <= room else shorter
+    if shorter + longer > room:
+        shorter, longer = room // 2, room - room // 2
+    return [shorter, longer] if lengths[0] <= lengths[1] else [longer, shorter]
 
 
 def _fingerprint(tokenizer: bytes, template: str, special: Mapping[str, str], bounds: SchemaBounds) -> str:

@@ -10,6 +10,13 @@ from msgspec import UNSET, Struct
 
 from services.ingress.api.errors import unsupported
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
+from services.ingress.api.pooling_api.requests import (
+    ClassificationRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from services.ingress.api.requests import BatchRequest, ChatRequest, CompletionRequest
 from services.ingress.api.responses_api.requests import ResponsesRequest
 
@@ -72,6 +79,21 @@ _MESSAGES: dict[str, tuple[tuple[Any, ...], str]] = {
     "container": ((None,), "run code yourself"),
     "inference_geo": ((None,), "leave it out"),
 }
+_POOLED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "priority": ((None, 0), "all requests have one priority"),
+    "padding": ((None, "do_not_pad"), "leave it out"),
+}
+_VECTORS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "embed_dtype": ((None, "float32"), "round the numbers yourself"),
+    "endianness": ((None, "native", "little"), "base64 is little-endian"),
+}
+_CUT = "use `truncate_prompt_tokens`"
+_PAIRS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "max_tokens_per_query": ((None, 0), _CUT),
+    "max_tokens_per_doc": ((None, 0), _CUT),
+    "instruction": ((None,), "put it into the query"),
+    "chat_template_kwargs": ((None, {}), "pairs have no template"),
+}
 _ITEMS: dict[type[Struct], list[tuple[str, tuple[Any, ...], str]]] = {
     kind: [(name, values, hint) for name, (values, hint) in own.items()]
     for kind, own in (
@@ -81,6 +103,11 @@ _ITEMS: dict[type[Struct], list[tuple[str, tuple[Any, ...], str]]] = {
         (ResponsesRequest, _RESPONSES),
         (CountTokensRequest, _COUNT),
         (MessagesRequest, _COUNT | _MESSAGES),
+        (EmbeddingRequest, _POOLED | _VECTORS),
+        (PoolingRequest, _POOLED | _VECTORS),
+        (ClassificationRequest, _POOLED),
+        (ScoreRequest, _POOLED | _PAIRS),
+        (RerankRequest, _POOLED | _PAIRS),
     )
 }
 

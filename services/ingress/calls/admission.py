@@ -55,7 +55,7 @@ def too_long(state: IngressState, call: Call) -> Refusal | None:
     """Refusal of a call that no registered instance of its model can hold; None where one can, or none is known."""
     limit = state.cluster.length_max(call.model)
     prompt_tokens = max(map(len, call.prompts))
-    if limit is None or prompt_tokens + call.sampling.max_tokens <= limit:
+    if limit is None or prompt_tokens + call.sampling.room <= limit:
         return None
     detail = (
         f"The model's limit is {limit} tokens; the prompt has {prompt_tokens} and up to {call.sampling.max_tokens} "
@@ -67,14 +67,20 @@ def too_long(state: IngressState, call: Call) -> Refusal | None:
 def open_call(state: IngressState, call: Call, listener: Listener | None = None) -> OpenCall:
     """Open an admitted call with its sequences."""
     opened = OpenCall(call, state.now_ns, call.timeout_ns or state.times.call_timeout, listener or state.client)
-    if call.sampling.ignore_eos or call.sampling.min_tokens >= call.sampling.max_tokens:
+    if call.sampling.pooling is not None:
+        opened.expected_output_tokens, opened.predicted = 1, 1.0
+    elif call.sampling.ignore_eos or call.sampling.min_tokens >= call.sampling.max_tokens:
         opened.expected_output_tokens = call.sampling.max_tokens
         opened.predicted = float(call.sampling.max_tokens)
     vocabulary = state.models[call.model].vocabulary
     samplings = [_of_choice(call.sampling, choice) for choice in range(call.n)]
     for index in range(len(call.prompts) * call.n):
         text = TextStream(vocabulary, call.stop, call.include_stop, call.skip_special_tokens, call.sampling.min_tokens)
-        sequence = OpenSequence(opened, index, samplings[index % call.n], text, state.now_ns)
+        sampling = samplings[index % call.n]
+        if call.second_from and sampling.pooling is not None:
+            pair = msgspec.structs.replace(sampling.pooling, second_from=call.second_from[index])
+            sampling = msgspec.structs.replace(sampling, pooling=pair)
+        sequence = OpenSequence(opened, index, sampling, text, state.now_ns)
         opened.sequences.append(sequence)
         state.sequences[sequence.id] = sequence
     if call.begun:

@@ -99,6 +99,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         tokens_as_ids: Log-probabilities name a token as ``token_id:<id>``.
         begun: Output tokens of its one choice that another ingress was given before it was lost. They are delivered
             once more, as the first delta.
+        second_from: Of each prompt, as in Pooling; empty where no prompt is such a pair.
     """
 
     request: str
@@ -127,6 +128,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     tell_tokens: bool = False
     tokens_as_ids: bool = False
     begun: list[int] = []
+    second_from: list[int] = []
 
     @property
     def shown(self) -> str:
@@ -190,6 +192,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
         token_ids: Of the text, where the call wants them told.
         prompt_logprobs: With a choice's first delta, where asked for: for each token of the prompt but the first, which
             has None, its id and those of the likeliest ones with ``logprob``, ``rank`` and ``decoded_token``.
+        pooled: Of a call that is pooled: ``worker.Pooled``, encoded.
     """
 
     index: int
@@ -202,6 +205,7 @@ class ChoiceDelta(msgspec.Struct, frozen=True):
     reasoning: str = ""
     calls: list[CallPart] = []
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    pooled: bytes = b""
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[Instance
     model = sequence.call.call.model
     excluded = sequence.retry.excluded
     lengths = state.cluster.lengths(model)
-    needed = len(sequence.prompt) + sequence.tokens_max
+    needed = len(sequence.prompt) + sequence.sampling.room
     too_long_for_some = lengths is not None and needed > lengths[0]
     length = stage_length(state, sequence)
     stages = state.cluster.stages(model, length)

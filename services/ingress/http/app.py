@@ -21,6 +21,14 @@ from services.ingress.api.parsed_requests import (
     parse_chat_request,
     parse_completion_request,
 )
+from services.ingress.api.pooling_api.parsing import (
+    PooledCall,
+    parse_classification,
+    parse_embeddings,
+    parse_pooling,
+    parse_rerank,
+    parse_score,
+)
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize, tokenizer_info
 from services.ingress.http.adapters import AdapterOrders
 from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
@@ -81,8 +89,16 @@ class App:
             "/v1/completions": lambda body: parse_completion_request(body, models, bounds),
             "/v1/messages": lambda body: parse_messages_request(body, models),
         }
+        pooled: dict[str, Callable[[bytes, ModelRegistry], PooledCall]] = {
+            "/v1/embeddings": parse_embeddings,
+            "/pooling": parse_pooling,
+            "/classify": parse_classification,
+            **dict.fromkeys(("/score", "/v1/score"), parse_score),
+            **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), parse_rerank),
+        }
         self._routes: dict[str, dict[str, Handler]] = {
             **{path: {"POST": self._calls_of(path, parse)} for path, parse in parsers.items()},
+            **{path: {"POST": self._pooled_of(path, read)} for path, read in pooled.items()},
             "/v1/responses": {"POST": responses.create},
             "/v1/messages/count_tokens": {"POST": self._count_tokens},
             "/v1/models": {"GET": self._list_models},
@@ -167,6 +183,12 @@ class App:
     def _calls_of(self, path: str, parse: Callable[[bytes], ParsedRequest]) -> Handler:
         def start(exchange: Exchange, holder: KeyHolder) -> None:
             self._calls.submit(exchange, path, parse(exchange.request.body), holder)
+
+        return start
+
+    def _pooled_of(self, path: str, read: Callable[[bytes, ModelRegistry], PooledCall]) -> Handler:
+        def start(exchange: Exchange, holder: KeyHolder) -> None:
+            self._calls.submit_pooled(exchange, path, read(exchange.request.body, self._models), holder)
 
         return start
 

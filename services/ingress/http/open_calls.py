@@ -34,6 +34,7 @@ from services.ingress.api.models import ModelRegistry
 from services.ingress.api.output_readers import JsonCallReader, OutputReader, PromptOnlyReader
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
 from services.ingress.api.parser_requests import parser_request
+from services.ingress.api.pooling_api.parsing import PooledCall
 from services.ingress.api.requests import ChatRequest
 from services.ingress.api.responses import ChatResponse, CollectedResponse, CompletionResponse
 from services.ingress.api.streams import (
@@ -211,6 +212,32 @@ class OpenCalls:
         if parsed.token_ids is None:
             parsed = able_variants(parsed, self._models.limit)
         self.tokenise(exchange, path, parsed, lambda ids: self._start(exchange, path, parsed, ids, holder))
+
+    def submit_pooled(self, exchange: Exchange, path: str, pooled: PooledCall, holder: KeyHolder) -> None:
+        """Tokenize and start a call whose output is pooled.
+
+        Raises:
+            ApiError: what the client has to change (where tokenising needed no thread).
+        """
+
+        def start(parsed: ParsedRequest) -> None:
+            self._start(exchange, path, parsed, [parsed.token_ids or []], holder)
+
+        async def later() -> None:
+            try:
+                parsed = await asyncio.to_thread(pooled.tokenised)
+                if not exchange.closed:
+                    start(parsed)
+            except ApiError as error:
+                if not exchange.closed:
+                    self.answer_error(exchange, path, error)
+
+        if pooled.characters <= LOOP_CHARACTERS_MAX:
+            start(pooled.tokenised())
+            return
+        task = asyncio.get_running_loop().create_task(later())
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._tokenised(task, exchange, path))
 
     def tokenise(
         self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Callable[[list[list[list[int]]]], None]

@@ -67,6 +67,8 @@ def take_chunk(
             return ChunkResult.IGNORED, None
         token_ids = token_ids[overlap:]
         logprobs = None if logprobs is None else logprobs[overlap:]
+        if chunk.pooled is not None:
+            chunk = msgspec.structs.replace(chunk, pooled=chunk.pooled[overlap:])
         if not token_ids and finish is None:
             metrics.discarded.add("duplicate")
             return ChunkResult.IGNORED, None
@@ -77,6 +79,7 @@ def take_chunk(
         token_ids = token_ids[: sequence.tokens_max - known]
         finish, fresh = _LENGTH, len(token_ids)
     if fresh:
+        sequence.output.pooled += chunk.pooled or ()
         _note_time(state, sequence, chunk)
         log += token_ids
         sequence.call.output_tokens += fresh
@@ -170,6 +173,8 @@ def _hold(
         output.held_logprobs if sequence.told_logprobs is not None else None,
         list(sequence.log) if sequence.call.call.tell_tokens else None,
     )
+    if output.pooled:
+        return msgspec.structs.replace(delta, text="", pooled=b"".join(output.pooled))
     return delta if output.prompt_logprobs is None else _with_prompt(state, sequence, delta)
 
 

@@ -51,6 +51,7 @@ from services.worker.vllm_engine.device_memory import memory_busy
 from services.worker.vllm_engine.grammar_check import TrialVerdict
 from services.worker.vllm_engine.hangs import LivenessJudge
 from services.worker.vllm_engine.kv_selftest import LoopBack
+from services.worker.vllm_engine.pooling import pieces, pooling_params, pooling_task
 from services.worker.vllm_engine.sampling import (
     FINISH,
     prompt_logprobs,
@@ -72,10 +73,13 @@ IDLE_POLL_S = 0.05
 
 @dataclass(slots=True)
 class _Active:
-    """A sequence that the engine works on. ``told``: whether SequenceAdded was said."""
+    """A sequence that the engine works on. ``told``: whether SequenceAdded was said. ``pieces_told``: of its pooled
+    output, in earlier epochs.
+    """
 
     sequence: str
     logprobs: int | None
+    pieces_told: int = 0
     preemptions: int = 0
     told: bool = True
 
@@ -175,6 +179,7 @@ class VllmEngine:
             kv=self._endpoint,
             kv_refusal=kv_refusal,
             adapters=adapters,
+            task=pooling_task(llm.vllm_config.model_config, self._supported),
             **scheduler_fields(scheduler_config(llm.vllm_config)),
         )
 
@@ -238,6 +243,7 @@ class VllmEngine:
             self._reject(sequence, _sentence(error))
             return
         active = _Active(sequence.sequence, sequence.sampling.logprobs, told=sequence.handover is None)
+        active.pieces_told = len(sequence.output_token_ids)
         self._active[request.request_id] = active
         self._identities[sequence.sequence] = request.request_id
         if self._endpoint is None:
@@ -271,6 +277,8 @@ class VllmEngine:
         self._serial += 1
         constraint, adapter = sequence.sampling.structured, sequence.sampling.adapter
         structured = structured_params(constraint) if constraint is not None else None
+        if sequence.sampling.pooling is not None:
+            return self._pooling_request(sequence)
         request = self._llm.input_processor.process_inputs(
             names.request_id(sequence.sequence, self._serial),
             tokens_input(
@@ -290,6 +298,19 @@ class VllmEngine:
         if constraint is not None and constraint.after_reasoning:
             request.reasoning_ended = False
             request.reasoning_parser_kwargs = {"chat_template_kwargs": json.loads(constraint.after_reasoning)}
+        return request
+
+    def _pooling_request(self, sequence: EngineSequence) -> EngineCoreRequest:
+        """All is computed again, whatever pieces of it were told in earlier epochs."""
+        assert self._llm is not None, "start() first"
+        request: EngineCoreRequest = self._llm.input_processor.process_inputs(
+            names.request_id(sequence.sequence, self._serial),
+            tokens_input(sequence.prompt_token_ids, cache_salt=sequence.sampling.cache_salt or None),
+            pooling_params(sequence, self._llm.vllm_config.model_config),
+            supported_tasks=self._supported,
+            arrival_time=(sequence.arrival_ns or time.time_ns()) / 1e9,
+            priority=sequence.priority,
+        )
         return request
 
     def cancel(self, sequences: list[str]) -> None:
@@ -409,9 +430,11 @@ class VllmEngine:
             del self._active[output.request_id]
             self._identities.pop(active.sequence, None)
         lists = output.new_logprobs
+        pooled = pieces(output.pooling_output)[active.pieces_told :] if output.pooling_output is not None else None
         told = StepOutput(
             sequence=active.sequence,
-            token_ids=output.new_token_ids,
+            token_ids=output.new_token_ids if pooled is None else [active.pieces_told + i for i in range(len(pooled))],
+            pooled=pooled,
             finish=finish,
             logprobs=token_logprobs(lists, active.logprobs)
             if lists is not None and active.logprobs is not None

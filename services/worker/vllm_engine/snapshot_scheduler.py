@@ -32,6 +32,7 @@ from services.worker.vllm_engine.kv_words import KV_TOKENS
 from services.worker.vllm_engine.length_estimates import EstimatingMixin
 from services.worker.vllm_engine.length_head_reader import rows_of
 from services.worker.vllm_engine.names import sequence_of
+from services.worker.vllm_engine.scheduler_config import unbounded_blocks
 from services.worker.vllm_engine.snapshot_buffer import SnapshotWriter
 
 #: Key in VllmConfig.additional_config: path of the snapshot buffer.
@@ -65,6 +66,8 @@ class SnapshotMixin(_Base):
         self._last_duration_ns = 0
         self._last_batch = BatchComposition()
         self._totals = StepTotals()
+        no_cache = self.kv_cache_manager.block_pool.num_gpu_blocks <= 1
+        self._unbounded = unbounded_blocks(self.vllm_config) if no_cache else 0
         self.write_snapshot()
 
     def add_request(self, request: Request) -> None:
@@ -132,7 +135,7 @@ class SnapshotMixin(_Base):
 
     def write_snapshot(self) -> None:
         """Writes the state as it is now into shared memory."""
-        pool = self.kv_cache_manager.block_pool
+        pool, unbounded = self.kv_cache_manager.block_pool, self._unbounded
         managers = self.kv_cache_manager.coordinator.single_type_managers
         waiting = islice(chain(self.kv_holding_waiting, self.waiting), WAITING_MAX)
         snapshot = (
@@ -140,8 +143,8 @@ class SnapshotMixin(_Base):
             time.time_ns(),
             _entries(chain(self.running, self.standing_still()), managers),
             _entries(waiting, managers),
-            pool.get_num_free_blocks() + self.yielding_blocks(),
-            pool.num_gpu_blocks - 1,  # block 0 is vLLM's null block and never free
+            unbounded or pool.get_num_free_blocks() + self.yielding_blocks(),
+            unbounded or pool.num_gpu_blocks - 1,  # block 0 is vLLM's null block and never free
             self._preempted,
             self._last_duration_ns,
             self._last_batch,

@@ -112,8 +112,7 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
 def checked_config(arguments: AsyncEngineArgs) -> VllmConfig:
     """The configuration as ``vllm serve`` would complete it.
 
-    Raises:
-        ValueError: the model does not generate text.
+    A model that pools has its outputs as soon as its step ends, so vLLM schedules none ahead, and its KV is not moved.
     """
     named = arguments.enable_prefix_caching is not None
     config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
@@ -122,8 +121,8 @@ def checked_config(arguments: AsyncEngineArgs) -> VllmConfig:
         # To cache them vLLM asks for states within a prompt, which its scan for CPUs does not give (IndexError).
         arguments.enable_prefix_caching = False
         config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-    if model.runner_type != "generate":
-        raise ValueError(f"{model.architecture} pools (embeddings, scores or classes); only text generation is served")
+    if model.runner_type == "pooling" and not config.scheduler_config.async_scheduling:
+        config.scheduler_config.scheduler_cls = f"{_PACKAGE}.snapshot_scheduler.SnapshotScheduler"
     return config
 
 
@@ -137,8 +136,10 @@ def _runs_eagerly(config: WorkerConfig) -> bool:
     return bool(reason)
 
 
-def engine_settings(config: WorkerConfig, snapshot_path: Path) -> dict[str, Any]:
+def engine_settings(config: WorkerConfig, snapshot_path: Path, *, pools: bool = False) -> dict[str, Any]:
     """Settings of Millrace's parts of the engine, for ``additional_config``."""
+    if pools:
+        return {SNAPSHOT_PATH: str(snapshot_path)}
     return {
         SNAPSHOT_PATH: str(snapshot_path),
         **state_settings(config),
@@ -213,12 +214,14 @@ def launch(config: WorkerConfig, snapshot_path: Path) -> tuple[AsyncLLM, Grammar
         Exception: whatever vLLM raises for a bad argument, a missing model or a failed start.
     """
     vllm_config = checked_config(engine_args(config))
-    given, own = vllm_config.additional_config, engine_settings(config, snapshot_path)
+    pools = vllm_config.model_config.runner_type == "pooling"
+    given, own = vllm_config.additional_config, engine_settings(config, snapshot_path, pools=pools)
     # vLLM reads keys of its own from a dict alone, and hashes all of it.
     vllm_config.additional_config = {**given, **own} if given else compiling.EngineSettings(own)
     if current_platform.is_cpu():
         scheduling = vllm_config.scheduler_config
-        scheduling.long_prefill_token_threshold = scheduling.long_prefill_token_threshold or PIECE_TOKENS
+        if scheduling.enable_chunked_prefill:
+            scheduling.long_prefill_token_threshold = scheduling.long_prefill_token_threshold or PIECE_TOKENS
         # vLLM asks for "spawn" here, for OpenMP's sake; with one thread a fork is safe, and ten times as fast.
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         torch.set_num_threads(1)

@@ -1,0 +1,64 @@
+"""Embeddings of a whole cluster, by OpenAI's client: modelled engines give equal vectors for equal texts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from tests.live.faults import kill
+from tests.live.ingress_rig import write_model_folder
+from tests.testbed.up_cluster import UpRig
+
+MODEL = "m"
+TEXTS = [f"text number {number}" for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    model = write_model_folder(folder / "model", max_model_len=4096)
+    slow = ["--set", "worker.modelled.speed=0.2"]
+    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=slow) as rig:
+        yield rig
+
+
+def test_openais_client_gets_a_vector_for_each_text(rig: UpRig):
+    with openai.OpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.embeddings.create(model=MODEL, input=TEXTS)  # as base64, unless told
+        assert [entry.index for entry in answer.data] == list(range(len(TEXTS)))
+        assert len({tuple(entry.embedding) for entry in answer.data}) == len(TEXTS)
+        plain = client.embeddings.create(model=MODEL, input=TEXTS[3], encoding_format="float")
+        assert plain.data[0].embedding == answer.data[3].embedding
+        assert plain.usage.prompt_tokens == plain.usage.total_tokens > 0
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.embeddings.create(model=MODEL, input="a" * 5000)
+        assert refused.value.param == "input"
+
+
+def test_documents_are_ranked_by_the_vectors(rig: UpRig):
+    request = {"model": MODEL, "query": TEXTS[5], "documents": TEXTS, "top_n": 1}
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        (best,) = httpx.post(f"{rig.url}{path}", json=request).json()["results"]
+        assert (best["index"], best["document"]["text"]) == (5, TEXTS[5])
+        assert best["relevance_score"] == pytest.approx(1.0)
+
+
+async def test_a_killed_worker_costs_no_vector(rig: UpRig):
+    client = openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0)
+    before = (await client.embeddings.create(model=MODEL, input=TEXTS, encoding_format="float")).data
+    worker = rig.log_pids("worker-0")[0]
+    asked = [
+        asyncio.create_task(client.embeddings.create(model=MODEL, input=TEXTS, encoding_format="float"))
+        for _ in range(12)
+    ]
+    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    kill(worker)
+    for answer in await asyncio.gather(*asked):
+        assert [entry.embedding for entry in answer.data] == [entry.embedding for entry in before]
+    await client.close()
+    assert await rig.metric("millrace_ingress_continuations_total") > 0
+    await rig.well(2)
