@@ -107,15 +107,11 @@ def test_a_trial_is_given_up_whatever_the_compiler_does(
     assert lasting in (None, verdict.lasting)
 
 
-def test_a_sequence_that_is_cancelled_on_trial_is_not_added(tmp_path_factory: pytest.TempPathFactory) -> None:
-    engine = BenchEngine(config(tiny_llama.build(tmp_path_factory.mktemp("cancelled"))))
-    try:
-        name = engine.add(PROMPT, Sampling(max_tokens=5, structured=StructuredOutput(regex="[a-c]{5}")))
-        engine.cancel(name)
-        assert engine.run(PROMPT, Sampling(max_tokens=9, structured=StructuredOutput(regex="[a-c]{5}"))).finish
-        assert name not in {event.sequence for event in engine.events if isinstance(event, SequenceAdded)}
-    finally:
-        engine.stop()
+def test_a_sequence_that_is_cancelled_on_trial_is_not_added(engine: BenchEngine) -> None:
+    name = engine.add(PROMPT, Sampling(max_tokens=5, structured=StructuredOutput(regex="[a-c]{5}")))
+    engine.cancel(name)
+    assert engine.run(PROMPT, Sampling(max_tokens=9, structured=StructuredOutput(regex="[a-c]{5}"))).finish
+    assert name not in {event.sequence for event in engine.events if isinstance(event, SequenceAdded)}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-TOKENS, AT = 400, 150
+TOKENS, AT = 200, 80
 GREEDY = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, logprobs=4)
 SEEDED = Sampling(max_tokens=TOKENS, temperature=0.8, seed=5, ignore_eos=True, logprobs=4)
 #: Far above what rounding does to a log-probability, far below what wrong KV does.

@@ -20,7 +20,7 @@ from tests.engine.moving import Pair, ask, begin, settled, tell, until_tokens, w
 #: A path that stays: the cache knows a model by it.
 MODEL = Path(__file__).resolve().parents[2] / "models" / "millrace-nano"
 PROMPT = [6 + (index * 37) % 200 for index in range(150)]
-GREEDY = Sampling(max_tokens=900, temperature=0.0, ignore_eos=True)
+GREEDY = Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)
 #: Blocks of 32 tokens that two ways to the same KV are compared by.
 BLOCKS = 70
 LOGPROBS = Sampling(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=3)

@@ -6,7 +6,7 @@ from tests.engine.moving import Pair
 from tests.engine.travelling import travel
 
 #: More by `python -m bench migration_soak`.
-MOVES = 100
+MOVES = 50
 
 
 def test_many_moves_change_no_token_and_lose_no_block(pair: Pair) -> None:

@@ -105,7 +105,7 @@ class Busy:
         self.thread.start()
 
     def _stream(self) -> None:
-        body = {"model": self.rig.model, "prompt": prompt_text(1), "max_tokens": 900, "ignore_eos": True}
+        body = {"model": self.rig.model, "prompt": prompt_text(1), "max_tokens": 450, "ignore_eos": True}
         while not self.stopping:
             self.count += 1
             headers = {"x-request-id": f"busy-{self.count}"}
