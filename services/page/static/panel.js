@@ -64,7 +64,8 @@ function failoverSection(cluster, t) {
   if (!found) return el("section", {}, heading, el("p", { class: "quiet" }, "None since the page began."));
   const { event, near } = found;
   const since = span(t - cluster.t0 - event.t);
-  const text = event.k === "failover" ? `${plural(near, "request")} went on after ${event.a || "an instance"} was lost.` : `${told(event)}; nothing ran there.`;
+  const left = Object.values(cluster.q).filter((row) => row.inst === event.a).length;
+  const text = event.k === "failover" ? `${plural(near, "request")} went on after ${event.a || "an instance"} was lost.` : `${told(event)}; ${left ? `${plural(left, "request")} there wait for another instance` : "nothing runs there"}.`;
   return el("section", {}, heading, el("p", {}, el("strong", {}, `${since} ago`), `, at ${clock(cluster.t0 + event.t)}: ${text}`));
 }
 
