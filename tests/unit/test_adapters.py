@@ -166,7 +166,7 @@ def test_a_forecast_has_the_time_of_a_load_in_it() -> None:
     bench.gathered(bench.predicted("w0", 40), bench.predicted("w1", 50))
     assert bench.last_submission()[1] == "w1"
     times = {forecast.name: forecast.ttft_ns for forecast in bench.sent(DecisionMade)[-1].forecasts}
-    assert times == {"w0": 101_000_000, "w1": 1_000_000}
+    assert times == {"w0": 26_000_000, "w1": 1_000_000}
 
 
 def test_prefixes_are_apart_by_adapter() -> None:
