@@ -57,6 +57,16 @@ class RemoteOpenAIServer:
         return self._client(anthropic.AsyncAnthropic, "", options)
 
 
+@pytest.fixture(scope="session")
+def local_asset_server() -> LocalAssetServer:
+    """Pictures, which no test of text asks for."""
+    return LocalAssetServer()
+
+
+class LocalAssetServer:
+    """Stands for that of vLLM's ``tests/conftest.py``."""
+
+
 RemoteLaunchRenderServer = RemoteOpenAIServerCustom = RemoteOpenAIServer
 
 
