@@ -49,6 +49,7 @@ ELSEWHERE = {
     r"millrace scale .* --shape .*": "needs a GPU; tests/unit/test_scaling_by_order.py",
     r".*--sweep .*|.*--seeds .*": "minutes: tests/unit/test_cli_sim.py, tests/sim",
     r".*\b(FILE|NAME|DIR|nano\.toml|cluster\.toml|cascade\.toml)\b.*": "needs a file of the reader's",
+    r"curl .*_lora_adapter.*": "needs an adapter: tests/live/test_ingress_adapters.py",
     r"millrace drain .* --force": "ends the model's last instance: tests/unit/test_cli_orders.py",
 }
 
