@@ -467,7 +467,7 @@ def test_of_two_tiers_that_were_rejected_early_the_higher_answers_and_then_the_l
     bench.pass_time(6.0, alive=("w-small",))
     assert bench.attempts()[4:] == [("r~5.0", "w-small")]
     bench.accept()
-    bench.pass_time(40.0, alive=())
+    bench.pass_time(130.0, alive=())
     assert not bench.attempts()[5:]
     assert [e.request for e in bench.made(RefuseCall)] == ["r"]
 

@@ -89,7 +89,7 @@ def test_a_higher_tier_answers_where_the_one_that_was_chosen_fails(model: EntryM
     parent = bench.actor.state.parents["r"]
     assert (parent.attempt.model, parent.last) == ("small", 0)
     assert parent.attempt.streams
-    for _ in range(40):
+    for _ in range(130):
         bench.lose("w-small")
     assert parent.attempt.model in ("middle", "large")
 

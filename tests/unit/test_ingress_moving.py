@@ -354,7 +354,7 @@ def test_when_all_die_it_fails_once():
     bench = moving()
     for instance in (bench.source, bench.third, bench.target):
         bench.die(instance)
-    bench.pass_time(40, alive=())
+    bench.pass_time(130, alive=())
     assert len(bench.made(FailCall)) == 1
     assert not bench.actor.state.calls
 
