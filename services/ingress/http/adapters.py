@@ -82,7 +82,7 @@ class AdapterOrders:
 
 
 def _check_right(holder: KeyHolder) -> None:
-    """Whoever loads an adapter has engines read a path of their machines.
+    """Only a key with that right may: engines then read a path of their machines.
 
     Raises:
         ApiError: 403.

@@ -227,9 +227,13 @@ def _of_pairs(
     documents: list[str],
     form: Callable[[int], PooledForm],
 ) -> PooledCall:
-    """Queries and documents, each for itself where the model embeds, or a prompt for each pair where it classifies.
+    """Queries and documents: a prompt for each text where the model embeds, for each pair where it classifies.
 
-    Args: form: by the number of queries that are prompts of their own.
+    Args:
+        form: From the number of prompts that are queries (0 where prompts are pairs) to the form of the answer.
+
+    Raises:
+        ApiError: 400 for a classifier of more than one class.
     """
     model = models.get(request.model)
     task = models.task(model.name) or "embed"
