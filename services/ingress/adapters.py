@@ -32,13 +32,18 @@ class AdapterAsked(Body, frozen=True, kw_only=True, tag="local.AdapterAsked/1"):
 
 
 class AdapterDone(Effect, frozen=True, kw_only=True):
-    """The answer to a client's order. ``refusal``: why it failed; empty where it did not. ``missing``: as in
-    AdapterChanged.
+    """The answer to a client's order.
+
+    Attributes:
+        refusal: Why it failed; empty where it did not.
+        missing: As in AdapterChanged.
+        taken: Whether any instance of the model takes adapters.
     """
 
     request: str
     refusal: str = ""
     missing: bool = False
+    taken: bool = True
 
 
 def ask_adapter(state: IngressState, asked: AdapterAsked) -> None:
@@ -48,7 +53,7 @@ def ask_adapter(state: IngressState, asked: AdapterAsked) -> None:
         refusal = (
             f"no instance of {asked.model} takes LoRA adapters: name one in the cluster's file, or set enable_lora"
         )
-        state.emit(AdapterDone(request=asked.request, refusal=refusal))
+        state.emit(AdapterDone(request=asked.request, refusal=refusal, taken=False))
         return
     pending = PendingAdapter(asked.request, asked.model, asked.order, instances)
     state.emit(

@@ -179,6 +179,11 @@ def test_ingresses_share_a_port_and_the_other_goes_on_when_one_is_killed(rig: Up
     assert len(after & before) == 1
 
 
+def test_an_adapter_where_no_engine_takes_one_is_the_clients_error(rig: UpRig):
+    answer = httpx.post(f"{rig.url}/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "/a"}, timeout=30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "adapters_not_served")
+
+
 def test_streams_in_the_background_go_on_after_their_ingress_was_killed(rig: UpRig, client: openai.OpenAI):
     fields: Any = {"model": MODEL, "input": "name five birds", "max_output_tokens": 400, "temperature": 0}
     fields |= {"extra_body": {"ignore_eos": True}}

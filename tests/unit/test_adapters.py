@@ -148,7 +148,9 @@ def test_an_adapter_that_not_all_could_load_is_not_offered(answers: list[Adapter
 
 
 def test_without_an_instance_that_takes_adapters_the_order_is_refused() -> None:
-    assert "enable_lora" in order(ingress(w0=None), LoadAdapter(name="sql", path="/a/sql")).refusal
+    nobody = order(ingress(w0=None), LoadAdapter(name="sql", path="/a/sql"))
+    assert "enable_lora" in nobody.refusal
+    assert not nobody.taken
 
 
 def test_sequences_go_where_their_adapter_is() -> None:

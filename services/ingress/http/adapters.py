@@ -76,7 +76,9 @@ class AdapterOrders:
             self._calls.answer(exchange, path, said.encode(), kind=b"text/plain; charset=utf-8")
             return
         error = ApiError(500, effect.refusal, kind=SERVER, code="adapter_not_loaded")
-        if effect.missing:
+        if not effect.taken:
+            error = ApiError(400, effect.refusal, code="adapters_not_served")
+        elif effect.missing:
             error = ApiError(404, effect.refusal, param="lora_path", code="adapter_not_found")
         self._calls.answer_error(exchange, path, error)
 
