@@ -23,7 +23,7 @@ SQL: dict[str, Any] = {"model": "sql", "max_tokens": 250, "ignore_eos": True}
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     """In float32, as the model's folder is. Whoever is killed shall have had work."""
     folder = tmp_path_factory.mktemp("lora")
-    model = tiny_llama.build(folder / "model", layers=2)
+    model = tiny_llama.build(folder / "model")
     for seed, name in enumerate(("sql", "law")):
         tiny_lora.build(folder / name, seed=seed, layers=2)
     extra = (

@@ -9,15 +9,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from struct import pack
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from millrace.actor.store_link import StoreAway
 from millrace.actor.stored_values import KeyConflict
 from millrace.cluster.model_parsers import ModelParsers
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.message import Body
-from millrace.contracts.worker import Sampling
+from millrace.contracts.worker import Pooled, Sampling
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
 from prometheus_client import CollectorRegistry
@@ -171,6 +173,10 @@ class FakeCore:
         self._do(CompleteCall(request=call.request, usage=Usage(prompt_tokens, tokens * choices)))
 
     def _delta(self, call: Call, choice: int, i: int, last: bool) -> ChoiceDelta:
+        if call.sampling.pooling is not None:
+            return ChoiceDelta(
+                choice, "", 1, self.finish, pooled=msgspec.msgpack.encode(Pooled([2], pack("<2f", 3, 4)))
+            )
         word = self.words(call, i)
         logprobs = None
         if call.sampling.logprobs is not None:

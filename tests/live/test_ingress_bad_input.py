@@ -225,7 +225,7 @@ async def test_a_wrong_method_is_told_the_right_one(rig: Rig):
 
 async def test_an_unknown_path_and_an_unknown_model_card_are_404(rig: Rig):
     async with httpx.AsyncClient(base_url=rig.url) as client:
-        for path in ("/", "/v1", "/v1/embeddings", "/v1/models/nobody"):
+        for path in ("/", "/v1", "/v1/audio/speech", "/v1/models/nobody"):
             answer = await client.get(path)
             assert answer.status_code == 404, path
             assert answer.json()["error"]["message"]
