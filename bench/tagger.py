@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
 import os
 import time
 from collections import deque
@@ -26,11 +25,12 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.lengths.baselines import WINDOW, HistoryHistogram, HistoryModel
 from millrace.lengths.estimate import LearningModel, LengthEstimate, Row
 from millrace.lengths.features import MAX_TOKENS
-from millrace.lengths.files import read_requests
-from millrace.lengths.samples import LengthRecord, LengthSample, matrix, samples_of
+from millrace.lengths.files import PRETRAINED
+from millrace.lengths.samples import LengthSample, matrix
 from millrace.lengths.scoring import Numbers, interval, score
 from millrace.lengths.training import baseline_predictions, train, train_candidate
 
+from bench.lengths.requests import LengthRecord, read_requests, samples_of
 from services.tagger.actor import TaggerActor
 from services.tagger.config import LearningConfig
 from services.tagger.effects import LengthsLoaded, LengthsTrained, TrainLengths
@@ -63,8 +63,7 @@ class Split(NamedTuple):
 
 def recorded(model: str) -> list[LengthRecord]:
     """The recording of a shipped model, in the order in which requests were drawn."""
-    with gzip.open(RECORDINGS / f"{model}.jsonl.gz") as lines:
-        return list(read_requests(iter(lines), model))
+    return read_requests(RECORDINGS / f"{model}.jsonl.gz")
 
 
 def lengths_only(path: str, prompt: str, output: str) -> list[LengthRecord]:
@@ -208,7 +207,11 @@ def main() -> None:
     """Prints every table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["millrace-mini", "millrace-micro", "millrace-nano"])
+    parser.add_argument("--write", action="store_true", help="train the models that ship anew, from all of a recording")
     options = parser.parse_args()
+    for model in options.models if options.write else ():
+        rows, lengths = matrix(list(samples_of(recorded(model))))
+        (PRETRAINED / f"{model}.lengths").write_bytes(train(rows, lengths, model=model).encode())
     print(f"machine load {os.getloadavg()[0]:.1f} at the start")
     for model in options.models:
         requests = recorded(model)

@@ -98,8 +98,9 @@ def test_too_few_answers_make_no_judge() -> None:
 
 
 def test_a_recording_of_other_models_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _model(tmp_path / "m")
-    assert _train(tmp_path, _recording(tmp_path / "a.jsonl"), "--model", "x") == 1
+    folder = _model(tmp_path / "x")
+    words = ["train", "judge", "--from", str(_recording(tmp_path / "a.jsonl")), "--model-path", str(folder)]
+    assert main(words) == 1
     assert "no answers of x" in capsys.readouterr().err
 
 

@@ -16,9 +16,7 @@ FOLDERS = [ROOT / "models" / f"millrace-{name}" for name in ("nano", "micro", "m
 
 def _train(output: Path, *words: str, recording: Path = RECORDING) -> int:
     folders = [str(folder) for folder in FOLDERS]
-    return main(
-        ["train", "entry", "--from", str(recording), "--model-paths", *folders, "--output", str(output), *words]
-    )
+    return main(["train", "entry", "--from", str(recording), "--model-path", *folders, "--output", str(output), *words])
 
 
 def test_the_file_that_ships_belongs_to_the_models_and_saves(

@@ -1,156 +1,175 @@
-"""Trains models from recordings of a cluster: ``millrace train tagger``, ``train remaining``, ``train judge``,
-``train entry``.
+"""Fits what ships beside a model's weights to recordings, and writes it where it is better.
 
-A running tagger trains by itself; ``train tagger`` is for starting from recordings, and for inspecting the figures.
+    millrace train remaining --from FILE ... --model-path FOLDER             # the head that reads remaining lengths
+    millrace train judge     --from FILE ... --model-path FOLDER             # how likely an answer is right
+    millrace train entry     --from FILE ... --model-path FOLDER FOLDER ...  # which tiers of a cascade a prompt is for
+
+The model of output lengths is not among them: a running tagger trains it by itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from millrace.cli import train_entry, train_judge
+import msgspec
+
+from millrace.cascade.entry_files import ENTRY_FILE, fingerprints, write_entry
+from millrace.cascade.entry_training import SAVING_MIN, train_entry
 from millrace.cli.errors import CliError
 from millrace.cli.progress import working
-from millrace.lengths.files import read_models, read_outcomes, read_requests, write_model
+from millrace.enginemodel.coefficients import load_step_time
+from millrace.judging.files import (
+    CONFIDENCE_FILE,
+    JudgeUnreadable,
+    RecordingUnreadable,
+    read_answers,
+    read_judge,
+    read_recording,
+    write_judge,
+)
+from millrace.judging.training import train_judge
+from millrace.kvcopy.weights import weights_fingerprint
 from millrace.lengths.frames import FileUnreadable
-from millrace.lengths.head import HEAD_FILE, HeadUnreadable, RemainingHead, read_head, write_head
-from millrace.lengths.samples import LengthSample, samples_of
-from millrace.lengths.scoring import Score
+from millrace.lengths.head import HEAD_FILE, HeadUnreadable, read_head, write_head
 from millrace.lengths.states import read_states, states_header
-from millrace.lengths.training import TrainingResult, train_candidate
+from millrace.supervision.service_fields import STEP_TIMES
 
-DEFAULT_FOLDER = Path(".millrace") / "lengths"
+#: Sequences of the batch for which a decoded token is priced.
+BATCH = 8
+#: Exit code where what was fitted is not better.
+NOT_BETTER = 3
+
+
+class _Trained(NamedTuple):
+    """A fit with its figures.
+
+    Attributes:
+        said: Its figures on what it was not fitted to.
+        write: Writes it; None where there was too little to learn from.
+    """
+
+    said: list[str]
+    accepted: bool
+    write: Callable[[Path], None] | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``train tagger --model NAME (--from FILE ... | --requests FILE ...)``; ``train remaining --from FILE ...``;
-    ``train judge --from FILE ...``; ``train entry --from FILE ...``.
-    """
+    """``(remaining | judge | entry) --from FILE ... --model-path FOLDER ... [--output FILE] [--force]``."""
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
-    _add_remaining(kinds.add_parser("remaining", help="the head that reads remaining lengths from hidden states"))
-    train_judge.add_arguments(kinds.add_parser("judge", help="how likely an answer is right, from its tokens"))
-    train_entry.add_arguments(kinds.add_parser("entry", help="which tiers of a cascade a prompt is for"))
-    tagger = kinds.add_parser("tagger", help="the model of output lengths")
-    tagger.add_argument("--model", required=True, help="the served model whose outputs these are")
-    source = tagger.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--from", dest="outcomes", nargs="+", type=Path, metavar="FILE", help="outcomes that taggers kept (*.outcomes)"
-    )
-    source.add_argument(
-        "--requests",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="recorded requests, one JSON object a line (.jsonl[.gz])",
-    )
-    tagger.add_argument("--directory", type=Path, default=DEFAULT_FOLDER, help=f"(default {DEFAULT_FOLDER})")
-    tagger.add_argument("--output", type=Path, help="write the model to this file instead")
-    tagger.add_argument("--force", action="store_true", help="replace a model that is better, too")
-
-
-def _add_remaining(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--from",
-        dest="states",
-        nargs="+",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="states that workers kept",
-    )
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--model-path", type=Path, metavar="FOLDER", help=f"the model's: for {HEAD_FILE}")
-    place.add_argument("--output", type=Path, help="write the head to this file, and compare it with survival alone")
-    parser.add_argument("--force", action="store_true", help="replace a head that is better, too")
+    for kind, (source, says, _run, _file) in _KINDS.items():
+        one = kinds.add_parser(kind, help=says)
+        add = one.add_argument
+        add("--from", dest="files", nargs="+", type=Path, required=True, metavar="FILE", help=source)
+        several, whose = ("+", "of the tiers, smallest first") if kind == "entry" else (1, "the model's folder")
+        add("--model-path", dest="folders", nargs=several, type=Path, required=True, metavar="FOLDER", help=whose)
+        add("--output", type=Path, help="write it to this file, and compare it with none in force")
+        add("--force", action="store_true", help="write it even if it is no better")
+        if kind == "entry":
+            costs = "of a decoded token of each model, any unit (default: by the step times that ship with them)"
+            add("--costs", nargs="+", type=float, metavar="N", help=costs)
+            share = "share of the last model's quality to keep (default 0.98)"
+            add("--quality", type=float, default=0.98, metavar="N", help=share)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains, shows the figures, and puts the model in force where it is better; returns 3 where it is not."""
-    runs = {"remaining": _run_remaining, "judge": train_judge.run, "entry": train_entry.run, "tagger": _run_tagger}
-    with working(f"training: {arguments.kind}"):
-        return runs[arguments.kind](arguments)
-
-
-def _run_remaining(arguments: argparse.Namespace) -> int:
-    from millrace.lengths.remaining_training import train_head  # it needs torch
-
-    path = arguments.output or arguments.model_path / HEAD_FILE
+    """Fits, shows the figures, and writes the file where it is better; returns 3 where it is not."""
+    _source, _says, fit, file = _KINDS[arguments.kind]
+    path = arguments.output or arguments.folders[-1] / file
     try:
-        header = states_header(arguments.states[0])
-        if any(states_header(other) != header for other in arguments.states[1:]):
-            raise CliError("the files hold states of different models")
-        incumbent = None if arguments.output else _head_in_force(path, header.fingerprint)
-        result = train_head(list(read_states(arguments.states)), header=header, incumbent=incumbent)
-        print(result.reason)
-        for name, found in result.scores.items():
-            print(_line(name, found))
-        if result.head is None or not (result.accepted or arguments.force):
-            return 3
-        write_head(path, result.head)
-        print(f"written: {path}")
-    except (FileUnreadable, OSError) as error:
+        with working(f"training: {arguments.kind}"):
+            trained = fit(arguments, None if arguments.output else path)
+        print("\n".join(trained.said))
+        if trained.write is None or not (trained.accepted or arguments.force):
+            return NOT_BETTER
+        trained.write(path)
+    except (FileUnreadable, RecordingUnreadable, ValueError, OSError) as error:
         raise CliError(str(error)) from None
+    print(f"written: {path}")
     return 0
 
 
-def _head_in_force(path: Path, fingerprint: str) -> RemainingHead | None:
-    """The head of these weights; None where there is none, or an unusable one, which answers nothing either."""
+def _in_force(read: Callable[[], Any]) -> Any:
+    """A file of these weights; None for no file, or an unusable one, which answers nothing either."""
     try:
-        return read_head(path, fingerprint=fingerprint)
-    except (HeadUnreadable, FileNotFoundError):
+        return read()
+    except (HeadUnreadable, JudgeUnreadable, FileNotFoundError):
         return None
 
 
-def _run_tagger(arguments: argparse.Namespace) -> int:
-    try:
-        samples = list(_samples(arguments))
-        incumbent = (
-            b"" if arguments.output else read_models(arguments.directory, shipped=True)[0].get(arguments.model, b"")
-        )
-        result = train_candidate(samples, model=arguments.model, incumbent=incumbent, trained_ns=_newest(samples))
-        print(_report(result, samples))
-        if not result.model or not (result.accepted or arguments.force):
-            return 3
-        print(f"written: {_write(arguments, result.model)}")
-    except (FileUnreadable, OSError) as error:
-        raise CliError(str(error)) from None
-    return 0
+def _remaining(arguments: argparse.Namespace, present: Path | None) -> _Trained:
+    from millrace.lengths.remaining_training import train_head  # it needs torch
 
-
-def _samples(arguments: argparse.Namespace) -> Iterator[LengthSample]:
-    if arguments.outcomes:
-        kept = [sample for path in arguments.outcomes for sample in read_outcomes(path)]
-        yield from sorted(kept, key=lambda sample: sample.at_ns)
-        return
-    for path in arguments.requests:
-        opener = gzip.open if path.suffix == ".gz" else Path.open
-        with opener(path, "rb") as lines:
-            yield from samples_of(read_requests(lines, str(path)))
-
-
-def _newest(samples: list[LengthSample]) -> int:
-    return max((sample.at_ns for sample in samples), default=0)
-
-
-def _write(arguments: argparse.Namespace, payload: bytes) -> Path:
-    if arguments.output is None:
-        return write_model(arguments.directory, arguments.model, payload)
-    arguments.output.write_bytes(payload)
-    return Path(arguments.output)
-
-
-def _report(result: TrainingResult, samples: list[LengthSample]) -> str:
-    rows = [("in force", result.incumbent), ("candidate", result.candidate)]
-    lines = [f"{len(samples)} outcomes; {result.reason}"]
-    lines += [_line(name, score) for name, score in rows if score is not None]
-    return "\n".join(lines)
-
-
-def _line(name: str, score: Score) -> str:
-    return (
+    header = states_header(arguments.files[0])
+    if any(states_header(other) != header for other in arguments.files[1:]):
+        raise CliError("the files hold states of different models")
+    incumbent = _in_force(lambda: read_head(present, fingerprint=header.fingerprint)) if present else None
+    result = train_head(list(read_states(arguments.files)), header=header, incumbent=incumbent)
+    scores = [
         f"  {name:<37} mean error {score.error:.1f} tokens, error rate {score.error_rate:.1%}, within 50 tokens "
-        f"{score.acc_50:.1%}, within 100 {score.acc_100:.1%}, p90 covers {score.covered_90:.1%}"
-    )
+        f"{score.acc_50:.1%}, p90 covers {score.covered_90:.1%}"
+        for name, score in result.scores.items()
+    ]
+    head = result.head
+    write = None if head is None else lambda path: write_head(path, head)
+    return _Trained([result.reason, *scores], result.accepted, write)
+
+
+def _judge(arguments: argparse.Namespace, present: Path | None) -> _Trained:
+    folder = arguments.folders[0].resolve()
+    fingerprint = weights_fingerprint(folder)
+    if not fingerprint:
+        raise CliError(f"{folder} holds no weights")
+    answers = read_answers(arguments.files, folder.name)
+    if not answers:
+        raise CliError(f"the recording has no answers of {folder.name}, as the model's folder is called")
+    incumbent = _in_force(lambda: read_judge(present, model_folder=folder)) if present else None
+    result = train_judge(folder.name, answers, fingerprint=fingerprint, incumbent=incumbent)
+    figures = [
+        f"  {name:<24} area {found.area:.3f}, calibration error {found.error:.3f}, Brier {found.brier:.4f}"
+        for name, found in result.figures.items()
+    ]
+    judge = result.judge
+    said = [f"{len(answers)} answers; {result.reason}", *figures]
+    return _Trained(said, result.accepted, None if judge is None else lambda path: write_judge(path, judge))
+
+
+def _entry(arguments: argparse.Namespace, _present: Path | None) -> _Trained:
+    folders = [folder.resolve() for folder in arguments.folders]
+    costs = arguments.costs or [_token_cost(folder) for folder in folders]
+    if len(folders) < 2 or len(costs) != len(folders):
+        raise CliError(f"{len(folders)} models and {len(costs)} costs: a cascade has two models, and a cost of each")
+    rows = [row for file in arguments.files for row in read_recording(file)]
+    result = train_entry(rows, [folder.name for folder in folders], costs, target=arguments.quality)
+    verb = "saves enough" if result.accepted else f"saves too little, needs {SAVING_MIN:g}"
+    said = [
+        f"choice by prompt {verb}: a plain cascade costs {result.saving:.2f} times as much at the same quality, the "
+        f"last model alone {result.alone:.2f} times",
+        f"  quality {result.quality:.1f}, plain cascade {result.plain_quality:.1f}, "
+        f"last model {result.last_quality:.1f}; thresholds of {result.threshold:g} go with it",
+    ]
+    file = msgspec.structs.replace(result.file, fingerprints=fingerprints(folders))
+    return _Trained(said, result.accepted, lambda path: write_entry(path, file))
+
+
+def _token_cost(folder: Path) -> float:
+    name = STEP_TIMES.get(folder.name)
+    if name is None:
+        raise CliError(f"{folder}: no step times ship with it; give --costs")
+    model = load_step_time(name)
+    return (model.fixed / BATCH + model.per_decode) / 1e6
+
+
+#: Help of --from, help of the verb, what fits, and the file beside the weights, by what is trained.
+_KINDS = {
+    "remaining": ("states that workers kept", "reads remaining lengths from hidden states", _remaining, HEAD_FILE),
+    "judge": (
+        "recorded answers with log-probabilities and the truth, one JSON object a line (.jsonl[.gz])",
+        "how likely an answer is right, from its tokens",
+        _judge,
+        CONFIDENCE_FILE,
+    ),
+    "entry": ("the same of all models", "which tiers of a cascade a prompt is for", _entry, ENTRY_FILE),
+}

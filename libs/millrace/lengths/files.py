@@ -19,7 +19,7 @@ from millrace.contracts.subjects import subject_token
 from millrace.lengths.features import FEATURE_VERSION, FEATURES
 from millrace.lengths.frames import FileUnreadable, FrameWriter, older, read_frames, read_header
 from millrace.lengths.quantile import ModelUnreadable, decode_model
-from millrace.lengths.samples import LengthRecord, LengthSample
+from millrace.lengths.samples import LengthSample
 
 MODEL_FILE = "lengths.model"
 OUTCOMES = ".outcomes"
@@ -32,7 +32,6 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 
 _HEADER = b"millrace-outcomes/2 %d %d\n" % (FEATURE_VERSION, len(FEATURES))
 _decoder = msgspec.msgpack.Decoder(LengthSample)
-_line = msgspec.json.Decoder(LengthRecord)
 
 
 def model_folder(root: Path, model: str) -> Path:
@@ -101,21 +100,6 @@ def read_outcomes(path: Path) -> Iterator[LengthSample]:
         if read_header(file) != _HEADER:
             raise FileUnreadable(f"{path}: no outcomes of this version's features ({_HEADER.decode().strip()})")
         yield from read_frames(file, _decoder)
-
-
-def read_requests(lines: Iterator[bytes], name: str) -> Iterator[LengthRecord]:
-    """Reads recorded requests, one JSON object a line.
-
-    Raises:
-        FileUnreadable: a line is none; the text names file and line.
-    """
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            yield _line.decode(line)
-        except msgspec.DecodeError as error:
-            raise FileUnreadable(f"{name}:{number}: {error}") from None
 
 
 def load_warm(folder: Path, writer: str, limit: int) -> list[LengthSample]:
