@@ -7,8 +7,8 @@ An actor of its own, hosted in the coordinator's process. Owns the windows of la
 | TimerFired(tick) | samples age; ends and deadlines of orders are noticed; the policy is asked |
 Request(StartInstance / StopInstance) per instance, ProvisioningDecided, Log |
 | DecisionMade, RequestFinished | a sample, for models that are led | |
-| InstanceStarting, InstanceStopping | on order until it serves, or is gone | PlanProposed with the role of an order |
-| ProvisionRefused, no responders | the next host is asked; where none is left the order has failed | Request, Log |
+| InstanceOrdered | on order until it serves, or is gone | PlanProposed with the role of an order |
+| OrderRefused, no responders | the next host is asked; where none is left the order has failed | Request, Log |
 | no answer in time | the same host is asked once more, which is safe: orders are idempotent. Then the order has failed;
 it may have been carried out after all, so no other host is asked | Request, Log |
 | SetInstances | an operator's order becomes one per instance, whatever the strategy | Request; OrderAccepted or
@@ -37,14 +37,7 @@ from millrace.contracts.local import (
 from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.provisioner import (
-    InstanceStarting,
-    InstanceStopping,
-    ProvisionRefusal,
-    ProvisionRefused,
-    StartInstance,
-    StopInstance,
-)
+from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
 from millrace.contracts.status import InstanceSummary
 from millrace.policies.provisioning import ProvisioningDecision, ProvisioningView
 from millrace.policies.provisioning.by_order import (
@@ -320,7 +313,7 @@ class ProvisioningActor(Controller):
         if fleet is None or order is None:
             return []
         match replied.body:
-            case InstanceStarting() as body:
+            case InstanceOrdered() as body if order.action == "start":
                 order.instance = body.instance
                 order.deadline_ns = now_ns + _ns(self._config.start_limit_s)
                 fleet.starting[body.instance] = order
@@ -329,11 +322,11 @@ class ProvisioningActor(Controller):
                     orders = {body.instance: order.role}
                     effects = [self._proposal(order.model, now_ns, role_orders=orders)]
                 return [*effects, *_accepted(order)]
-            case InstanceStopping() as body:
+            case InstanceOrdered() as body:
                 order.deadline_ns = now_ns + _ns(order.drain_limit_s) + STOP_GRACE_NS
                 fleet.stopping[body.instance] = order
                 return _accepted(order)
-            case ProvisionRefused() as body:
+            case OrderRefused() as body:
                 return self._refused(fleet, order, body)
             case body:
                 return self._next_host(fleet, order, "malformed", f"{type(body).__name__} is no answer")
@@ -350,10 +343,10 @@ class ProvisioningActor(Controller):
             return self._next_host(fleet, order, str(body.reason), "no provisioner listens there")
         return self._failed(fleet, order, "unanswered", str(body.reason))
 
-    def _refused(self, fleet: Fleet, order: Order, body: ProvisionRefused) -> list[Effect]:
-        shared = body.reason is ProvisionRefusal.SHARED_PROCESS
+    def _refused(self, fleet: Fleet, order: Order, body: OrderRefused) -> list[Effect]:
+        shared = body.reason is OrderRefusal.SHARED_PROCESS
         last = order.host_index + 1 >= len(self._config.hosts)
-        if order.action == "stop" and (shared or (last and body.reason is ProvisionRefusal.UNKNOWN_INSTANCE)):
+        if order.action == "stop" and (shared or (last and body.reason is OrderRefusal.UNKNOWN_INSTANCE)):
             fleet.unstoppable[order.instance] = order.incarnation
             return self._failed(fleet, order, str(body.reason), body.detail)
         return self._next_host(fleet, order, str(body.reason), body.detail)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from millrace.actor.effects import Effect, Reply
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused
-from millrace.contracts.provisioner import ProvisionRefusal
 
 #: What provisioners say, in an operator's words.
 REFUSALS = {
-    str(ProvisionRefusal.UNKNOWN_SHAPE): OrderRefusal.UNKNOWN_SHAPE,
-    str(ProvisionRefusal.AT_BOUND): OrderRefusal.NO_DEVICE,
+    str(OrderRefusal.UNKNOWN_SHAPE): OrderRefusal.UNKNOWN_SHAPE,
+    str(OrderRefusal.AT_BOUND): OrderRefusal.NO_DEVICE,
 }
 
 

@@ -6,7 +6,7 @@
                                                                          SubmitSequence | RefuseCall
     CallAbandoned        the call is gone                              CancelSequence, RequestFinished
     Gathered             predictions known, as far as they arrived     SubmitSequence
-    AdapterAsked         nothing; see adapters.py                      LoadAdapter | UnloadAdapter
+    AdapterAsked         nothing; see adapters.py                      ChangeAdapter
     Replied,             tag known; sequence accepted, refused or      SubmitSequence, AcceptCall, RefuseCall
       RequestFailed        unanswered; tokens resent
     InstanceSummary      instance alive, its view replaced             SubmitSequence of what waited for it

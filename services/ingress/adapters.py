@@ -1,8 +1,8 @@
 """LoRA adapters by a client's order: all instances of the model are asked at once.
 
     message in     change                               messages out
-    AdapterAsked   none                                 LoadAdapter | UnloadAdapter; AdapterDone where nobody takes one
-    Gathered       offered, or no longer, as was asked  AdapterDone; UnloadAdapter where not all could load it
+    AdapterAsked   none                                 ChangeAdapter; AdapterDone where nobody takes one
+    Gathered       offered, or no longer, as was asked  AdapterDone; ChangeAdapter where not all could load it
 
 Whatever else is known of adapters stands in the instances' records (``cluster/cluster_view.py``).
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 from millrace.actor.effects import Effect, Gather, Publish
 from millrace.contracts.message import Body
-from millrace.contracts.worker import AdapterChanged, LoadAdapter, UnloadAdapter
+from millrace.contracts.worker import AdapterChanged, ChangeAdapter
 
 from services.ingress.pending import PendingAdapter
 from services.ingress.state import IngressState
@@ -28,7 +28,7 @@ class AdapterAsked(Body, frozen=True, kw_only=True, tag="local.AdapterAsked/1"):
 
     request: str
     model: str
-    order: LoadAdapter | UnloadAdapter
+    order: ChangeAdapter
 
 
 class AdapterDone(Effect, frozen=True, kw_only=True):
@@ -74,14 +74,14 @@ def take_adapter_answers(state: IngressState, pending: PendingAdapter, answers: 
     refusals += [f"{name} did not answer" for name in pending.instances if name not in told]
     contents = {body.adapter.fingerprint: body.adapter for body in told.values() if body.adapter is not None}
     order = pending.order
-    if isinstance(order, LoadAdapter):
+    if order.path:
         if not refusals and len(contents) > 1:
             refusals = [f"instances found different weights at {order.path}"]
         if not refusals:
             state.cluster.adapters[order.name] = pending.model, next(iter(contents.values()))
         elif not order.replace:
             for name in told:
-                state.emit(Publish(subject=state.subjects.engine(name, "adapter"), body=UnloadAdapter(name=order.name)))
+                state.emit(Publish(subject=state.subjects.engine(name, "adapter"), body=ChangeAdapter(name=order.name)))
     elif not refusals:
         state.cluster.adapters.pop(order.name, None)
     missing = any(body.missing for body in told.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from millrace.contracts.worker import LoadAdapter, UnloadAdapter
+from millrace.contracts.worker import ChangeAdapter
 
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
@@ -66,11 +66,11 @@ class PendingJudge(msgspec.Struct, frozen=True):
 
 
 class PendingAdapter(msgspec.Struct, frozen=True):
-    """An open LoadAdapter or UnloadAdapter to all these instances."""
+    """An open ChangeAdapter to all these instances."""
 
     request: str
     model: str
-    order: LoadAdapter | UnloadAdapter
+    order: ChangeAdapter
     instances: tuple[str, ...]
 
 

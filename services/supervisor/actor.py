@@ -12,9 +12,9 @@ which is why nothing here waits for an answer from the bus.
 | TimerFired(restart/NAME) | STARTING | StartChild |
 | TimerFired(kill/NAME) | | SignalChild(SIGKILL) |
 | TimerFired(tick) | children healthy for a while lose their failures | ServicePresence, DrainWorker again, next timer |
-| StartInstance | a spare worker, or the one that is named, becomes a child | InstanceStarting or ProvisionRefused,
+| StartInstance | a spare worker, or the one that is named, becomes a child | InstanceOrdered or OrderRefused,
 StartChild |
-| StopInstance | RETIRING; forgotten once its process has ended | InstanceStopping or ProvisionRefused, DrainWorker |
+| StopInstance | RETIRING; forgotten once its process has ended | InstanceOrdered or OrderRefused, DrainWorker |
 | TimerFired(retire/NAME) | should be gone by now | SignalChild(SIGTERM) |
 | UpdateCluster | processes that it names are started, ended, or asked to end and start anew |
 ReadSpecification, or ClusterCompared, StartChild, SignalChild |
@@ -36,15 +36,13 @@ from typing import Any
 
 from millrace.actor.effects import CancelTimer, Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe
 from millrace.contracts.catalog import Role
+from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.provisioner import (
     ClusterCompared,
     ComparedProcess,
-    InstanceStarting,
-    InstanceStopping,
-    ProvisionRefusal,
-    ProvisionRefused,
+    InstanceOrdered,
     StartInstance,
     StopInstance,
     UpdateCluster,
@@ -277,57 +275,57 @@ class SupervisorActor:
     def _on_start_instance(self, body: StartInstance, reply_to: str, now_ns: int) -> list[Effect]:
         roster = self._roster
         if roster is None or self._stopping:
-            return _refuse(reply_to, ProvisionRefusal.STOPPING, "nothing is started here any more")
+            return _refuse(reply_to, OrderRefusal.STOPPING, "nothing is started here any more")
         instance = roster.instance_of(body.order)
         if instance is not None:
-            return _answer(reply_to, InstanceStarting(order=body.order, instance=instance))
+            return _answer(reply_to, InstanceOrdered(instance=instance))
         spec = self._named(roster, body) if body.instance else self._free(roster, body)
-        if isinstance(spec, ProvisionRefused):
+        if isinstance(spec, OrderRefused):
             return _answer(reply_to, spec)
         if lack := roster.lacks(spec, [child.spec for child in self._children.values()]):
-            return _refuse(reply_to, ProvisionRefusal.NO_DEVICE, lack)
+            return _refuse(reply_to, OrderRefusal.NO_DEVICE, lack)
         instance = body.instance or spec.presences[0]
         roster.carried_out(body.order, instance)
         self._drained.pop(spec.name, None)
         self._children[spec.name] = Child(spec=spec)
         log = Log(level="info", event="instance_ordered", fields={"child": spec.name, "order": body.order})
-        answer = _answer(reply_to, InstanceStarting(order=body.order, instance=instance))
+        answer = _answer(reply_to, InstanceOrdered(instance=instance))
         return [log, *answer, *self._start_waiting(now_ns)]
 
-    def _free(self, roster: Roster, body: StartInstance) -> ChildSpec | ProvisionRefused:
+    def _free(self, roster: Roster, body: StartInstance) -> ChildSpec | OrderRefused:
         """One that does not run; those that an operator has drained are started by name only."""
         if roster.models and body.model not in roster.models:
-            return _refused(ProvisionRefusal.OTHER_MODEL, f"{body.model} is not served here")
+            return _refused(OrderRefusal.OTHER_MODEL, f"{body.model} is not served here")
         taken = self._children.keys() | self._drained.keys()
         if (spec := roster.free(taken, model=body.model, shape=body.shape)) is not None:
             return spec
         if body.shape and body.shape not in (shapes := roster.shapes(body.model)):
             told = ", ".join(shapes) or "none that are known"
-            return _refused(ProvisionRefusal.UNKNOWN_SHAPE, f"no {body.shape} for {body.model} here; shapes: {told}")
+            return _refused(OrderRefusal.UNKNOWN_SHAPE, f"no {body.shape} for {body.model} here; shapes: {told}")
         kind = f"{body.shape} instances" if body.shape else "instances"
         bound = f"{roster.instances_max(body.model, body.shape)} {kind} of {body.model} are the bound"
         drained = len(self._drained)
-        return _refused(ProvisionRefusal.AT_BOUND, f"{bound}, {drained} drained by an operator" if drained else bound)
+        return _refused(OrderRefusal.AT_BOUND, f"{bound}, {drained} drained by an operator" if drained else bound)
 
-    def _named(self, roster: Roster, body: StartInstance) -> ChildSpec | ProvisionRefused:
+    def _named(self, roster: Roster, body: StartInstance) -> ChildSpec | OrderRefused:
         spec = roster.worker_of(body.instance)
         if spec is None:
-            return _refused(ProvisionRefusal.UNKNOWN_INSTANCE, f"{body.instance} is none of this host")
+            return _refused(OrderRefusal.UNKNOWN_INSTANCE, f"{body.instance} is none of this host")
         child = self._children.get(spec.name)
         if child is not None:
             doing = "still drains" if child.state is ChildState.RETIRING else "runs already"
-            return _refused(ProvisionRefusal.RUNS, f"{body.instance} {doing}")
+            return _refused(OrderRefusal.RUNS, f"{body.instance} {doing}")
         return spec
 
     def _on_stop_instance(self, body: StopInstance, reply_to: str, now_ns: int) -> list[Effect]:
         children = (child for child in self._children.values() if child.spec.role == Role.WORKER)
         child = next((child for child in children if body.instance in child.spec.presences), None)
         if self._roster is None or child is None:
-            return _refuse(reply_to, ProvisionRefusal.UNKNOWN_INSTANCE, f"{body.instance} does not run here")
+            return _refuse(reply_to, OrderRefusal.UNKNOWN_INSTANCE, f"{body.instance} does not run here")
         if len(child.spec.presences) > 1:
             detail = f"{child.spec.name} hosts {len(child.spec.presences)} instances"
-            return _refuse(reply_to, ProvisionRefusal.SHARED_PROCESS, detail)
-        answer = _answer(reply_to, InstanceStopping(instance=body.instance))
+            return _refuse(reply_to, OrderRefusal.SHARED_PROCESS, detail)
+        answer = _answer(reply_to, InstanceOrdered(instance=body.instance))
         if self._stopping:
             return answer  # it is on its way already
         child.by_operator = child.by_operator or body.operator
@@ -509,12 +507,12 @@ def _answer(reply_to: str, body: Body) -> list[Effect]:
     return [Reply(to=reply_to, body=body)] if reply_to else []
 
 
-def _refuse(reply_to: str, reason: ProvisionRefusal, detail: str) -> list[Effect]:
+def _refuse(reply_to: str, reason: OrderRefusal, detail: str) -> list[Effect]:
     return _answer(reply_to, _refused(reason, detail))
 
 
-def _refused(reason: ProvisionRefusal, detail: str) -> ProvisionRefused:
-    return ProvisionRefused(reason=reason, detail=detail)
+def _refused(reason: OrderRefusal, detail: str) -> OrderRefused:
+    return OrderRefused(reason=reason, detail=detail)
 
 
 def _exit_text(status: int) -> str:

@@ -12,8 +12,7 @@
     AcknowledgeSequences  finished ones gone                       (nothing)
     ReturnSequences       queued ones out of the engine and gone   SequencesReturned REQUESTED
     SetStepBudget         bound of the engine's steps, for a while  (nothing; step_budget.py)
-    LoadAdapter,          adapters that it offers                  AdapterChanged, the record (adapters.py)
-      UnloadAdapter
+    ChangeAdapter         adapters that it offers                  AdapterChanged, the record (adapters.py)
     ServicePresence       orphans of a dead ingress cancelled      (nothing)
     BusReconnected        marks used                               what may have been lost, again
     TimerFired            unacknowledged ends repeated, deadlines,  TokensGenerated, status, summary, presence, record
@@ -82,13 +81,12 @@ from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import (
     AcknowledgeSequences,
     CancelSequence,
+    ChangeAdapter,
     DrainWorker,
-    LoadAdapter,
     ResendTokens,
     ReturnSequences,
     SetStepBudget,
     SubmitSequence,
-    UnloadAdapter,
 )
 from millrace.lengths.remaining import status_of
 from millrace.membership import ServiceLiveness
@@ -118,8 +116,7 @@ ACCEPTS = (
     DrainWorker,
     ReturnSequences,
     SetStepBudget,
-    LoadAdapter,
-    UnloadAdapter,
+    ChangeAdapter,
     ServicePresence,
     LeaseKv,
     FreezeSequence,
@@ -248,10 +245,8 @@ class WorkerActor:
                 return self._on_return(body, now_ns)
             case SetStepBudget() as body:
                 return self._ctx.budget.order(body, now_ns)
-            case LoadAdapter() as body:
-                return self._adapters.load(body, message.reply_to)
-            case UnloadAdapter() as body:
-                return self._adapters.unload(body, message.reply_to)
+            case ChangeAdapter() as body:
+                return self._adapters.change(body, message.reply_to)
             case AdapterLoaded(adapter=adapter):
                 return self._adapters.loaded(adapter)
             case AdapterNotLoaded() as body:

@@ -2,8 +2,8 @@
 sequence.
 
     message in        change                         messages out
-    LoadAdapter       asked of the engine            AdapterChanged, once it is loaded or not
-    UnloadAdapter     offered no longer              AdapterChanged
+    ChangeAdapter     asked of the engine,           AdapterChanged, once it is loaded or not
+                      or offered no longer
     AdapterLoaded     offered                        the record; AdapterChanged to whoever waits
     AdapterNotLoaded  none                           AdapterChanged to whoever waits
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import msgspec
 from millrace.actor.effects import Effect, Reply
 from millrace.actor.engine import AdapterNotLoaded, LoadInEngine
-from millrace.contracts.worker import Adapter, AdapterChanged, LoadAdapter, UnloadAdapter
+from millrace.contracts.worker import Adapter, AdapterChanged, ChangeAdapter
 
 from services.worker.context import WorkerContext
 
@@ -33,8 +33,11 @@ class Adapters:
         self._unloaded: dict[str, None] = {}
         self._waiting: dict[tuple[str, str], list[str]] = {}  # name and path -> who hears of it
 
-    def load(self, body: LoadAdapter, reply_to: str) -> list[Effect]:
-        """Loads it, unless it is there."""
+    def change(self, body: ChangeAdapter, reply_to: str) -> list[Effect]:
+        """Loads it, unless it is there; or unloads it."""
+        return self._load(body, reply_to) if body.path else self._unload(body.name, reply_to)
+
+    def _load(self, body: ChangeAdapter, reply_to: str) -> list[Effect]:
         known = self._offered.get(body.name)
         if self._ctx.reporter.info.adapters is None:
             return self._answer([reply_to], refusal=NONE_TAKEN)
@@ -47,12 +50,12 @@ class Adapters:
         waiting.append(reply_to)
         return [LoadInEngine(name=body.name, path=body.path)] if len(waiting) == 1 else []
 
-    def unload(self, body: UnloadAdapter, reply_to: str) -> list[Effect]:
+    def _unload(self, name: str, reply_to: str) -> list[Effect]:
         """Offers it no longer; also one that is not known, so that an order may be repeated."""
-        self._unloaded[body.name] = None
+        self._unloaded[name] = None
         if len(self._unloaded) > ADAPTERS_MAX:
             del self._unloaded[next(iter(self._unloaded))]
-        told = self._tell() if self._offered.pop(body.name, None) is not None else []
+        told = self._tell() if self._offered.pop(name, None) is not None else []
         return told + self._answer([reply_to])
 
     def loaded(self, adapter: Adapter) -> list[Effect]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 from millrace.contracts.keyfile import KeyFile, KeyRecord, format_key_file, hash_key
-from millrace.contracts.worker import Adapter, LoadAdapter
+from millrace.contracts.worker import Adapter
 
 from services.ingress.adapters import AdapterAsked, AdapterDone
 from services.ingress.http.keys import ApiKeyStore
@@ -28,7 +28,7 @@ class AdapterCore(FakeCore):
             super().deliver(body, traceparent)
             return
         order, refusal = body.order, ""
-        if not isinstance(order, LoadAdapter):
+        if not order.path:
             del self.adapters[order.name]
         elif order.path.endswith("none"):
             refusal = f"w0: No adapter found for {order.path}"

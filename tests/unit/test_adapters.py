@@ -12,7 +12,7 @@ from millrace.contracts.local import Gathered, KeyChanged
 from millrace.contracts.observers import DecisionMade
 from millrace.contracts.predictor import PredictLatency
 from millrace.contracts.status import InstanceRecord
-from millrace.contracts.worker import Adapter, AdapterChanged, LoadAdapter, Sampling, UnloadAdapter
+from millrace.contracts.worker import Adapter, AdapterChanged, ChangeAdapter, Sampling
 
 from services.ingress.adapters import AdapterAsked, AdapterDone
 from services.ingress.config import DispatchConfig, IngressConfig
@@ -42,7 +42,7 @@ def changed(effects: list[Any]) -> AdapterChanged:
 
 def test_an_adapter_is_loaded_told_and_unloaded() -> None:
     bench = worker_rig.Bench(TAKING)
-    order = LoadAdapter(name="sql", path="/a/sql")
+    order = ChangeAdapter(name="sql", path="/a/sql")
     (load,) = only(bench.say(order, reply_to="i"), LoadInEngine)
     assert (load.name, load.path) == ("sql", "/a/sql")
     assert not only(bench.say(order, reply_to="j"), LoadInEngine), "it is under way"
@@ -50,14 +50,14 @@ def test_an_adapter_is_loaded_told_and_unloaded() -> None:
     assert offered(effects) == [SQL]
     assert [body.adapter for body in bodies(effects, AdapterChanged)] == [SQL, SQL]
     assert changed(bench.say(order, reply_to="i")).refusal == "", "it is there already"
-    effects = bench.say(UnloadAdapter(name="sql"), reply_to="i")
+    effects = bench.say(ChangeAdapter(name="sql"), reply_to="i")
     assert offered(effects) == []
     assert changed(effects).adapter is None
 
 
 def test_another_adapter_of_a_name_needs_to_be_wanted() -> None:
     bench = worker_rig.Bench(msgspec.structs.replace(INFO, adapters=[SQL]))
-    order = LoadAdapter(name="sql", path="/b/sql")
+    order = ChangeAdapter(name="sql", path="/b/sql")
     assert "/a/sql" in changed(bench.say(order, reply_to="i")).refusal
     bench.say(msgspec.structs.replace(order, replace=True), reply_to="i")
     assert offered(bench.say(AdapterLoaded(adapter=OTHER))) == [OTHER]
@@ -66,17 +66,17 @@ def test_another_adapter_of_a_name_needs_to_be_wanted() -> None:
 def test_what_came_with_a_sequence_is_offered_unless_it_was_unloaded() -> None:
     bench = worker_rig.Bench(TAKING)
     assert offered(bench.say(AdapterLoaded(adapter=SQL))) == [SQL]
-    bench.say(UnloadAdapter(name="sql"), reply_to="i")
+    bench.say(ChangeAdapter(name="sql"), reply_to="i")
     assert not only(bench.say(AdapterLoaded(adapter=SQL)), PutKey)
 
 
 def test_a_load_that_fails_is_told() -> None:
     bench = worker_rig.Bench(TAKING)
-    bench.say(LoadAdapter(name="sql", path="/a/sql"), reply_to="i")
+    bench.say(ChangeAdapter(name="sql", path="/a/sql"), reply_to="i")
     told = changed(bench.say(AdapterNotLoaded(name="sql", path="/a/sql", detail="No adapter found", missing=True)))
     assert (told.adapter, told.refusal, told.missing) == (None, "No adapter found", True)
     none = worker_rig.Bench()
-    assert "no LoRA adapters" in changed(none.say(LoadAdapter(name="sql", path="/a/sql"), reply_to="i")).refusal
+    assert "no LoRA adapters" in changed(none.say(ChangeAdapter(name="sql", path="/a/sql"), reply_to="i")).refusal
 
 
 # An ingress.
@@ -100,7 +100,7 @@ def known(bench: ingress_core.Bench) -> dict[str, tuple[str, Adapter]]:
     return bench.actor.state.cluster.adapters
 
 
-def order(bench: ingress_core.Bench, order: LoadAdapter | UnloadAdapter, *answers: AdapterChanged) -> AdapterDone:
+def order(bench: ingress_core.Bench, order: ChangeAdapter, *answers: AdapterChanged) -> AdapterDone:
     bench.send(AdapterAsked(request="a", model=MODEL, order=order))
     gathers = [e for e in bench.made(Gather) if e.body == order]
     if gathers:
@@ -120,12 +120,12 @@ def test_adapters_are_known_by_records_until_they_are_told_no_longer() -> None:
 
 def test_an_order_goes_to_every_instance_that_takes_adapters() -> None:
     bench = ingress(w0=[], w1=[], w2=None)
-    loading = LoadAdapter(name="sql", path="/a/sql")
+    loading = ChangeAdapter(name="sql", path="/a/sql")
     done = order(bench, loading, *(AdapterChanged(instance=name, adapter=SQL) for name in ("w0", "w1")))
     assert [subject.split(".")[-2] for subject in bench.made(Gather)[-1].subjects] == ["w0", "w1"]
     assert not done.refusal
     assert known(bench) == {"sql": (MODEL, SQL)}
-    unloading = UnloadAdapter(name="sql")
+    unloading = ChangeAdapter(name="sql")
     assert not order(bench, unloading, *(AdapterChanged(instance=name) for name in ("w0", "w1"))).refusal
     assert not known(bench)
 
@@ -140,15 +140,15 @@ def test_an_order_goes_to_every_instance_that_takes_adapters() -> None:
 )
 def test_an_adapter_that_not_all_could_load_is_not_offered(answers: list[AdapterChanged], why: str) -> None:
     bench = ingress(w0=[], w1=[])
-    done = order(bench, LoadAdapter(name="sql", path="/a/sql"), AdapterChanged(instance="w0", adapter=SQL), *answers)
+    done = order(bench, ChangeAdapter(name="sql", path="/a/sql"), AdapterChanged(instance="w0", adapter=SQL), *answers)
     assert why in done.refusal
     assert done.missing == any(answer.missing for answer in answers)
     assert not known(bench)
-    assert UnloadAdapter(name="sql") in [e.body for e in bench.made(Publish)]
+    assert ChangeAdapter(name="sql") in [e.body for e in bench.made(Publish)]
 
 
 def test_without_an_instance_that_takes_adapters_the_order_is_refused() -> None:
-    nobody = order(ingress(w0=None), LoadAdapter(name="sql", path="/a/sql"))
+    nobody = order(ingress(w0=None), ChangeAdapter(name="sql", path="/a/sql"))
     assert "enable_lora" in nobody.refusal
     assert not nobody.taken
 

@@ -9,18 +9,12 @@ import pytest
 from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect, Log, Publish, PutKey, Request, Subscribe
 from millrace.actor.errors import ConfigError
+from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import BucketReady, KeyChanged, KeyPut, Replied, RequestFailed, RequestFailure, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.observers import CandidateForecast, DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
-from millrace.contracts.provisioner import (
-    InstanceStarting,
-    InstanceStopping,
-    ProvisionRefusal,
-    ProvisionRefused,
-    StartInstance,
-    StopInstance,
-)
+from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
 from millrace.contracts.status import PresenceState, ServicePresence
 from prometheus_client import CollectorRegistry
 
@@ -124,7 +118,7 @@ class Bench:
         return self.tick()
 
     def order_a_start(self, instance: str = "b") -> list[Effect]:
-        return self.answer(self.slow(), InstanceStarting(order="?", instance=instance))
+        return self.answer(self.slow(), InstanceOrdered(instance=instance))
 
     def answer(self, effects: list[Effect], body: Body) -> list[Effect]:
         return [e for request in asked(effects) for e in self.send(Replied(correlation=request.correlation, body=body))]
@@ -222,19 +216,19 @@ def test_a_start_that_never_registers_is_given_up_and_stretches_the_cool_down() 
     bench = Bench("a", cooldown_s=300)
     bench.tick(300)
     bench.placed(11)
-    bench.answer(bench.tick(), InstanceStarting(order="?", instance="b"))
+    bench.answer(bench.tick(), InstanceOrdered(instance="b"))
     effects = bench.tick(600)
     (stop,) = asked(effects)
     assert stop.body == StopInstance(instance="b", drain_limit_ms=0)
     assert bench.orders("start", "late") == 1
-    bench.answer(effects, InstanceStopping(instance="b"))
+    bench.answer(effects, InstanceOrdered(instance="b"))
     assert logged(bench.tick()) == ["provisioning_order_ended"]  # it is not there, so it is gone
     bench.placed(11)
     assert asked(bench.tick()) != []  # 601 s have passed: the stretched cool-down is over
     bench = Bench("a", cooldown_s=301)
     bench.tick(301)
     bench.placed(11)
-    bench.answer(bench.tick(), InstanceStarting(order="?", instance="b"))
+    bench.answer(bench.tick(), InstanceOrdered(instance="b"))
     bench.tick(600)
     bench.placed(11)
     assert asked(bench.tick()) == []
@@ -242,7 +236,7 @@ def test_a_start_that_never_registers_is_given_up_and_stretches_the_cool_down() 
 
 def test_a_refusal_goes_to_the_next_host_and_the_last_one_is_said_once() -> None:
     bench = Bench("a", hosts=["one", "two"])
-    refusal = ProvisionRefused(reason=ProvisionRefusal.AT_BOUND, detail="2 of 2")
+    refusal = OrderRefused(reason=OrderRefusal.AT_BOUND, detail="2 of 2")
     (again,) = asked(bench.answer(bench.slow(), refusal))
     assert again.subject == "mr.local.provision.two.start"
     assert logged(bench.answer([again], refusal)) == ["provisioning_failed"]
@@ -283,7 +277,7 @@ def test_after_low_load_the_youngest_is_stopped_and_nobody_else_until_it_is_gone
     assert request.subject == "mr.local.provision.local.stop"
     assert request.body == StopInstance(instance="b", drain_limit_ms=30_000)
     assert decided(effects)[0].instances == ["b"]
-    bench.answer(effects, InstanceStopping(instance="b"))
+    bench.answer(effects, InstanceOrdered(instance="b"))
     bench.draining.add("b")
     bench.tick(200 // 10)
     assert bench.state["stopping"] == ["b"]
@@ -297,7 +291,7 @@ def test_an_instance_that_dies_while_it_drains_is_just_gone_sooner() -> None:
     effects = bench.order_a_stop()
     (request,) = asked(effects)
     name = request.body.instance  # type: ignore[attr-defined]
-    bench.answer(effects, InstanceStopping(instance=name))
+    bench.answer(effects, InstanceOrdered(instance=name))
     dead = ServicePresence(role="worker", name=name, incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD)
     bench.send(dead)
     bench.gone(name)
@@ -308,22 +302,22 @@ def test_an_instance_that_dies_while_it_drains_is_just_gone_sooner() -> None:
 
 def test_one_that_does_not_go_is_said_and_counted() -> None:
     bench = Bench("a", "b")
-    bench.answer(bench.order_a_stop(), InstanceStopping(instance="b"))
+    bench.answer(bench.order_a_stop(), InstanceOrdered(instance="b"))
     bench.requests = 4
     effects = bench.tick((30 * S + STOP_GRACE_NS) / S)
     assert logged(effects) == ["provisioning_order_ended"]
     assert bench.orders("stop", "late") == 1
 
 
-@pytest.mark.parametrize("reason", [ProvisionRefusal.SHARED_PROCESS, ProvisionRefusal.UNKNOWN_INSTANCE])
-def test_who_cannot_be_stopped_is_not_asked_again_until_it_was_restarted(reason: ProvisionRefusal) -> None:
+@pytest.mark.parametrize("reason", [OrderRefusal.SHARED_PROCESS, OrderRefusal.UNKNOWN_INSTANCE])
+def test_who_cannot_be_stopped_is_not_asked_again_until_it_was_restarted(reason: OrderRefusal) -> None:
     bench = Bench("a", instances_min=1)
     bench.tick()
     bench.register("b")
-    bench.answer(bench.order_a_stop(), ProvisionRefused(reason=reason))
+    bench.answer(bench.order_a_stop(), OrderRefused(reason=reason))
     (request,) = asked(bench.order_a_stop())
     assert request.body.instance == "a"  # type: ignore[attr-defined]
-    bench.answer([request], ProvisionRefused(reason=reason))
+    bench.answer([request], OrderRefused(reason=reason))
     assert asked(bench.order_a_stop()) == []
     bench.register("b")  # a new incarnation, perhaps in another process
     (request,) = asked(bench.order_a_stop())
@@ -336,7 +330,7 @@ def test_whoever_loses_the_lease_forgets_and_whoever_gets_it_cools_down_first() 
     bench.lease("somebody else")
     bench.tick()
     assert bench.actor.snapshot()["provisioning"] == {}
-    assert bench.answer(effects, InstanceStarting(order="?", instance="b")) == []
+    assert bench.answer(effects, InstanceOrdered(instance="b")) == []
     bench.lease()
     bench.tick()
     bench.placed(11)

@@ -12,14 +12,7 @@ from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure
 from millrace.contracts.message import Message
 from millrace.contracts.plan import InstanceRole
-from millrace.contracts.provisioner import (
-    InstanceStarting,
-    InstanceStopping,
-    ProvisionRefusal,
-    ProvisionRefused,
-    StartInstance,
-    StopInstance,
-)
+from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
 from millrace.policies.provisioning.by_order import (
     LEAST_S,
     ORDER_MAX,
@@ -138,8 +131,8 @@ def test_more_instances_of_a_shape_and_a_role_are_started_and_come_with_it() -> 
     bodies = [request.body for request in bench.asked]
     assert all(isinstance(body, StartInstance) and body.shape == "cpu" for body in bodies)
     assert len(bodies) == 2
-    assert bench.replied(bench.asked[0], InstanceStarting(order=bodies[0].order, instance="w2")) == []
-    answers = bench.replied(bench.asked[1], InstanceStarting(order=bodies[1].order, instance="w3"))
+    assert bench.replied(bench.asked[0], InstanceOrdered(instance="w2")) == []
+    answers = bench.replied(bench.asked[1], InstanceOrdered(instance="w3"))
     assert answers == [OrderAccepted(detail="w2, w3 begins", starting=["w2", "w3"])]
     bench.register("w2")
     assert bench.plan is not None
@@ -154,7 +147,7 @@ def test_fewer_instances_drain_within_a_limit_that_is_told() -> None:
     assert isinstance(request.body, StopInstance)
     # 900 tokens of 1000 bytes at 10 GB/s are nothing; three sequences, three at a time, take a quarter of a second.
     assert request.body.drain_limit_ms == 2500
-    (answer,) = bench.replied(request, InstanceStopping(instance=request.body.instance))
+    (answer,) = bench.replied(request, InstanceOrdered(instance=request.body.instance))
     assert isinstance(answer, OrderAccepted)
     assert answer.detail == f"{request.body.instance} drains, empty within 2.5 s"
     assert (answer.stopping, answer.limit_ms) == ([request.body.instance], 2500)
@@ -163,25 +156,23 @@ def test_fewer_instances_drain_within_a_limit_that_is_told() -> None:
 @pytest.mark.parametrize(
     ("refusal", "reason"),
     [
-        (ProvisionRefusal.UNKNOWN_SHAPE, OrderRefusal.UNKNOWN_SHAPE),
-        (ProvisionRefusal.AT_BOUND, OrderRefusal.NO_DEVICE),
-        (ProvisionRefusal.STOPPING, OrderRefusal.NOT_KEPT),
+        (OrderRefusal.UNKNOWN_SHAPE, OrderRefusal.UNKNOWN_SHAPE),
+        (OrderRefusal.AT_BOUND, OrderRefusal.NO_DEVICE),
+        (OrderRefusal.STOPPING, OrderRefusal.NOT_KEPT),
     ],
 )
-def test_what_provisioners_refuse_is_told(refusal: ProvisionRefusal, reason: OrderRefusal) -> None:
+def test_what_provisioners_refuse_is_told(refusal: OrderRefusal, reason: OrderRefusal) -> None:
     bench = Scaled()
     bench.order(1, shape="h100x2")
-    (answer,) = bench.replied(bench.asked[0], ProvisionRefused(reason=refusal, detail="why"))
+    (answer,) = bench.replied(bench.asked[0], OrderRefused(reason=refusal, detail="why"))
     assert answer == OrderRefused(reason=reason, detail=f"{refusal}: why")
 
 
 def test_some_may_begin_where_others_cannot() -> None:
     bench = Scaled()
     bench.order(4)
-    bench.replied(bench.asked[0], InstanceStarting(order="x", instance="w2"))
-    (answer,) = bench.replied(
-        bench.asked[1], ProvisionRefused(reason=ProvisionRefusal.AT_BOUND, detail="3 are the bound")
-    )
+    bench.replied(bench.asked[0], InstanceOrdered(instance="w2"))
+    (answer,) = bench.replied(bench.asked[1], OrderRefused(reason=OrderRefusal.AT_BOUND, detail="3 are the bound"))
     assert isinstance(answer, OrderAccepted)
     assert answer.detail == "w2 begins; one more not (at_bound: 3 are the bound)"
 

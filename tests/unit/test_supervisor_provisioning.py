@@ -10,16 +10,10 @@ import pytest
 from millrace.actor.effects import CancelTimer, Effect, Publish, Reply, StartTimer, Stop
 from millrace.actor.errors import ConfigError
 from millrace.cluster import cluster_toml, parse_cluster
+from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.contracts.provisioner import (
-    InstanceStarting,
-    InstanceStopping,
-    ProvisionRefusal,
-    ProvisionRefused,
-    StartInstance,
-    StopInstance,
-)
+from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import DrainWorker
 
@@ -83,9 +77,9 @@ def reply(effects: list[Effect]) -> Body:
     return answer.body
 
 
-def refusal(effects: list[Effect]) -> ProvisionRefusal:
+def refusal(effects: list[Effect]) -> OrderRefusal:
     body = reply(effects)
-    assert isinstance(body, ProvisionRefused)
+    assert isinstance(body, OrderRefused)
     return body.reason
 
 
@@ -104,7 +98,7 @@ def drained(effects: list[Effect]) -> list[tuple[str, int]]:
 def test_an_order_starts_the_first_spare_worker_and_names_it_at_once() -> None:
     bench = Bench()
     effects = bench.order("x")
-    assert reply(effects) == InstanceStarting(order="x", instance="worker-2")
+    assert reply(effects) == InstanceOrdered(instance="worker-2")
     assert [effect.spec for effect in effects if isinstance(effect, StartChild)] == [SPARES[0]]
     bench.run("worker-2", 12)
     assert bench.states()["worker-2"] == "ready"
@@ -114,23 +108,23 @@ def test_the_same_order_again_is_the_same_instance() -> None:
     bench = Bench()
     bench.order("x")
     again = bench.order("x")
-    assert reply(again) == InstanceStarting(order="x", instance="worker-2")
+    assert reply(again) == InstanceOrdered(instance="worker-2")
     assert len(again) == 1
 
 
 def test_beyond_the_roster_and_for_another_model_it_refuses() -> None:
     bench = Bench()
-    assert refusal(bench.order(model="other")) is ProvisionRefusal.OTHER_MODEL
+    assert refusal(bench.order(model="other")) is OrderRefusal.OTHER_MODEL
     bench.order()
     bench.order()
-    assert refusal(bench.order()) is ProvisionRefusal.AT_BOUND
+    assert refusal(bench.order()) is OrderRefusal.AT_BOUND
     assert len(bench.states()) == 4
 
 
 def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again() -> None:
     bench = Bench()
     effects = bench.retire("worker-0")
-    assert reply(effects) == InstanceStopping(instance="worker-0")
+    assert reply(effects) == InstanceOrdered(instance="worker-0")
     assert drained(effects) == [("mr.local.engine.worker-0.drain", 10_000)]
     assert signalled(effects) == []
     effects = bench.send(ChildExited(name="worker-0", pid=10, status=0))
@@ -144,7 +138,7 @@ def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again() ->
         "kill/worker-0",
     }
     assert "worker-0" not in bench.states()
-    assert reply(bench.order()) == InstanceStarting(order="1", instance="worker-0")
+    assert reply(bench.order()) == InstanceOrdered(instance="worker-0")
 
 
 def test_a_draining_one_still_holds_its_place() -> None:
@@ -152,7 +146,7 @@ def test_a_draining_one_still_holds_its_place() -> None:
     bench.order()
     bench.order()
     bench.retire("worker-0")
-    assert refusal(bench.order()) is ProvisionRefusal.AT_BOUND
+    assert refusal(bench.order()) is OrderRefusal.AT_BOUND
 
 
 def test_a_lost_drain_is_said_again_and_then_helped_by_signals() -> None:
@@ -199,12 +193,12 @@ def test_one_that_keeps_failing_is_forgotten_at_once() -> None:
 @pytest.mark.parametrize(
     ("instance", "reason"),
     [
-        ("worker-1-0", ProvisionRefusal.SHARED_PROCESS),
-        ("worker-9", ProvisionRefusal.UNKNOWN_INSTANCE),
-        ("worker-2", ProvisionRefusal.UNKNOWN_INSTANCE),
+        ("worker-1-0", OrderRefusal.SHARED_PROCESS),
+        ("worker-9", OrderRefusal.UNKNOWN_INSTANCE),
+        ("worker-2", OrderRefusal.UNKNOWN_INSTANCE),
     ],
 )
-def test_what_cannot_be_stopped_is_refused(instance: str, reason: ProvisionRefusal) -> None:
+def test_what_cannot_be_stopped_is_refused(instance: str, reason: OrderRefusal) -> None:
     assert refusal(Bench().retire(instance)) is reason
 
 
@@ -212,8 +206,8 @@ def test_while_everything_stops_nothing_is_started_and_stops_are_taken_for_done(
     bench = Bench()
     bench.retire("worker-0")
     bench.send(StopRequested())
-    assert refusal(bench.order()) is ProvisionRefusal.STOPPING
-    assert reply(bench.retire("worker-0")) == InstanceStopping(instance="worker-0")
+    assert refusal(bench.order()) is OrderRefusal.STOPPING
+    assert reply(bench.retire("worker-0")) == InstanceOrdered(instance="worker-0")
     bench.send(ChildExited(name="worker-0", pid=10, status=0))
     assert isinstance(bench.send(ChildExited(name="worker-1", pid=11, status=0))[-1], Stop)
 
@@ -301,10 +295,10 @@ def test_a_model_at_its_bound_is_refused_while_another_has_room() -> None:
         return reply(actor.handle(Message(StartInstance(order=model, model=model), reply_to="inbox"), 0))
 
     refused = order("a")
-    assert isinstance(refused, ProvisionRefused)
-    assert (refused.reason, refused.detail) == (ProvisionRefusal.AT_BOUND, "1 instances of a are the bound")
-    assert order("b") == InstanceStarting(order="b", instance="b0")
-    assert isinstance(order("c"), ProvisionRefused)
+    assert isinstance(refused, OrderRefused)
+    assert (refused.reason, refused.detail) == (OrderRefusal.AT_BOUND, "1 instances of a are the bound")
+    assert order("b") == InstanceOrdered(instance="b0")
+    assert isinstance(order("c"), OrderRefused)
 
 
 def test_a_shape_that_no_worker_has_is_refused_by_the_shapes_that_there_are() -> None:
@@ -313,8 +307,8 @@ def test_a_shape_that_no_worker_has_is_refused_by_the_shapes_that_there_are() ->
     actor.start(0)
     order = StartInstance(order="o", model="b", shape="tpu")
     refused = reply(actor.handle(Message(order, reply_to="inbox"), 0))
-    assert isinstance(refused, ProvisionRefused)
-    assert refused.reason is ProvisionRefusal.UNKNOWN_SHAPE
+    assert isinstance(refused, OrderRefused)
+    assert refused.reason is OrderRefusal.UNKNOWN_SHAPE
     assert "no tpu for b here; shapes: " in refused.detail
 
 
@@ -345,7 +339,7 @@ class Drained(Bench):
 def test_what_an_operator_drained_is_told_of_until_it_is_started_by_its_name() -> None:
     bench = Drained()
     assert bench.told() == [("worker-0", "")]
-    assert bench.back("worker-0") == InstanceStarting(order="1", instance="worker-0")
+    assert bench.back("worker-0") == InstanceOrdered(instance="worker-0")
     assert bench.states()["worker-0"] == "starting"
     assert bench.told() == []
 
@@ -353,19 +347,19 @@ def test_what_an_operator_drained_is_told_of_until_it_is_started_by_its_name() -
 def test_every_instance_can_be_drained_and_each_comes_back() -> None:
     bench = Drained()
     for name in ("worker-2", "worker-3"):
-        assert isinstance(bench.back(name), InstanceStarting)
+        assert isinstance(bench.back(name), InstanceOrdered)
         bench.run(name, 20)
         bench.drain(name, 20)
     assert [name for name, _ in bench.told()] == ["worker-0", "worker-2", "worker-3"]
     for name in ("worker-3", "worker-0", "worker-2"):
-        assert bench.back(name) == InstanceStarting(order=str(bench.orders), instance=name)
+        assert bench.back(name) == InstanceOrdered(instance=name)
 
 
 def test_provisioning_leaves_alone_what_an_operator_drained() -> None:
     bench = Drained()
     assert [getattr(reply(bench.order()), "instance", "") for _ in range(2)] == ["worker-2", "worker-3"]
     refused = reply(bench.order())
-    assert isinstance(refused, ProvisionRefused)
+    assert isinstance(refused, OrderRefused)
     assert refused.detail == "5 instances of m are the bound, 1 drained by an operator"
 
 
@@ -374,27 +368,25 @@ def test_what_provisioning_stopped_is_not_told_of_and_may_be_started_again_by_an
     bench.retire("worker-0", 0)
     bench.send(ChildExited(name="worker-0", pid=10, status=0))
     assert Drained.told(bench) == []  # type: ignore[arg-type]
-    assert reply(bench.order()) == InstanceStarting(order="1", instance="worker-0")
+    assert reply(bench.order()) == InstanceOrdered(instance="worker-0")
 
 
 @pytest.mark.parametrize(
     ("name", "reason", "detail"),
     [
-        ("worker-9", ProvisionRefusal.UNKNOWN_INSTANCE, "worker-9 is none of this host"),
-        ("worker-1-0", ProvisionRefusal.RUNS, "worker-1-0 runs already"),
+        ("worker-9", OrderRefusal.UNKNOWN_INSTANCE, "worker-9 is none of this host"),
+        ("worker-1-0", OrderRefusal.RUNS, "worker-1-0 runs already"),
     ],
 )
-def test_what_cannot_be_brought_back_is_refused_with_the_reason(
-    name: str, reason: ProvisionRefusal, detail: str
-) -> None:
-    assert Drained().back(name) == ProvisionRefused(reason=reason, detail=detail)
+def test_what_cannot_be_brought_back_is_refused_with_the_reason(name: str, reason: OrderRefusal, detail: str) -> None:
+    assert Drained().back(name) == OrderRefused(reason=reason, detail=detail)
 
 
 def test_one_that_still_drains_cannot_be_brought_back_yet() -> None:
     bench = Bench()
     bench.send(StopInstance(instance="worker-0", drain_limit_ms=0, operator=True))
-    assert Drained.back(bench, "worker-0") == ProvisionRefused(  # type: ignore[arg-type]
-        reason=ProvisionRefusal.RUNS, detail="worker-0 still drains"
+    assert Drained.back(bench, "worker-0") == OrderRefused(  # type: ignore[arg-type]
+        reason=OrderRefusal.RUNS, detail="worker-0 still drains"
     )
 
 
@@ -434,30 +426,30 @@ def test_a_spare_starts_only_where_its_device_is_free_whatever_its_model() -> No
     pool = DevicePool()
     for model, instance in (("nano", ""), ("micro", ""), ("micro", "w3")):
         refused = pool.start(model, instance)
-        assert isinstance(refused, ProvisionRefused)
-        assert refused.reason is ProvisionRefusal.NO_DEVICE
+        assert isinstance(refused, OrderRefused)
+        assert refused.reason is OrderRefusal.NO_DEVICE
         assert "2 of 2 are taken" in refused.detail
-    assert isinstance(pool.send(StopInstance(instance="w0")), InstanceStopping)
-    assert isinstance(pool.start("micro"), ProvisionRefused)  # it drains, and holds its device
+    assert isinstance(pool.send(StopInstance(instance="w0")), InstanceOrdered)
+    assert isinstance(pool.start("micro"), OrderRefused)  # it drains, and holds its device
     pool.send(ChildExited(name="w0", pid=10, status=0))
-    assert pool.start("micro") == InstanceStarting(order="5", instance="w3")
-    assert isinstance(pool.start("mini"), ProvisionRefused)
+    assert pool.start("micro") == InstanceOrdered(instance="w3")
+    assert isinstance(pool.start("mini"), OrderRefused)
 
 
 def test_a_worker_that_takes_several_devices_needs_them_all() -> None:
     pool = DevicePool()
     pool.send(StopInstance(instance="w0"))
     pool.send(ChildExited(name="w0", pid=10, status=0))
-    assert isinstance(pool.start("wide"), ProvisionRefused)
+    assert isinstance(pool.start("wide"), OrderRefused)
     pool.send(StopInstance(instance="w1"))
     pool.send(ChildExited(name="w1", pid=11, status=0))
-    assert isinstance(pool.start("wide"), InstanceStarting)
+    assert isinstance(pool.start("wide"), InstanceOrdered)
 
 
 def test_a_worker_that_is_restarted_keeps_its_device() -> None:
     pool = DevicePool()
     pool.send(ChildExited(name="w0", pid=10, status=1))
-    assert isinstance(pool.start("nano"), ProvisionRefused)
+    assert isinstance(pool.start("nano"), OrderRefused)
 
 
 POOL = """

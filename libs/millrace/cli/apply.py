@@ -37,15 +37,13 @@ from millrace.cli.operating import asked
 from millrace.cluster import ClusterSpec, cluster_toml, read_cluster
 from millrace.cluster.model_folders import with_model_folders
 from millrace.contracts.channels import Role
+from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.message import Body
 from millrace.contracts.provisioner import (
     ClusterCompared,
     ComparedProcess,
-    InstanceStarting,
-    InstanceStopping,
+    InstanceOrdered,
     ProcessChange,
-    ProvisionRefusal,
-    ProvisionRefused,
     StartInstance,
     StopInstance,
     UpdateCluster,
@@ -259,9 +257,9 @@ class _Work:
                 await self._gone(row)
             order = StartInstance(order=f"apply-{time.time_ns()}", model=row.model, instance=row.instances[0])
             answer = await self._asked("start", order)
-            if isinstance(answer, ProvisionRefused) and answer.reason is ProvisionRefusal.NO_DEVICE:
+            if isinstance(answer, OrderRefused) and answer.reason is OrderRefusal.NO_DEVICE:
                 late.append(row)
-            elif isinstance(answer, InstanceStarting) or _runs(answer):
+            elif isinstance(answer, InstanceOrdered) or _runs(answer):
                 names.append(row.name)
                 self.say(f"{row.name} starts")
             else:
@@ -279,7 +277,7 @@ class _Work:
         for instance in row.instances:
             stop = StopInstance(instance=instance, drain_limit_ms=int(self._within_s * 1000), operator=back)
             answer = await self._asked("stop", stop)
-            if not isinstance(answer, InstanceStopping) and not _unknown(answer):
+            if not isinstance(answer, InstanceOrdered) and not _unknown(answer):
                 raise CliError(f"{instance} is not drained: {answer}")
         self.say(f"{row.name} drains")
         await self._gone(row)
@@ -350,8 +348,8 @@ def _workers(rows: Iterable[ComparedProcess], change: ProcessChange) -> list[Com
 
 
 def _runs(answer: Body | str) -> bool:
-    return isinstance(answer, ProvisionRefused) and answer.reason is ProvisionRefusal.RUNS
+    return isinstance(answer, OrderRefused) and answer.reason is OrderRefusal.RUNS
 
 
 def _unknown(answer: Body | str) -> bool:
-    return isinstance(answer, ProvisionRefused) and answer.reason is ProvisionRefusal.UNKNOWN_INSTANCE
+    return isinstance(answer, OrderRefused) and answer.reason is OrderRefusal.UNKNOWN_INSTANCE

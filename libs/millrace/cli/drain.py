@@ -28,16 +28,10 @@ from millrace.cli.errors import CliError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.operating import asked, headers_of
 from millrace.contracts.codec import encode
+from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.message import Body
 from millrace.contracts.migration import EvacuateInstance, InstanceEvacuated
-from millrace.contracts.provisioner import (
-    InstanceStarting,
-    InstanceStopping,
-    ProvisionRefusal,
-    ProvisionRefused,
-    StartInstance,
-    StopInstance,
-)
+from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import DrainWorker
 
@@ -154,10 +148,10 @@ async def _let_go(bus: Client, subjects: Subjects, arguments: argparse.Namespace
     limit_ms = int(arguments.within * 1000)
     stop = StopInstance(instance=arguments.instance, drain_limit_ms=limit_ms, operator=True)
     answer = await asked(bus, subjects.provision(arguments.host, "stop"), stop, timeout_s=ANSWER_S)
-    if isinstance(answer, InstanceStopping):
+    if isinstance(answer, InstanceOrdered):
         print(f"it drains and will stay away; `millrace drain {arguments.instance} --back` starts it again")
         return
-    if isinstance(answer, ProvisionRefused) and answer.reason is ProvisionRefusal.SHARED_PROCESS:
+    if isinstance(answer, OrderRefused) and answer.reason is OrderRefusal.SHARED_PROCESS:
         raise CliError(
             f"{answer.detail}, so it cannot go alone; --keep empties it, `millrace up --processes N` splits them"
         )
@@ -196,7 +190,7 @@ async def _bring_back(
     order = StartInstance(order=f"operator-{time.time_ns()}", model="", instance=arguments.instance)
     async with open_bus(connection) as bus:
         answer = await asked(bus, subjects.provision(arguments.host, "start"), order, timeout_s=ANSWER_S)
-    if not isinstance(answer, InstanceStarting):
+    if not isinstance(answer, InstanceOrdered):
         raise CliError(f"{arguments.instance} is not started: {_why(answer)}")
     print(f"{answer.instance} starts")
     began = time.monotonic()
@@ -214,6 +208,6 @@ async def _bring_back(
 def _why(answer: Body | str) -> str:
     if isinstance(answer, str):
         return answer
-    if isinstance(answer, ProvisionRefused):
+    if isinstance(answer, OrderRefused):
         return f"{answer.reason}: {answer.detail}"
     return f"{answer.type_name()} {getattr(answer, 'detail', '')}".strip()

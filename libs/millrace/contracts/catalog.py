@@ -21,15 +21,7 @@ from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
-from millrace.contracts.provisioner import (
-    ClusterCompared,
-    InstanceStarting,
-    InstanceStopping,
-    ProvisionRefused,
-    StartInstance,
-    StopInstance,
-    UpdateCluster,
-)
+from millrace.contracts.provisioner import ClusterCompared, InstanceOrdered, StartInstance, StopInstance, UpdateCluster
 from millrace.contracts.responses import ResponseEvents, StoredResponse
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.tagger import LengthTag, TagRequest
@@ -37,15 +29,14 @@ from millrace.contracts.worker import (
     AcknowledgeSequences,
     AdapterChanged,
     CancelSequence,
+    ChangeAdapter,
     DrainWorker,
-    LoadAdapter,
     ResendTokens,
     ReturnSequences,
     SequenceAccepted,
     SequenceRefused,
     SetStepBudget,
     SubmitSequence,
-    UnloadAdapter,
 )
 
 __all__ = ["BUCKETS", "CHANNELS", "WIRE_TYPES", "Bucket", "Channel", "Pattern", "Role"]
@@ -118,7 +109,7 @@ CHANNELS: tuple[Channel, ...] = (
     Channel(
         name="adapter",
         subject="engine.{instance}.adapter",
-        messages=(LoadAdapter, UnloadAdapter),
+        messages=(ChangeAdapter,),
         replies=(AdapterChanged, ErrorReply),
         senders=(Role.INGRESS,),
         receivers=(Role.WORKER,),
@@ -236,7 +227,7 @@ CHANNELS: tuple[Channel, ...] = (
         name="provision_start",
         subject="provision.{host}.start",
         messages=(StartInstance,),
-        replies=(InstanceStarting, ProvisionRefused, ErrorReply),
+        replies=(InstanceOrdered, OrderRefused, ErrorReply),
         senders=(Role.COORDINATOR, Role.OPERATOR),
         receivers=(Role.SUPERVISOR,),
         summary="Start one more instance on that host.",
@@ -245,7 +236,7 @@ CHANNELS: tuple[Channel, ...] = (
         name="provision_stop",
         subject="provision.{host}.stop",
         messages=(StopInstance,),
-        replies=(InstanceStopping, ProvisionRefused, ErrorReply),
+        replies=(InstanceOrdered, OrderRefused, ErrorReply),
         senders=(Role.COORDINATOR, Role.OPERATOR),
         receivers=(Role.SUPERVISOR,),
         summary="Drain an instance of that host and end it.",

@@ -1,4 +1,4 @@
-"""Orders of an operator to the active coordinator of a model, its answers, and proposals of its controllers."""
+"""Orders of an operator to the active coordinator of a model, answers to orders, and proposals of its controllers."""
 
 from __future__ import annotations
 
@@ -58,14 +58,20 @@ class OrderAccepted(Body, frozen=True, kw_only=True, tag="OrderAccepted/1"):
 class OrderRefusal(StrEnum):
     """Reason why an order is not taken. Closed set."""
 
-    UNKNOWN_INSTANCE = "unknown_instance"  # not in the plan in force
+    UNKNOWN_INSTANCE = "unknown_instance"  # not in the plan in force; of a provisioner: not one of this host
     NOT_CAPABLE = "not_capable"  # a stage would have no instance to prefill, or none to decode
     OLD_PLAN = "old_plan"  # the plan has changed since
-    UNKNOWN_SHAPE = "unknown_shape"  # no provisioner has such instances of the model
-    NO_DEVICE = "no_device"  # all that provisioners could start run already
+    UNKNOWN_SHAPE = "unknown_shape"  # no provisioner, or not this one, has such instances of the model
+    NO_DEVICE = "no_device"  # all that could be started run already; of a provisioner: no device is free now
     NOT_KEPT = "not_kept"  # no provisioner can stop them, or none answers
     SCALING = "scaling"  # instances are being started or stopped
     INVALID = "invalid"  # the order makes no sense
+    # of a provisioner alone
+    AT_BOUND = "at_bound"  # no room here for one more: try another host
+    OTHER_MODEL = "other_model"  # this host has no such model: try another
+    SHARED_PROCESS = "shared_process"  # its process hosts other instances too; it cannot be stopped alone
+    RUNS = "runs"  # the instance that was named runs, or still drains
+    STOPPING = "stopping"  # the host itself is going down
 
 
 class OrderRefused(Body, frozen=True, kw_only=True, tag="OrderRefused/1"):

@@ -12,7 +12,7 @@ from millrace.contracts.message import Body
 
 
 class StartInstance(Body, frozen=True, kw_only=True, tag="StartInstance/1"):
-    """Asks for one more instance. Idempotent per ``order``. Answered by InstanceStarting or ProvisionRefused.
+    """Asks for one more instance. Idempotent per ``order``. Answered by InstanceOrdered or OrderRefused.
 
     Attributes:
         order: Chosen by the asker, unique for ever; the same order is the same instance.
@@ -28,8 +28,8 @@ class StartInstance(Body, frozen=True, kw_only=True, tag="StartInstance/1"):
 
 
 class StopInstance(Body, frozen=True, kw_only=True, tag="StopInstance/1"):
-    """Asks that an instance be drained, ended and not started again. Idempotent. Answered by InstanceStopping or
-    ProvisionRefused.
+    """Asks that an instance be drained, ended and not started again. Idempotent. Answered by InstanceOrdered or
+    OrderRefused.
 
     Attributes:
         drain_limit_ms: How long its sequences may go on before they are handed back.
@@ -42,37 +42,12 @@ class StopInstance(Body, frozen=True, kw_only=True, tag="StopInstance/1"):
     operator: bool = False
 
 
-class InstanceStarting(Body, frozen=True, kw_only=True, tag="InstanceStarting/1"):
-    """The provisioner keeps this instance running from now on; it registers itself once its engine is ready."""
-
-    order: str
-    instance: str
-
-
-class InstanceStopping(Body, frozen=True, kw_only=True, tag="InstanceStopping/1"):
-    """The instance drains and will be gone within the limit and a little more, whatever becomes of it."""
+class InstanceOrdered(Body, frozen=True, kw_only=True, tag="InstanceOrdered/1"):
+    """The order is taken. The instance is kept running from now on, and registers once its engine is ready; or it
+    drains and will be gone within the limit and a little more, whatever becomes of it.
+    """
 
     instance: str
-
-
-class ProvisionRefusal(StrEnum):
-    """Reason why a provisioner did not start or stop an instance. Closed set."""
-
-    AT_BOUND = "at_bound"  # no room here for one more: try another host
-    NO_DEVICE = "no_device"  # every device of that kind is taken here: try again when one is free, or another host
-    OTHER_MODEL = "other_model"  # this host has no such model: try another
-    UNKNOWN_SHAPE = "unknown_shape"  # this host has no instance of that shape: try another
-    UNKNOWN_INSTANCE = "unknown_instance"  # not one of this host: try another
-    SHARED_PROCESS = "shared_process"  # its process hosts other instances too; it cannot be stopped alone
-    RUNS = "runs"  # the instance that was named runs, or still drains
-    STOPPING = "stopping"  # the host itself is going down
-
-
-class ProvisionRefused(Body, frozen=True, kw_only=True, tag="ProvisionRefused/1"):
-    """Nothing was started or stopped."""
-
-    reason: ProvisionRefusal
-    detail: str = ""
 
 
 class UpdateCluster(Body, frozen=True, kw_only=True, tag="UpdateCluster/1"):

@@ -273,22 +273,18 @@ class DrainWorker(Body, frozen=True, kw_only=True, tag="DrainWorker/1"):
     limit_ms: int = 10_000
 
 
-class LoadAdapter(Body, frozen=True, kw_only=True, tag="LoadAdapter/1"):
-    """Asks a worker to load a LoRA adapter and offer it from now on. Answered by AdapterChanged.
+class ChangeAdapter(Body, frozen=True, kw_only=True, tag="ChangeAdapter/1"):
+    """Asks a worker to load a LoRA adapter and offer it from now on, or to offer it no longer. Answered by
+    AdapterChanged.
 
     Attributes:
+        path: Empty to unload: sequences with it go on.
         replace: It may take the place of another one of that name; sequences that run with that keep it.
     """
 
     name: str
-    path: str
+    path: str = ""
     replace: bool = False
-
-
-class UnloadAdapter(Body, frozen=True, kw_only=True, tag="UnloadAdapter/1"):
-    """Asks a worker to offer an adapter no longer. Sequences with it go on. Answered by AdapterChanged."""
-
-    name: str
 
 
 class AdapterChanged(Body, frozen=True, kw_only=True, tag="AdapterChanged/1"):

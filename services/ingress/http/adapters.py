@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from millrace.contracts.message import Body
-from millrace.contracts.worker import LoadAdapter, UnloadAdapter
+from millrace.contracts.worker import ChangeAdapter
 from millrace.http.exchange import Exchange
 
 from services.ingress.adapters import AdapterAsked, AdapterDone
@@ -44,7 +44,7 @@ class AdapterOrders:
         if name in self._models.adapters and not request.load_inplace:
             message = f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
             raise bad_value("lora_name", message + "set 'load_inplace' to True.")
-        order = LoadAdapter(name=name, path=request.lora_path, replace=bool(request.load_inplace))
+        order = ChangeAdapter(name=name, path=request.lora_path, replace=bool(request.load_inplace))
         self._ask(exchange, model.name, order, "added")
 
     def unload(self, exchange: Exchange, holder: KeyHolder) -> None:
@@ -59,11 +59,9 @@ class AdapterOrders:
         if known is None:
             message = f"The lora adapter '{name}' cannot be found."
             raise ApiError(404, message, param="lora_name", code="adapter_not_found")
-        self._ask(exchange, known[0], UnloadAdapter(name=name), "removed")
+        self._ask(exchange, known[0], ChangeAdapter(name=name), "removed")
 
-    def _ask(
-        self, exchange: Exchange, model: str, order: LoadAdapter | UnloadAdapter, done: Literal["added", "removed"]
-    ) -> None:
+    def _ask(self, exchange: Exchange, model: str, order: ChangeAdapter, done: Literal["added", "removed"]) -> None:
         request = self._calls.next_id()
         said = f"Success: LoRA adapter '{order.name}' {done} successfully."
         self._open[request] = (exchange, exchange.request.path, said)
