@@ -31,7 +31,7 @@ from services.supervisor.causes import failure_cause
 from services.supervisor.config import ChildSpec, LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner, open_api_warning
 from services.supervisor.effects import ChildStarted, ReadSpecification, SignalChild, SpecificationRead, StartChild
-from services.supervisor.launcher import ForkServers, Launcher, last_lines
+from services.supervisor.launcher import ForkServers, Launcher, bound_logs, last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import (
     SOCKETS,
@@ -175,6 +175,7 @@ class Cluster:
             for store in self._stores:
                 self._notify(await store.check())
             clear_sockets(self._directory / "run" / SOCKETS, time.time())
+            await asyncio.to_thread(bound_logs, self._directory / "logs")
 
     async def _until_ready(self, display: Display, running: asyncio.Task[str]) -> int:
         """Draws until the API answers, then says where it is; stops the cluster where that takes too long."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,8 @@ from millrace.supervision.fork_server import ForkServer, ForkServerLost
 from services.supervisor.config import ChildSpec, Imports
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
 
-#: A log that has grown beyond this is begun anew at the next start of its child; one older file is kept.
-LOG_BYTES_MAX = 64 * 1024 * 1024
+#: A log that has grown beyond this is begun anew; one older file is kept.
+LOG_BYTES_MAX = 32 * 1024 * 1024
 
 #: Of a log's end, for a person: the tracebacks of an engine's process and of its worker.
 TAIL_BYTES = 64 * 1024
@@ -89,7 +90,7 @@ class Launcher:
 
     async def _run(self, spec: ChildSpec) -> None:
         path = self.log_path(spec.name)
-        _rotate(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open_private(path, "ab") as log:
             try:
                 pid = await self._start(spec, log.fileno())
@@ -174,7 +175,15 @@ def last_lines(path: Path, count: int) -> list[str]:
     return [line for line in lines if line.strip()][-count:]
 
 
-def _rotate(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
-        path.replace(path.with_suffix(".log.1"))
+def bound_logs(folder: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
+    """Begins logs anew that have grown beyond ``bytes_max`` while their processes append to them.
+
+    What was in NAME.log is in NAME.log.1 then; lines that are written meanwhile, within microseconds, are lost.
+    """
+    for log in folder.glob("*.log"):
+        with contextlib.suppress(OSError):  # a full disk has no room for the copy: again with the next look
+            if log.stat().st_size > bytes_max:
+                old = log.with_name(f"{log.name}.1")
+                old.unlink(missing_ok=True)
+                shutil.copy(log, old)
+                os.truncate(log, 0)

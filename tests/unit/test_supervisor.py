@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from millrace.actor.effects import Effect, Publish, StartTimer, Stop
 from millrace.actor.errors import ConfigError
+from millrace.actor.private_files import open_private
 from millrace.cluster import ClusterSpec, parse_cluster
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested, TimerFired
@@ -28,7 +29,7 @@ from services.supervisor.actor import (
 from services.supervisor.config import ChildSpec, Imports, LaunchOptions
 from services.supervisor.display import open_api_warning
 from services.supervisor.effects import ChildExited, ChildStarted, MachineChecked, SignalChild, StartChild
-from services.supervisor.launcher import last_lines
+from services.supervisor.launcher import bound_logs, last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import (
     SOCKET_FOLDER_BYTES_MAX,
@@ -467,6 +468,19 @@ def test_the_end_of_a_log_is_shown_and_no_more_of_it(tmp_path: Path, text: str, 
     log.write_text(text)
     lines = last_lines(log, 2)
     assert lines == told if isinstance(told, list) else (len(lines) == told and len(lines[0]) < 70_000)
+
+
+def test_a_log_that_grows_is_begun_anew_while_its_process_appends(tmp_path: Path) -> None:
+    log, old = tmp_path / "child.log", tmp_path / "child.log.1"
+    (tmp_path / "other.log").write_text("short")
+    with open_private(log, "ab") as output:
+        for number in range(10):
+            output.write(b"%d" % number * 1000)
+            output.flush()
+            bound_logs(tmp_path, bytes_max=2500)
+    assert {path.name for path in tmp_path.iterdir()} == {"child.log", "child.log.1", "other.log"}
+    assert (old.read_text(), log.read_text()) == ("6" * 1000 + "7" * 1000 + "8" * 1000, "9" * 1000)
+    assert old.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
