@@ -62,13 +62,13 @@ def llama_config(shape: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def open_engine(shape: str, **engine_args: Any) -> Iterator[Any]:
-    """An LLMEngine; shut down at the end."""
+def open_engine(shape: str, fields: dict[str, Any] | None = None, /, **engine_args: Any) -> Iterator[Any]:
+    """An LLMEngine; shut down at the end. Args: fields: Of its config.json, beside the shape's."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(llama_config(shape)))
+        (Path(folder) / "config.json").write_text(json.dumps(llama_config(shape) | (fields or {})))
         defaults: dict[str, Any] = {
             "model": folder,
             "load_format": "dummy",

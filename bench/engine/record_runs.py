@@ -56,7 +56,7 @@ def record(run: PlannedRun) -> RecordedRun:
     prepare()
     import vllm
 
-    with open_engine("nano", **engine_args(run.parameters)) as engine:
+    with open_engine("nano", run.model, **engine_args(run.parameters)) as engine:
         _serve(engine, run.requests)
         scheduler = engine.engine_core.engine_core.scheduler
         return RecordedRun(

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tests.testbed.schedule_recording import Happening, table_checksum
+from tests.testbed.schedule_recording import Happening, table_checksum, tables_told
 
 
 def plain_id(request_id: str) -> str:
@@ -78,7 +78,8 @@ class _Recorder(Scheduler):  # type: ignore[misc]
     def _entry(self, scheduled: dict[str, int]) -> tuple[Any, ...]:
         computed = {name: self.requests[name].num_computed_tokens for name in scheduled}
         batch = [(plain_id(name), count, computed[name] - count) for name, count in scheduled.items()]
-        tables = [list(self.kv_cache_manager.get_block_ids(request.request_id)[0]) for request in self.running]
+        groups = [self.kv_cache_manager.get_block_ids(request.request_id) for request in self.running]
+        tables = [tables_told(tables) for tables in groups]
         free = self.kv_cache_manager.block_pool.get_num_free_blocks()
         return batch, self._preempted, free, table_checksum(tables), len(self.waiting)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
+from millrace.contracts.kv import KvGroup, KvNeed
 from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
 
 Prompt = list[tuple[int, int]]
@@ -30,12 +32,13 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run to record."""
+    """A run to record. ``model``: fields of config.json beside those of the repository's smallest model."""
 
     name: str
     about: str
     parameters: EngineParameters
     requests: list[PlannedRequest]
+    model: dict[str, Any] = {}
 
 
 PLAIN = EngineParameters(
@@ -72,7 +75,35 @@ def changed(
 
 def planned_runs() -> list[PlannedRun]:
     """All runs."""
-    return [*_budget_runs(), *_block_runs(), *_prefix_runs(), *_order_runs(), *_async_runs()]
+    return [*_budget_runs(), *_block_runs(), *_prefix_runs(), *_order_runs(), *_async_runs(), *_group_runs()]
+
+
+def _group_runs() -> list[PlannedRun]:
+    window = KvGroup(need=KvNeed.WINDOW, block_tokens=32, block_bytes=0, window=64)
+    parameters = msgspec.structs.replace(
+        PLAIN,
+        groups=(msgspec.structs.replace(window, need=KvNeed.ALL, window=0), window, window),
+        prefix_caching=False,
+        blocks_total=60,
+        token_budget=96,
+    )
+    model = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 32,
+        "sliding_window": window.window,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    }
+    return [
+        PlannedRun(
+            name="windows",
+            about="Two groups of a sliding window and one of full attention: windows leave blocks, too few for all",
+            parameters=parameters,
+            requests=crowd(31, 14, prompt=(20, 300), output=(20, 180), within=20),
+            model=model,
+        )
+    ]
 
 
 def _budget_runs() -> list[PlannedRun]:

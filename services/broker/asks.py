@@ -116,7 +116,7 @@ class Asks:
         assert own.snapshot is not None
         return shortage_risk(
             own.snapshot,
-            block_size=record.block_size,
+            record,
             horizon_ns=max(3 * round(own.costs.duration_ns), self._ctx.config.memory.horizon_ms * MS),
             promised_blocks=own.promised_blocks,
         )

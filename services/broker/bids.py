@@ -129,7 +129,7 @@ class Bids:
             return 0.0
         return shortage_risk(
             own.snapshot,
-            block_size=record.block_size,
+            record,
             horizon_ns=memory.join_horizon_ms * MS,
             promised_blocks=own.promised_blocks + body.blocks,
         )

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 from millrace.actor.errors import ConfigError
+from millrace.contracts.kv import blocks_for
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
+from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.stages.instance import InstanceModel, linear_instance
@@ -41,13 +43,19 @@ def _instance_model(record: InstanceRecord, step_time: StepTimeModel | None) -> 
         return None  # no engine could run with what the record says
     made = linear_instance(
         step_time.cost(parameters),
-        kv_tokens=record.block_size * record.blocks_total,
+        kv_tokens=_kv_tokens(parameters),
         max_sequences=record.max_sequences,
         token_budget=record.token_budget,
     )
     if record.kv is None:
         return made
     return msgspec.structs.replace(made, kv_bytes_per_token=record.kv.block_bytes / max(1, record.kv.block_tokens))
+
+
+def _kv_tokens(parameters: EngineParameters) -> int:
+    """Tokens of long sequences that its blocks hold."""
+    longest = parameters.max_model_len
+    return parameters.blocks_total * longest // blocks_for(longest, parameters.block_size, parameters.groups)
 
 
 def read_step_times(files: Mapping[str, str]) -> dict[str, StepTimeModel]:

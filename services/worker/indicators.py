@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from millrace.actor.engine import EngineSnapshot
+from millrace.contracts.kv import KvGroup, blocks_for
 from millrace.contracts.status import LoadIndicators, PhaseQueues, SequenceState, SequenceStatus
 
 from services.worker.state import Held
@@ -16,6 +17,7 @@ def load_indicators(
     *,
     now_ns: int,
     block_size: int,
+    groups: Sequence[KvGroup] = (),
     moves: tuple[int, int],
 ) -> LoadIndicators:
     """Count what a snapshot shows.
@@ -25,6 +27,7 @@ def load_indicators(
         unseen: Sequences submitted after it.
         now_ns: Unix ns.
         block_size: Tokens of a KV block.
+        groups: Of layers, each with blocks of its own.
         moves: Sequences whose KV leaves, and those whose KV arrives.
     """
     prefill, decode = [0, 0, 0], [0, 0, 0]
@@ -34,7 +37,7 @@ def load_indicators(
         for entry in entries:
             queue = 2 if entry.state is SequenceState.PREEMPTED else place
             (decode if entry.output_tokens else prefill)[queue] += 1
-            growing += blocks_to_come(entry, block_size)
+            growing += blocks_to_come(entry, block_size, groups)
             if entry.computed_tokens + 1 < entry.prompt_tokens + entry.output_tokens or not entry.output_tokens:
                 left += entry.prompt_tokens + entry.output_tokens - entry.computed_tokens
             if place and not entry.output_tokens:
@@ -55,9 +58,9 @@ def load_indicators(
     )
 
 
-def blocks_to_come(entry: SequenceStatus, block_size: int) -> int:
+def blocks_to_come(entry: SequenceStatus, block_size: int, groups: Sequence[KvGroup] = ()) -> int:
     """Blocks that a sequence is expected to need beyond those that it holds; 0 where no length is expected."""
     if entry.expected_output_tokens is None:
         return 0
     output = min(max(entry.expected_output_tokens, entry.output_tokens), entry.max_tokens)
-    return max(0, -(-(entry.prompt_tokens + output) // block_size) - entry.blocks)
+    return max(0, blocks_for(entry.prompt_tokens + output, block_size, groups) - entry.blocks)

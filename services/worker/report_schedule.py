@@ -143,6 +143,7 @@ class Reporter:
         counts = status_messages.SummaryCounts(
             now_ns=now_ns,
             block_size=self.info.block_size,
+            groups=self.info.kv.groups if self.info.kv is not None else (),
             output_tokens_total=output_tokens,
             draining=self.draining,
             engine_silent_ns=_age(self.liveness.silent_since_ns, now_ns),

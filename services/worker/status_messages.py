@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from millrace.actor.engine import EngineInfo, EngineSnapshot
+from millrace.contracts.kv import KvGroup
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import (
     BatchComposition,
@@ -102,6 +103,7 @@ class SummaryCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     now_ns: int
     block_size: int
+    groups: Sequence[KvGroup] = ()
     output_tokens_total: int
     draining: bool
     engine_silent_ns: int = 0
@@ -137,7 +139,12 @@ def summary(
         step_age_ns=counts.step_age_ns,
         step_longest_ns=counts.step_longest_ns,
         indicators=load_indicators(
-            snapshot, later, now_ns=counts.now_ns, block_size=counts.block_size, moves=counts.moves
+            snapshot,
+            later,
+            now_ns=counts.now_ns,
+            block_size=counts.block_size,
+            groups=counts.groups,
+            moves=counts.moves,
         ),
         token_budget=snapshot.token_budget,
     )

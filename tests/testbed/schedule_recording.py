@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from array import array
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -19,6 +20,8 @@ from millrace.contracts.worker import Sampling
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
+from millrace.enginemodel.scheduler import Scheduler
+from millrace.enginemodel.sequence import ScheduledSequence
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.stream import ModelledSequence
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
@@ -51,7 +54,7 @@ class RecordedStep(msgspec.Struct, frozen=True, array_like=True):
         batch: Triples (request, tokens, tokens computed before), in order. Empty where nothing was to do.
         preempted: Requests, in order.
         free: Blocks free after scheduling.
-        tables: Checksum over the block ids of all running requests, in order.
+        tables: Checksum over ``tables_told`` of all running requests, in order.
         waiting: Length of the queue.
     """
 
@@ -98,6 +101,11 @@ def prompt_tokens(parts: list[tuple[int, int]]) -> list[int]:
     return tokens
 
 
+def tables_told(tables: Sequence[list[int]]) -> list[int]:
+    """What a recording tells of a sequence's block tables: the ids of one group, the number of blocks of several."""
+    return list(tables[0]) if len(tables) == 1 else [sum(block != 0 for table in tables for block in table)]
+
+
 def table_checksum(tables: list[list[int]]) -> int:
     """One number for block tables in order: ids, not only their counts, must agree."""
     checksum = 0
@@ -142,9 +150,13 @@ def _recorded(engine: ModelledEngine, batch: Batch) -> RecordedStep:
         [(int(sequence.sequence), count, before) for sequence, count, before in triples],
         [int(sequence.sequence) for sequence in batch.preempted],
         scheduler.pool.free,
-        table_checksum([sequence.blocks for sequence in scheduler.running]),
+        table_checksum([tables_told(_tables(sequence, scheduler)) for sequence in scheduler.running]),
         len(scheduler.waiting),
     )
+
+
+def _tables(sequence: ScheduledSequence, scheduler: Scheduler) -> list[list[int]]:
+    return [sequence.blocks, sequence.beside] if scheduler.beside else [sequence.blocks]
 
 
 class _ReplaySequence(ModelledSequence):

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.engine import EngineSnapshot
+from millrace.contracts.kv import KvGroup, KvNeed, blocks_for
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
@@ -70,6 +71,20 @@ def random_parameters(rng: random.Random) -> EngineParameters:
         watermark=rng.choice((0.0, 0.0, 0.01, 0.2)),
         reserve_full_prompt=rng.random() < 0.7,
     )
+
+
+def grouped(parameters: EngineParameters, rng: random.Random) -> EngineParameters:
+    """The same engine of a model whose layers also keep a state, and attention in blocks of another size."""
+    size = parameters.block_size
+    groups = [
+        KvGroup(need=KvNeed.STATE, block_tokens=parameters.max_model_len, block_bytes=1),
+        KvGroup(need=KvNeed.ALL, block_tokens=size, block_bytes=1),
+        KvGroup(need=KvNeed.ALL, block_tokens=2 * size, block_bytes=1),
+    ]
+    rng.shuffle(groups)
+    more = blocks_for(parameters.max_model_len, size, groups) - blocks_for(parameters.max_model_len, size)
+    total = parameters.blocks_total + more
+    return msgspec.structs.replace(parameters, groups=tuple(groups), blocks_total=total)
 
 
 def random_cost(rng: random.Random) -> StepCost:

@@ -23,6 +23,7 @@ from tests.unit.forecast_states import (
     PARAMETERS,
     STEP_NS,
     decoding,
+    grouped,
     published,
     random_cost,
     random_parameters,
@@ -114,11 +115,13 @@ class Costing:
         return self.exact
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(90))
 def test_a_forecast_with_true_lengths_is_what_the_engine_then_does(seed: int) -> None:
     """Beside two engines in the same state: one takes the candidate, and a placement before it, the other does not."""
     rng = random.Random(seed)
     parameters, cost = random_parameters(rng), random_cost(rng)
+    if seed >= 60:
+        parameters = grouped(parameters, rng)
     sequences = [sequence(rng, f"{index}.0", total=parameters.max_model_len) for index in range(rng.choice((0, 5, 20)))]
     steps, limit = rng.randrange(60), rng.choice((0, 0, 24, 100))
     engines, state = [], snapshot()

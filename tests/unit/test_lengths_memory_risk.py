@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import msgspec
 import pytest
+from millrace.contracts.kv import KvGroup, KvNeed
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.lengths.memory_risk import MemoryRisk, memory_risk
 
@@ -39,8 +41,17 @@ def snapshot(*running: SequenceStatus, total: int, others: int = 0) -> StatusSna
     return plain_snapshot("w0", running=list(running), blocks_free=total - held - others, blocks_total=total)
 
 
-def risk(state: StatusSnapshot, horizon: int = 160, **fields: int) -> MemoryRisk:
+def risk(state: StatusSnapshot, horizon: int = 160, **fields: Any) -> MemoryRisk:
     return memory_risk(state, block_size=BLOCK, horizon_tokens=horizon, **fields)
+
+
+def test_a_full_window_needs_no_more_blocks_and_every_group_counts() -> None:
+    window = KvGroup(need=KvNeed.WINDOW, block_tokens=BLOCK, block_bytes=1, window=4 * BLOCK)
+    whole = msgspec.structs.replace(window, need=KvNeed.ALL)
+    state = snapshot(*[entry(150, output=10, at=10) for _ in range(30)], total=330)
+    assert risk(state).highest > 0.1
+    assert risk(state, groups=[window]).highest < 1e-9
+    assert risk(state, groups=[window, whole]).highest > risk(state).highest
 
 
 def drawn(state: StatusSnapshot, ahead: int, *, since: int = 0, draws: int = 4_000) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 from millrace.actor.engine import EngineSequence, EngineSnapshot
+from millrace.contracts.kv import KvGroup, KvNeed
 from millrace.contracts.status import BatchComposition, EngineTotals, PhaseQueues, SequenceState, SequenceStatus
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
@@ -71,6 +73,10 @@ def test_growth_follows_the_expected_length_within_the_bound_of_the_request() ->
     assert blocks_to_come(grown, 32) == 4
     assert blocks_to_come(entry(SequenceState.RUNNING, computed=119, output=20, expected=10_000), 32) == 12
     assert blocks_to_come(entry(SequenceState.RUNNING, computed=119, output=20), 32) == 0
+    window = KvGroup(need=KvNeed.WINDOW, block_tokens=32, block_bytes=1, window=64)
+    groups = [window, KvGroup(need=KvNeed.STATE, block_tokens=2048, block_bytes=1)]
+    assert blocks_to_come(grown, 32, groups) == 0, "neither a full window grows nor a state"
+    assert blocks_to_come(grown, 32, [*groups, msgspec.structs.replace(window, need=KvNeed.ALL)]) == 8
     assert blocks_to_come(entry(SequenceState.RUNNING, computed=119, output=20, expected=1), 32) == 0
 
 

@@ -10,6 +10,7 @@ position: the source's block ids of that position in each group of layers, in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -18,6 +19,7 @@ _MS = 1_000_000
 
 #: Stands for the checksum of a row that was left out of a sample.
 UNSUMMED = -1
+_UNBOUNDED = 1 << 40
 #: Stands for a block in a row: none is needed. No engine gives this one to a sequence.
 NO_BLOCK = 0
 
@@ -51,6 +53,24 @@ class KvGroup(msgspec.Struct, frozen=True, kw_only=True):
     block_tokens: int
     block_bytes: int
     window: int = 0
+
+    @property
+    def blocks_max(self) -> int:
+        """Most blocks that a sequence which decodes holds of it, however long."""
+        match self.need:
+            case KvNeed.ALL:
+                return _UNBOUNDED
+            case KvNeed.WINDOW:
+                return max(0, self.window - 2) // self.block_tokens + 2
+            case KvNeed.STATE:
+                return 1
+
+    def blocks_in_step(self, computed: int, end: int) -> int:
+        """Blocks of it in a step that computes tokens from one position up to another."""
+        if self.need is KvNeed.STATE:
+            return 1
+        left = max(0, computed - self.window + 1) // self.block_tokens if self.need is KvNeed.WINDOW else 0
+        return -(-end // self.block_tokens) - left
 
 
 class KvPlane(msgspec.Struct, frozen=True, array_like=True):
@@ -183,6 +203,13 @@ class KvRefusal(StrEnum):
     NO_BID = "no_bid"  # no bid of that name is open at the target: it has expired, or was never given
     NO_TARGET = "no_target"  # no other instance serves this model, or none has room
     INVALID = "invalid"  # source and target are the same, unknown migration, contradictory fields
+
+
+def blocks_for(tokens: int, block_size: int, groups: Sequence[KvGroup] = ()) -> int:
+    """KV blocks that a sequence of so many tokens holds while it decodes: of each group, or of one that keeps all."""
+    if not groups:
+        return -(-tokens // block_size)
+    return sum(min(-(-tokens // group.block_tokens), group.blocks_max) for group in groups)
 
 
 def compatible(source: KvEndpoint | None, target: KvEndpoint | None) -> bool:

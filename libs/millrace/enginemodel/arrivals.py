@@ -169,8 +169,9 @@ class Arrivals:
         pool.release(reservation.blocks[len(kept) :])
         computed = reservation.known_tokens(min(handover.computed_tokens, sequence.total - 1), block_size)
         missing = -(-sequence.total // block_size) - len(kept)
+        beside = sum(group.blocks_in_step(computed, sequence.total) for group in self._scheduler.beside)
         sequence.state = SequenceState.WAITING
-        if not computed or not self._scheduler.make_room(missing):
+        if not computed or not self._scheduler.make_room(missing + beside):
             pool.release(kept)
             self._scheduler.add(sequence)
             return 0

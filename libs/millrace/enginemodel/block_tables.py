@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from millrace.contracts.kv import KvGroup, KvNeed, blocks_for
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.sequence import ScheduledSequence
 from millrace.kvcache.pool import BlockPool
@@ -18,6 +19,7 @@ class BlockTables:
 
     Attributes:
         contents: What is in the blocks; None without prefix caching or checksums.
+        beside: Groups of which sequences hold blocks beside those of full attention, which are the ones that move.
         replicas: Blocks of KV replicas by name, oldest first. They are in no batch; the newest is given up where
             anything else lacks blocks.
     """
@@ -27,6 +29,7 @@ class BlockTables:
         kind = SegmentPool if parameters.segments else BlockPool
         self.pool: BlockPool = kind(parameters.blocks_total, caching=parameters.prefix_caching)
         self.contents: KvContents | None = None
+        self.beside = _beside(parameters)
         self.replicas: dict[str, list[int]] = {}
 
     def make_room(self, blocks: int) -> bool:
@@ -58,9 +61,24 @@ class BlockTables:
                 high = middle - 1
         return low
 
+    def _lacks_beside(self, sequence: ScheduledSequence, end: int) -> int:
+        """Blocks of other groups that a step up to ``end`` takes, less those that windows have left by then."""
+        held = len(sequence.beside)
+        return sum(group.blocks_in_step(sequence.computed, end) for group in self.beside) - held
+
+    def _keep_beside(self, sequence: ScheduledSequence, end: int) -> None:
+        lacking = self._lacks_beside(sequence, end)
+        if lacking < 0:
+            self.pool.release(sequence.beside[:-lacking])
+            del sequence.beside[:-lacking]
+        elif lacking:
+            sequence.beside += self.pool.take(lacking)
+
     def _grow(self, sequence: ScheduledSequence, end: int) -> None:
         """Gives a sequence blocks for ``end`` tokens, which are free, and names those that this step fills."""
         block_size = self.parameters.block_size
+        if self.beside:
+            self._keep_beside(sequence, end)
         missing = -(-(end - sequence.slots) // block_size)
         if missing > 0:
             sequence.blocks += self.pool.take(missing, after=sequence.blocks[-1] if sequence.blocks else -1)
@@ -81,7 +99,20 @@ class BlockTables:
     def _release(self, sequence: ScheduledSequence) -> None:
         if self.contents is not None:
             self.contents.left(sequence)
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self.pool.release(sequence.blocks + sequence.beside)
+        sequence.blocks, sequence.beside = [], []
         sequence.slots = 0
         sequence.named_blocks = 0
+
+
+def _beside(parameters: EngineParameters) -> list[KvGroup]:
+    """All groups but the first of full attention. Raises ValueError: there is none of blocks of ``block_size``, or the
+    pool does not hold one sequence.
+    """
+    groups = list(parameters.groups)
+    whole = [group for group in groups if group.need is KvNeed.ALL and group.block_tokens == parameters.block_size]
+    if groups and not whole:
+        raise ValueError(f"groups: none keeps all tokens in blocks of {parameters.block_size}")
+    if blocks_for(parameters.max_model_len, parameters.block_size, groups) > parameters.blocks_total:
+        raise ValueError(f"blocks_total: {parameters.blocks_total} blocks cannot hold one sequence of all groups")
+    return [group for group in groups if group is not whole[0]]

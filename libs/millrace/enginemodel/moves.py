@@ -90,7 +90,7 @@ class KvMoves:
         """Return the number of blocks by use. O(blocks held)."""
         scheduler = self._scheduler
         here = (*scheduler.running, *scheduler.arrived, *scheduler.frozen)
-        held = {block for sequence in here for block in sequence.blocks}
+        held = {block for sequence in here for block in sequence.blocks + sequence.beside}
         aside = {block for blocks in (*scheduler.aside.values(), *scheduler.replicas.values()) for block in blocks}
         return KvAccounting(
             total=scheduler.pool.blocks_total,

@@ -123,6 +123,7 @@ def modelled_endpoint(
         copiers=[CopierKind.MODELLED],
         ranks=[KvRank(planes=[], region_bytes=0, handles={HANDLE: key.encode()})],
         machine=machine,
+        groups=list(parameters.groups),
     )
 
 

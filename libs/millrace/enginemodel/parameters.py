@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from millrace.contracts.kv import KvGroup
 from millrace.contracts.scheduler import SchedulerConfig
 
 
@@ -22,6 +23,7 @@ class EngineParameters(SchedulerConfig, frozen=True, kw_only=True, forbid_unknow
     Attributes:
         queue_policy: Named ``policy`` in files, as vLLM does.
         segments: Free blocks are handed out in contiguous runs (kvcache/segments.py), as our engines do.
+        groups: Of layers that take blocks of their own; none for one that keeps all.
     """
 
     max_model_len: int = 8192
@@ -31,6 +33,7 @@ class EngineParameters(SchedulerConfig, frozen=True, kw_only=True, forbid_unknow
     blocks_total: int = 4096
     queue_policy: QueuePolicy = msgspec.field(default=QueuePolicy.FCFS, name="policy")
     segments: bool = False
+    groups: tuple[KvGroup, ...] = ()
 
     def __post_init__(self) -> None:
         for field in ("max_model_len", "block_size", "blocks_total", "max_sequences", "token_budget"):

@@ -31,6 +31,7 @@ def scheduler_parameters(record: InstanceRecord, *, prefix_caching: bool = False
         "max_model_len": min(record.max_model_len, room),  # vLLM counts its null block in when it checks this
         "prefix_caching": record.prefix_caching and prefix_caching,
         "queue_policy": QueuePolicy(record.queue_policy),
+        "groups": tuple(record.kv.groups) if record.kv is not None else (),
     }
     return EngineParameters(**scheduler_fields(record) | changes)
 

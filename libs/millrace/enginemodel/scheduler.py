@@ -16,6 +16,7 @@ sequence holds no block; running, frozen and set aside are at most ``max_sequenc
 
 from __future__ import annotations
 
+from millrace.contracts.kv import KvGroup, KvNeed
 from millrace.contracts.scheduler import step_budget
 from millrace.contracts.status import SequenceState
 from millrace.enginemodel.batch import Batch
@@ -137,6 +138,8 @@ class Scheduler(BlockTables):
         if self.contents is not None:
             self.contents.found(sequence, computed)
         self._name_blocks(sequence, computed)
+        if self.beside:
+            self._keep_beside(sequence, sequence.total)
 
     # Runs of decode steps (runs.py)
 
@@ -148,7 +151,7 @@ class Scheduler(BlockTables):
         """
         running = len(self.running)
         budget = self.token_budget - running
-        if not running or budget < 0 or len(self.arrived):
+        if not running or budget < 0 or len(self.arrived) or self.beside:
             return False
         if not len(self.waiting) or budget == 0 or self.places() <= 0:
             return True
@@ -196,7 +199,7 @@ class Scheduler(BlockTables):
         index = 0
         while index < len(running) and budget > 0:
             sequence = running[index]
-            if batch.put_decode(sequence):
+            if not self.beside and batch.put_decode(sequence):
                 budget -= 1
                 index += 1
                 continue
@@ -205,8 +208,8 @@ class Scheduler(BlockTables):
                 index += 1
                 continue
             end = sequence.computed + count
-            if end >= sequence.slots:  # a block fills, or is needed
-                while end > sequence.slots + self.pool.free * self.parameters.block_size:
+            if end >= sequence.slots or self.beside:  # a block fills, or is needed, or a window leaves one
+                while self._lacking(sequence, end) > self.pool.free:
                     if self.replicas and self.make_room(self.pool.free + 1):
                         continue
                     victim, before, restored = self._preempt_one(batch, index)
@@ -219,6 +222,10 @@ class Scheduler(BlockTables):
             budget -= count
             index += 1
         return budget
+
+    def _lacking(self, sequence: ScheduledSequence, end: int) -> int:
+        lacking = max(0, -(-(end - sequence.slots) // self.parameters.block_size))
+        return lacking + self._lacks_beside(sequence, end) if self.beside else lacking
 
     def _wanted(self, sequence: ScheduledSequence, budget: int, threshold: int) -> int:
         """Tokens of a running sequence that this step may compute, 0 for none."""
@@ -349,7 +356,18 @@ class Scheduler(BlockTables):
         parameters = self.parameters
         if parameters.reserve_full_prompt:
             tokens = max(tokens, min(sequence.total, parameters.max_model_len))
-        return -(-tokens // parameters.block_size) - len(hits) + self.pool.unreferenced(hits) + self._watermark()
+        beside = sum(self._admitted(group, tokens) for group in self.beside)
+        needed = -(-tokens // parameters.block_size) - len(hits) + self.pool.unreferenced(hits)
+        return needed + beside + self._watermark()
+
+    def _admitted(self, group: KvGroup, tokens: int) -> int:
+        """Blocks of a group for so many tokens that come in steps; its window leaves the first ones meanwhile."""
+        parameters = self.parameters
+        whole = group.blocks_in_step(0, tokens)
+        if group.need is not KvNeed.WINDOW:
+            return whole
+        within = min(group.window - 1 + parameters.token_budget, parameters.max_model_len)
+        return min(whole, -(-within // group.block_tokens) + 1)
 
     def _fits(self, sequence: ScheduledSequence, hits: list[int], tokens: int) -> bool:
         """Whether so many are free, after replicas have given way; hits that only they held are free blocks then."""
@@ -378,7 +396,7 @@ class Scheduler(BlockTables):
     def check_invariants(self) -> None:
         self.pool.check_invariants()
         here = [*self.running, *self.frozen, *self.arrived]
-        tables = (*(each.blocks for each in here), *self.aside.values(), *self.replicas.values())
+        tables = (*(each.blocks + each.beside for each in here), *self.aside.values(), *self.replicas.values())
         held = {block for blocks in tables for block in blocks}
         assert len(held) + self.pool.free == self.pool.blocks_total, "a block is lost"
         assert self._places_for_arrived() >= 0, "more sequences than places"

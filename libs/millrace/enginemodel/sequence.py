@@ -18,6 +18,7 @@ class ScheduledSequence:
         stale: Share of ``in_flight`` that was scheduled before a preemption.
         blocks: KV blocks held, in token order.
         slots: ``len(blocks) * block_size``.
+        beside: Blocks held of other groups than the one that ``blocks`` is of, in no order.
         named_blocks: How many of ``blocks`` are in the prefix index.
         hashes: Chain hashes of full blocks; may lag behind ``token_ids`` until they are needed.
         hit_tokens: Tokens found in the prefix cache at the first admission; None before it.
@@ -25,6 +26,7 @@ class ScheduledSequence:
 
     __slots__ = (
         "arrival_ns",
+        "beside",
         "blocks",
         "computed",
         "hashes",
@@ -67,6 +69,7 @@ class ScheduledSequence:
         self.in_flight = 0
         self.stale = 0
         self.blocks: list[int] = []
+        self.beside: list[int] = []
         self.slots = 0
         self.named_blocks = 0
         self.hashes: list[int] = []

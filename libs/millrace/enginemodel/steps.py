@@ -74,7 +74,7 @@ def statuses(sequences: Iterable[object]) -> list[SequenceStatus]:
             sequence.computed if sequence.computed < sequence.total else sequence.total,
             sequence.total - sequence.prompt_tokens,
             sequence.max_tokens,
-            len(sequence.blocks),
+            len(sequence.blocks) + len(sequence.beside),
             sequence.arrival_ns,
             sequence.expected_output_tokens,
         )

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.contracts.kv import KvGroup
 from millrace.contracts.status import SequenceStatus, StatusSnapshot
 
 Numbers = NDArray[np.float64]
@@ -44,7 +45,13 @@ class MemoryRisk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_risk(
-    snapshot: StatusSnapshot, *, block_size: int, horizon_tokens: int, points: int = POINTS, reserved_blocks: int = 0
+    snapshot: StatusSnapshot,
+    *,
+    block_size: int,
+    horizon_tokens: int,
+    groups: Sequence[KvGroup] = (),
+    points: int = POINTS,
+    reserved_blocks: int = 0,
 ) -> MemoryRisk:
     """The risk at equal steps up to ``horizon_tokens`` further tokens of each running sequence.
 
@@ -54,6 +61,7 @@ def memory_risk(
     Args:
         block_size: Tokens per block.
         horizon_tokens: At least 1; what a sequence generates in three times a move's duration, for example.
+        groups: Of layers, each with blocks of its own; none for one that keeps all.
         reserved_blocks: Promised to sequences that are to come.
 
     Raises:
@@ -69,7 +77,9 @@ def memory_risk(
     others = max(0, snapshot.blocks_total - snapshot.blocks_free - held) + reserved_blocks
     alive = _alive(running, ahead)
     lengths = np.array([entry.prompt_tokens + entry.output_tokens for entry in running], np.float64)
-    blocks = np.ceil((lengths[:, None] + ahead) / block_size)
+    tokens = lengths[:, None] + ahead
+    sizes = [(group.block_tokens, float(group.blocks_max)) for group in groups] or [(block_size, math.inf)]
+    blocks = np.sum([np.minimum(np.ceil(tokens / size), most) for size, most in sizes], axis=0)
     mean = others + (alive * blocks).sum(axis=0)
     variance = (alive * (1.0 - alive) * blocks**2).sum(axis=0)
     pairs = zip(mean.tolist(), variance.tolist(), strict=True)

@@ -95,6 +95,12 @@ public:
     }
 
     std::int64_t blocks_of(nb::handle status) { return counted(fields_.read(status.ptr(), BLOCKS), 0, "blocks"); }
+    // As many as the future takes it to hold.
+    std::int64_t blocks_counted(nb::handle status) {
+        const std::int64_t blocks = blocks_of(status);
+        if (limits_.groups.empty()) return blocks;
+        return limits_.blocks_for(limits_.room_of(fields_.read(status.ptr(), COMPUTED), blocks));
+    }
 
 private:
     // One that has ended, or is longer than any can be, has its end where it is.
@@ -130,8 +136,8 @@ public:
               const std::optional<std::vector<std::int64_t>>& cached, std::int64_t leave_at) {
         loaded_ = false;
         std::int64_t blocks = counted(blocks_free, 0, "blocks_free");
-        for (nb::handle status : running) blocks += reader_.blocks_of(status);
-        for (nb::handle status : waiting) blocks += reader_.blocks_of(status);
+        for (nb::handle status : running) blocks += reader_.blocks_counted(status);
+        for (nb::handle status : waiting) blocks += reader_.blocks_counted(status);
         Future& future = forecaster_.restart(blocks, running.size() + waiting.size());
         reader_.restore(future, running, waiting, cached, leave_at);
         forecaster_.restored();
@@ -254,7 +260,8 @@ NB_MODULE(enginemodel, module) {
             "__init__",
             [](Limits* self, std::int64_t max_model_len, std::int64_t block_size, std::int64_t max_sequences,
                std::int64_t token_budget, std::int64_t long_prefill_token_threshold, bool chunked_prefill,
-               bool reserve_full_prompt, double watermark, bool async_scheduling) {
+               bool reserve_full_prompt, double watermark, bool async_scheduling,
+               const std::vector<std::tuple<std::int64_t, std::int64_t>>& groups) {
                 counted(max_model_len, 1, "max_model_len", MODEL_LEN_MAX);
                 counted(block_size, 1, "block_size", BLOCK_SIZE_MAX);
                 counted(max_sequences, 1, "max_sequences");
@@ -265,13 +272,20 @@ NB_MODULE(enginemodel, module) {
                 if (!(watermark >= 0 && watermark < 1)) throw std::invalid_argument("watermark is out of range");
                 const auto size = static_cast<std::uint64_t>(block_size);
                 const int block_shift = std::has_single_bit(size) ? std::countr_zero(size) : -1;
+                std::vector<BlockGroup> kept;
+                for (const auto& [block_tokens, most] : groups) {
+                    counted(block_tokens, 1, "block_tokens", MODEL_LEN_MAX);
+                    kept.push_back({block_tokens, counted(most, 1, "most")});
+                }
                 new (self) Limits{
                     max_model_len,   block_size,          max_sequences, token_budget,     long_prefill_token_threshold,
-                    chunked_prefill, reserve_full_prompt, watermark,     async_scheduling, block_shift};
+                    chunked_prefill, reserve_full_prompt, watermark,     async_scheduling, block_shift,
+                    std::move(kept)};
             },
             nb::kw_only(), nb::arg("max_model_len"), nb::arg("block_size"), nb::arg("max_sequences"),
             nb::arg("token_budget"), nb::arg("long_prefill_token_threshold"), nb::arg("chunked_prefill"),
-            nb::arg("reserve_full_prompt"), nb::arg("watermark"), nb::arg("async_scheduling"));
+            nb::arg("reserve_full_prompt"), nb::arg("watermark"), nb::arg("async_scheduling"),
+            nb::arg("groups") = std::vector<std::tuple<std::int64_t, std::int64_t>>{});
     nb::class_<PyForecaster>(module, "Forecaster")
         .def(nb::init<const Limits&, const StepCost&, std::int64_t>())
         .def("load", &PyForecaster::load, nb::arg("running"), nb::arg("waiting"), nb::arg("blocks_free"),

@@ -2,12 +2,19 @@
 // equal decode steps at once. Times are femtoseconds since the snapshot.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 #include "step_cost.hpp"
 
 namespace millrace {
+
+// Layers that take a block for so many tokens, and no more than `most` for a sequence.
+struct BlockGroup {
+    std::int64_t block_tokens;
+    std::int64_t most;
+};
 
 // millrace.enginemodel.parameters.EngineParameters, as far as counts go.
 struct Limits {
@@ -22,10 +29,32 @@ struct Limits {
     bool async_scheduling;
 
     int block_shift = -1;  // where the block size is a power of two: which; a division costs twenty times a shift
+    std::vector<BlockGroup> groups;  // empty for one that keeps all; else `block_size` divides the blocks of each
 
     // Blocks that hold so many tokens; none for less than one.
     std::int64_t blocks_for(std::int64_t tokens) const {
         if (tokens <= 0) return 0;
+        if (groups.empty()) return sizes_in(tokens);
+        std::int64_t blocks = 0;
+        for (const BlockGroup& group : groups) {
+            blocks += std::min(group.most, (tokens + group.block_tokens - 1) / group.block_tokens);
+        }
+        return blocks;
+    }
+    // Blocks that one with room for `slots` tokens lacks to hold `tokens`.
+    std::int64_t blocks_lacking(std::int64_t slots, std::int64_t tokens) const {
+        if (groups.empty()) return blocks_for(tokens - slots);
+        return tokens > slots ? blocks_for(tokens) - blocks_for(slots) : 0;
+    }
+    // Tokens that the blocks of so many have room for.
+    std::int64_t room_of(std::int64_t tokens) const { return sizes_in(tokens) * block_size; }
+    // The same where the engine tells how many blocks those are; by groups they may be one more or less at times.
+    std::int64_t room_of(std::int64_t tokens, std::int64_t blocks) const {
+        return groups.empty() ? blocks * block_size : blocks > 0 ? room_of(tokens) : 0;
+    }
+
+private:
+    std::int64_t sizes_in(std::int64_t tokens) const {
         return block_shift >= 0 ? (tokens + block_size - 1) >> block_shift : (tokens + block_size - 1) / block_size;
     }
 };
@@ -45,8 +74,8 @@ struct Queued {
 
 // One that came with its KV and was in no step yet.
 struct Arrived {
-    Queued sequence;  // `cached`: computed tokens
-    std::int64_t blocks;
+    Queued sequence;     // `cached`: computed tokens
+    std::int64_t slots;  // as a running one's
 };
 
 struct Arrival {

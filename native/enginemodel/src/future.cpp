@@ -41,22 +41,23 @@ void Future::restore_running(const Queued& sequence, std::int64_t computed, std:
     // Where steps are scheduled ahead, the one under way counts as computed already.
     const std::int64_t last = sequence.total - 1;
     running_.missing.back() = static_cast<std::int32_t>(sequence.total - std::min(computed, last));
-    running_.slots.back() = blocks * limits_.block_size;
+    running_.slots.back() = limits_.room_of(computed, blocks);
     irregular_ += running_.missing.back() != 1 || last < sequence.prompt;
-    free_ -= blocks;
+    free_ -= limits_.blocks_for(running_.slots.back());
     ++others_;
 }
 
 void Future::restore_waiting(const Queued& sequence, std::int64_t computed, std::int64_t blocks) {
     ++others_;
-    if (computed <= 0 || limits_.blocks_for(sequence.total) > blocks) {
+    const std::int64_t room = limits_.room_of(sequence.total, blocks);
+    if (computed <= 0 || room < sequence.total) {
         waiting_.push_back(sequence);
         return;
     }
-    arrived_.push_back({sequence, blocks});
+    arrived_.push_back({sequence, room});
     const std::int64_t last = sequence.total - 1;
     arrived_.back().sequence.cached = static_cast<std::int32_t>(std::min(computed, last));
-    free_ -= blocks;
+    free_ -= limits_.blocks_for(room);
 }
 
 void Future::restored() {
@@ -85,7 +86,7 @@ bool Future::remove(Tag tag) {
     if (found != running_.tag.end()) {
         const auto index = static_cast<std::size_t>(found - running_.tag.begin());
         irregular_ -= (running_.missing[index] != 1) | (running_.total[index] <= running_.prompt[index]);
-        free_ += running_.slots[index] / limits_.block_size;
+        free_ += limits_.blocks_for(running_.slots[index]);
         running_.erase(index);
     } else if (!removed_waiting(tag)) {
         return false;
@@ -104,7 +105,7 @@ bool Future::removed_waiting(Tag tag) {
     const auto came = [tag](const Arrived& arrived) { return arrived.sequence.tag == tag; };
     const auto arrived = std::find_if(arrived_.begin(), arrived_.end(), came);
     if (arrived == arrived_.end()) return false;
-    free_ += arrived->blocks;
+    free_ += limits_.blocks_for(arrived->slots);
     arrived_.erase(arrived);
     return true;
 }
@@ -177,7 +178,7 @@ void Future::admit_comer() {
     const std::size_t places = running_.size() + arrived_.size();
     if (static_cast<std::int64_t>(places) >= limits_.max_sequences || blocks > free_) return;
     free_ -= blocks;
-    arrived_.insert(arrived_.begin(), {comer_.sequence, blocks});
+    arrived_.insert(arrived_.begin(), {comer_.sequence, limits_.room_of(comer_.sequence.total)});
     arrived_.front().sequence.cached = comer_.sequence.total - 1;
     comer_.at = -1;
 }
@@ -264,7 +265,7 @@ std::int64_t Future::schedule_running(Composition& batch, std::int64_t threshold
         const std::int64_t computed = running_.total[index] - count;
         if (count > 1) count = std::min({count, threshold, budget, limits_.max_model_len - computed - 1});
         const std::int64_t end = computed + count;
-        const std::int64_t wanted = limits_.blocks_for(end - running_.slots[index]);
+        const std::int64_t wanted = limits_.blocks_lacking(running_.slots[index], end);
         while (wanted > free_) {
             const bool itself = index + 1 == running_.size();
             preempt_last();
@@ -272,7 +273,7 @@ std::int64_t Future::schedule_running(Composition& batch, std::int64_t threshold
             if (itself) return budget;
         }
         free_ -= wanted;
-        running_.slots[index] += wanted * limits_.block_size;
+        running_.slots[index] = std::max(running_.slots[index], limits_.room_of(end));
         put(index, count, batch);
         budget -= count;
     }
@@ -280,7 +281,7 @@ std::int64_t Future::schedule_running(Composition& batch, std::int64_t threshold
 }
 
 void Future::preempt_last() {
-    free_ += running_.slots.back() / limits_.block_size;
+    free_ += limits_.blocks_for(running_.slots.back());
     waiting_.push_back(running_.pop());
     watch.preemptions += watch.active();
     ++preemptions_;
@@ -321,7 +322,7 @@ std::int64_t Future::admit_arrived(Composition& batch, std::int64_t budget, std:
     const std::int64_t count = first_chunk(arrived_.back().sequence, budget, threshold);
     if (count == 0 || watermark() > free_) return 0;  // the blocks themselves it has
     running_.push(arrived_.back().sequence);
-    running_.slots.back() = arrived_.back().blocks * limits_.block_size;
+    running_.slots.back() = arrived_.back().slots;
     if (arrived_.back().sequence.tag > 0) {
         watch.joined = true;
         watch.started = clock_;
@@ -338,9 +339,8 @@ std::int64_t Future::admit_waiting(Composition& batch, std::int64_t budget, std:
     if (count == 0 || !fits(waiting_.back(), cached + count)) return 0;
     running_.push(waiting_.back());
     waiting_.pop_back();
-    const std::int64_t blocks = limits_.blocks_for(cached + count);
-    free_ -= blocks;
-    running_.slots.back() = blocks * limits_.block_size;
+    running_.slots.back() = limits_.room_of(cached + count);
+    free_ -= limits_.blocks_for(cached + count);
     put(running_.size() - 1, count, batch);
     return count;
 }
@@ -409,7 +409,8 @@ bool Future::head_is_held_up() const {
 // Most of so many steps for which there are blocks.
 std::int64_t Future::steps_with_blocks(std::int64_t steps) const {
     const std::int64_t size = static_cast<std::int64_t>(running_.size());
-    if (size * (steps / limits_.block_size + 1) <= free_) {
+    const std::int64_t groups = std::max<std::int64_t>(1, static_cast<std::int64_t>(limits_.groups.size()));
+    if (size * groups * (steps / limits_.block_size + 1) <= free_) {
         // Cheap and nearly always enough; sequences short of blocks already would break the bound.
         bool covered = true;
         for (std::size_t index = 0; index < running_.size(); ++index) {
@@ -429,16 +430,16 @@ std::int64_t Future::steps_with_blocks(std::int64_t steps) const {
 std::int64_t Future::blocks_taken(std::int64_t steps) const {
     std::int64_t blocks = 0;
     for (std::size_t index = 0; index < running_.size(); ++index) {
-        blocks += limits_.blocks_for(running_.total[index] - 1 + steps - running_.slots[index]);
+        blocks += limits_.blocks_lacking(running_.slots[index], running_.total[index] - 1 + steps);
     }
     return blocks;
 }
 
 void Future::take_blocks(std::int64_t steps) {
     for (std::size_t index = 0; index < running_.size(); ++index) {
-        const std::int64_t blocks = limits_.blocks_for(running_.total[index] - 1 + steps - running_.slots[index]);
-        running_.slots[index] += blocks * limits_.block_size;
-        free_ -= blocks;
+        const std::int64_t tokens = running_.total[index] - 1 + steps;
+        free_ -= limits_.blocks_lacking(running_.slots[index], tokens);
+        running_.slots[index] = std::max(running_.slots[index], limits_.room_of(tokens));
     }
     if (watch.active()) watch.blocks_peak = std::max(watch.blocks_peak, blocks_total_ - free_);
 }
@@ -483,7 +484,7 @@ void Future::remove_ended() {
             ++index;
             continue;
         }
-        free_ += running_.slots[index] / limits_.block_size;
+        free_ += limits_.blocks_for(running_.slots[index]);
         const Tag tag = running_.tag[index];
         if (tag > 0) {
             --watch.left;

@@ -42,6 +42,7 @@ class Limits:
         reserve_full_prompt: bool,
         watermark: float,
         async_scheduling: bool,
+        groups: list[tuple[int, int]] = ...,
     ) -> None: ...
 
 class Forecaster:

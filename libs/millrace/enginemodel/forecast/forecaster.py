@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from millrace.contracts.kv import blocks_for
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.forecast.native import native_cost, native_limits
@@ -212,7 +213,8 @@ class Forecaster:
         """Blocks free and in use (shared ones for each), no fewer than one sequence of ``max_model_len`` needs."""
         assert self._snapshot is not None, "no snapshot was loaded"
         held = sum(status.blocks for row in (self._snapshot.running, self._snapshot.waiting) for status in row)
-        needed = -(-self.parameters.max_model_len // self.parameters.block_size)
+        own = self.parameters
+        needed = blocks_for(own.max_model_len, own.block_size, own.groups)
         return max(self._snapshot.blocks_free + held, needed)
 
     def leave(self, sequence: str) -> LeaveForecast | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+from millrace.contracts.kv import KvNeed
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import CostCurve, StepCost
 from millrace.native import enginemodel
@@ -9,9 +12,13 @@ from millrace.native import enginemodel
 
 def native_limits(parameters: EngineParameters) -> enginemodel.Limits:
     """The engine as a forecast knows it: first come first served, no prefix index, blocks counted."""
+    grows = [group.block_tokens for group in parameters.groups if group.need is not KvNeed.STATE]
+    groups = [(group.block_tokens, group.blocks_max) for group in parameters.groups]
+    # Told only where there are some: a module that was built before knows of none.
+    more = {"groups": groups} if groups else {}
     return enginemodel.Limits(
         max_model_len=parameters.max_model_len,
-        block_size=parameters.block_size,
+        block_size=math.gcd(*grows) or parameters.block_size,
         max_sequences=parameters.max_sequences,
         token_budget=parameters.token_budget,
         long_prefill_token_threshold=parameters.long_prefill_token_threshold,
@@ -19,6 +26,7 @@ def native_limits(parameters: EngineParameters) -> enginemodel.Limits:
         reserve_full_prompt=parameters.reserve_full_prompt,
         watermark=parameters.watermark,
         async_scheduling=parameters.async_scheduling,
+        **more,
     )
 
 
