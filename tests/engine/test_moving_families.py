@@ -30,6 +30,9 @@ MOVES = int(os.environ.get("MILLRACE_FAMILIES") or 0)
 CHOSEN = list(moving_families.FAMILIES) if MOVES else list(SHORT)
 #: Output tokens at which a sequence moves: before its window of 64 is full, across its end, long after it.
 POINTS = (20, 60, 260)
+#: Lengths of prompts to each of which 300 tokens are said.
+TEXTS = (9, 40, 100, 170)
+TEXT = Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=CHOSEN)
@@ -45,7 +48,8 @@ def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engines(family: Family, folder: Path) -> Iterator[Pair]:
     fields: dict[str, Any] = {
-        "kv_bytes": 8 << 20,
+        "kv_bytes": 16 << 20,
+        "dtype": family.dtype,
         "migration": MigrationConfig(copy_bytes_per_step=64 << 10),
         "engine_args": family.engine,
     }
@@ -56,10 +60,39 @@ def engines(family: Family, folder: Path) -> Iterator[Pair]:
         engine.stop()
 
 
-def _sampling(family: Family, tokens: int, seed: int) -> Sampling:
-    """Random but for families that draft: how many numbers those have drawn depends on what was drafted."""
-    temperature = 0.0 if "speculative_config" in family.engine else 1.0
-    return Sampling(max_tokens=tokens, temperature=temperature, seed=seed, ignore_eos=True)
+@pytest.fixture(scope="module")
+def stayed(engines: Pair, family: Family) -> dict[int, list[int]]:
+    """Tokens of a sequence that stays, by the point at which another one moves."""
+    names = {at: engines.source.add(_prompt(at), _sampling(family, at)) for at in POINTS}
+    return {at: engines.source.finish(name)[0].tokens for at, name in names.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(engines: Pair, family: Family, folder: Path, stayed: dict[int, list[int]]) -> list[list[int]]:
+    """Tokens that plain vLLM says to ``TEXTS``, and to those that a sequence which stays has at each point."""
+    calls = [(prompt_of(length, salt=length), TEXT) for length in TEXTS]
+    if family.alone:
+        calls += [(_prompt(at) + stayed[at][:at], _sampling(family, at, before=at)) for at in POINTS]
+    fields = [(prompt, _fields(sampling)) for prompt, sampling in calls]
+    # With its prefix cache plain vLLM's engine dies on a CPU of the hybrid family's second prompt.
+    answers = reference(folder, fields, enable_prefix_caching=False, dtype=family.dtype, **family.engine)
+    return [tokens for tokens, _, _ in answers]
+
+
+def _fields(sampling: Sampling) -> dict[str, Any]:
+    return {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "ignore_eos": True}
+
+
+def _prompt(at: int) -> list[int]:
+    return prompt_of(20, salt=at)
+
+
+def _sampling(family: Family, at: int, *, before: int = 0) -> Sampling:
+    """Of 100 tokens more than ``at``, of which ``before`` are there. Random, but for families that draft, since how
+    many numbers those have drawn depends on what was drafted, and for those that are compared with plain vLLM.
+    """
+    greedy = "speculative_config" in family.engine or family.alone
+    return Sampling(max_tokens=at + 100 - before, temperature=0.0 if greedy else 1.0, seed=at, ignore_eos=True)
 
 
 def _moved(pair: Pair, prompt: list[int], sampling: Sampling, at: int) -> Decoded:
@@ -77,43 +110,40 @@ def _moved(pair: Pair, prompt: list[int], sampling: Sampling, at: int) -> Decode
 
 
 @pytest.mark.parametrize("at", POINTS)
-def test_a_sequence_goes_there_and_back_as_if_it_had_stayed(engines: Pair, family: Family, at: int) -> None:
+def test_a_sequence_goes_there_and_back_as_if_it_had_stayed(
+    engines: Pair, family: Family, stayed: dict[int, list[int]], at: int
+) -> None:
     assert engines.source.info.kv_refusal == ""
-    sampling = _sampling(family, at + 100, seed=at)
-    prompt = prompt_of(20, salt=at)
-    expected = engines.source.run(prompt, sampling)
     since = len(engines.target.events)
-    moved = _moved(engines, prompt, sampling, at)
-    assert moved.tokens == expected.tokens
+    moved = _moved(engines, _prompt(at), _sampling(family, at), at)
+    assert moved.tokens == stayed[at]
     if "speculative_config" not in family.engine:  # steps that verify drafts count as computing
         assert not recomputed(engines.target, since), "nothing was computed again"
     settled(engines)
 
 
-@pytest.mark.parametrize("at", POINTS if MOVES else POINTS[-1:])
-def test_a_sequence_goes_on_elsewhere_from_its_tokens(engines: Pair, family: Family, at: int) -> None:
-    """As after a kill."""
-    sampling = _sampling(family, at + 100, seed=at)
-    prompt = prompt_of(20, salt=at)
-    expected = engines.source.run(prompt, sampling).tokens
-    assert engines.target.run(prompt, sampling, expected[:at]).tokens == expected[at:]
+def test_a_sequence_goes_on_elsewhere_from_its_tokens(
+    engines: Pair, family: Family, stayed: dict[int, list[int]], request: pytest.FixtureRequest
+) -> None:
+    """As after a kill: as if it had stayed, or as plain vLLM goes on from these tokens."""
+    expected = {at: stayed[at][at:] for at in POINTS}
+    if family.alone:
+        expected = dict(zip(POINTS, request.getfixturevalue("plain")[len(TEXTS) :], strict=True))
+    names = {at: engines.target.add(_prompt(at), _sampling(family, at), stayed[at][:at]) for at in POINTS}
+    for at, name in names.items():
+        assert engines.target.finish(name)[0].tokens == expected[at], at
 
 
-def test_text_is_what_plain_vllm_says(engines: Pair, family: Family, folder: Path) -> None:
-    sampling = Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)
-    fields = {"max_tokens": 300, "temperature": 0.0, "ignore_eos": True}
-    prompts = [prompt_of(length, salt=length) for length in (9, 100)]
-    told = [
-        each.tokens for each in engines.source.finish(*[engines.source.add(prompt, sampling) for prompt in prompts])
-    ]
-    # With its prefix cache plain vLLM's engine dies on a CPU of the hybrid family's second prompt.
-    plain = reference(folder, [(prompt, fields) for prompt in prompts], enable_prefix_caching=False, **family.engine)
-    assert told == [tokens for tokens, _, _ in plain]
+def test_text_is_what_plain_vllm_says(engines: Pair, plain: list[list[int]]) -> None:
+    names = [engines.source.add(prompt_of(length, salt=length), TEXT) for length in TEXTS]
+    assert [each.tokens for each in engines.source.finish(*names)] == plain[: len(TEXTS)]
 
 
 @pytest.mark.skipif(MOVES < 2, reason="MILLRACE_FAMILIES=N, N > 1, has each family move N times")
-def test_many_moves_change_no_token(engines: Pair, family: Family) -> None:
+def test_many_moves_change_no_token(engines: Pair, family: Family, request: pytest.FixtureRequest) -> None:
     kinds = KINDS
     if "speculative_config" in family.engine:
         kinds = tuple((length, msgspec.structs.replace(how, temperature=0.0)) for length, how in KINDS)
     travel(engines, MOVES, kinds=kinds, faults=[fault for fault in FAULTS if fault not in COMPUTED_AGAIN])
+    if not request.session.testsfailed:
+        moving_families.note_moves(request.node.callspec.params["family"], MOVES)

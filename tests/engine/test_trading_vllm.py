@@ -1,4 +1,6 @@
-"""Real engines in two stages: requests are handed on at the cut as they grow, and no token differs for it."""
+"""Real engines in two stages, of a model with attention and states: requests are handed on at the cut as they grow, and
+no token differs for it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,14 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from millrace.contracts.migration import MigrationOutcome
 
 from tests.live.mover import Mover
+from tests.testbed import moving_families
 from tests.testbed.timed_streams import TimedStream, client, play
-from tests.testbed.tiny_llama import build
 from tests.testbed.up_cluster import UpRig, prompt_text
 
 STREAMS = 8
@@ -40,7 +41,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
         "broker=" + json.dumps(BROKER),
     ]
     options += ["--set", "worker.enforce_eager=true"]
-    model: Path = build(folder / "model")
+    model = moving_families.build(folder / "model", moving_families.FAMILIES["granite4-hybrid"])
     with UpRig(folder / "c", model_path=model, engine="vllm", instances=2, extra=options) as cluster:
         yield cluster
 

@@ -49,7 +49,8 @@ class Traveller(msgspec.Struct, kw_only=True):
 def travel(pair: Pair, moves: int, *, kinds: Kinds = KINDS, faults: Sequence[str] = FAULTS) -> None:
     """Six sequences at a time move so often, all together; each says what one says that stays."""
     rng = random.Random(SEED)
-    expected = [pair.source.run(_prompt(kinds, kind), how).tokens for kind, (_, how) in enumerate(kinds)]
+    names = [pair.source.add(_prompt(kinds, kind), how) for kind, (_, how) in enumerate(kinds)]
+    expected = [stayed.tokens for stayed in pair.source.finish(*names)]
     travellers = [_begin(pair if index % 2 else pair.turned(), kinds, index % len(kinds)) for index in range(6)]
     moved = 0
     while moved < moves:

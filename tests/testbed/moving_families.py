@@ -1,11 +1,13 @@
 """Small models with random weights of the families that people run, written to a folder: each keeps its state in other
 groups of layers.
 
-``FAMILIES`` has for each its configuration, for transformers, and what its engines are started with.
+``FAMILIES`` has for each its configuration, for transformers, and what its engines are started with. ``python -m
+tests.testbed.moving_families`` writes the table in docs/MIGRATION.md, from what the suite noted in families.json.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ _SHAPE: dict[str, Any] = {
     "vocab_size": tiny_llama.VOCABULARY,
     "hidden_size": 128,
     "intermediate_size": 256,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -33,6 +35,19 @@ _SHAPE: dict[str, Any] = {
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 
 
+_WINDOW: dict[str, Any] = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_OTHER_LENGTH = "vLLM on a CPU computes the same tokens otherwise in a prompt of another length"
+
+
 class Family(NamedTuple):
     """Recipe of one.
 
@@ -41,12 +56,16 @@ class Family(NamedTuple):
         fields: Of that, beside those of all.
         keeps: Groups of layers, for people.
         engine: VLLM's arguments.
+        alone: Why plain vLLM itself goes on otherwise from a sequence's tokens than the sequence did; empty where it
+            does not.
     """
 
     config: str
     fields: dict[str, Any]
     keeps: str
     engine: dict[str, Any] = {}
+    alone: str = ""
+    dtype: str = "float32"
 
 
 FAMILIES = {
@@ -57,13 +76,13 @@ FAMILIES = {
     "mistral": Family("MistralConfig", {"sliding_window": 64}, "sliding window"),
     "gemma3": Family(
         "Gemma3TextConfig",
-        {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2, "query_pre_attn_scalar": 32},
+        _WINDOW | {"query_pre_attn_scalar": 32},
         "sliding window, full attention",
     ),
     "granite4-hybrid": Family(
         "GraniteMoeHybridConfig",
         {
-            "layer_types": ["mamba", "attention"] * 2,
+            "layer_types": ["mamba", "attention"],
             "num_local_experts": 0,
             "shared_intermediate_size": 64,
             "mamba_n_heads": 8,
@@ -81,9 +100,8 @@ FAMILIES = {
     ),
     "gemma4": Family(
         "Gemma4TextConfig",
-        {
-            "sliding_window": 64,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        _WINDOW
+        | {
             "global_head_dim": 64,
             "vocab_size_per_layer_input": tiny_llama.VOCABULARY,
             "hidden_size_per_layer_input": 16,
@@ -92,12 +110,7 @@ FAMILIES = {
     ),
     "gpt-oss": Family(
         "GptOssConfig",
-        {
-            "sliding_window": 64,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-        },
+        _WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2},
         "sliding window, full attention, with sinks",
     ),
     "falcon-h1": Family(
@@ -107,6 +120,107 @@ FAMILIES = {
     ),
     "qwen3-moe": Family(
         "Qwen3MoeConfig", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}, "full attention"
+    ),
+    "mixtral": Family(
+        "MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}, "full attention"
+    ),
+    "glm4-moe": Family(
+        "Glm4MoeConfig",
+        _EXPERTS | {"use_qk_norm": True, "attention_bias": True},
+        "full attention",
+    ),
+    "deepseek-v3": Family(
+        "DeepseekV3Config",
+        _EXPERTS
+        | {
+            "topk_method": "noaux_tc",
+            "num_key_value_heads": 4,
+            "q_lora_rank": 64,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 32,
+            "v_head_dim": 32,
+        },
+        "MLA",
+        alone=_OTHER_LENGTH,
+    ),
+    "qwen2": Family("Qwen2Config", {}, "full attention"),
+    "cohere2": Family("Cohere2Config", _WINDOW, "sliding window, full attention without positions"),
+    "exaone4": Family("Exaone4Config", _WINDOW | {"sliding_window_pattern": "LG"}, "sliding window, full attention"),
+    "llama4": Family(
+        "Llama4TextConfig",
+        {
+            "layer_types": ["chunked_attention", "full_attention"],
+            "attention_chunk_size": 64,
+            "no_rope_layers": [1, 0],
+            "intermediate_size_mlp": 256,
+            "interleave_moe_layer_step": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+        },
+        "chunked local attention, full attention",
+    ),
+    "qwen3-next": Family(
+        "Qwen3NextConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+        },
+        "GDN, full attention",
+        dtype="bfloat16",
+        alone="bfloat16 rounds otherwise for another length of the prompt",
+    ),
+    "nemotron-h": Family(
+        "NemotronHConfig",
+        {
+            "num_hidden_layers": 3,
+            "hybrid_override_pattern": "M*-",
+            "layers_block_type": ["mamba", "attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 16,
+            "n_groups": 1,
+            "attention_head_dim": 32,
+        },
+        "Mamba 2, full attention",
+    ),
+    "zamba2": Family(
+        "Zamba2Config",
+        {
+            "layers_block_type": ["mamba", "hybrid"],
+            "num_key_value_heads": 4,
+            "attention_head_dim": 64,
+            "head_dim": None,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_ngroups": 1,
+            "n_mamba_heads": 8,
+            "num_mem_blocks": 1,
+            "adapter_rank": 16,
+        },
+        "Mamba 2 in each layer, full attention that layers share",
+    ),
+    "lfm2": Family(
+        "Lfm2Config",
+        {
+            "layer_types": ["conv", "full_attention"],
+            "conv_dim": 128,
+            "block_dim": 128,
+            "block_ff_dim": 256,
+            "block_multiple_of": 64,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_auto_adjust_ff_dim": True,
+        },
+        "short convolution, full attention",
+        alone=_OTHER_LENGTH,
     ),
 }
 
@@ -123,3 +237,40 @@ def build(folder: Path, family: Family, *, seed: int = 0) -> Path:
     model.save_pretrained(folder, safe_serialization=True)
     tiny_llama.write_tokenizer(folder)
     return folder
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "MIGRATION.md"
+#: Moves of each family that passed the suite, the last time that it ran whole.
+MOVED = Path(__file__).resolve().with_name("families.json")
+_HEAD = (
+    "| family | layers keep | text | there and back | from its tokens alone | moves under load, other tokens |\n"
+    "|---|---|---|---|---|---|\n"
+)
+
+
+def note_moves(name: str, moves: int) -> None:
+    """A family passed, and was moved so often without another token."""
+    moved = json.loads(MOVED.read_text()) if MOVED.exists() else {}
+    MOVED.write_text(json.dumps(moved | {name: moves}, indent=1, sort_keys=True) + "\n")
+
+
+def table() -> str:
+    """Rows of the families that passed, in order."""
+    moved = json.loads(MOVED.read_text())
+    rows = []
+    for name, family in FAMILIES.items():
+        alone = "as plain vLLM does" if family.alone else "equal"
+        if name in moved:
+            load = f"{moved[name]}, 0" if moved[name] else "–"
+            rows.append(f"| {name} | {family.keeps} | equal | equal | {alone} | {load} |\n")
+    return _HEAD + "".join(rows)
+
+
+def table_in_page() -> str:
+    """The table as the page has it."""
+    after = PAGE.read_text().split("| family |")[1]
+    return "| family |" + after.split("\n\n")[0] + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(PAGE.read_text().replace(table_in_page(), table()))

@@ -102,7 +102,7 @@ def prompt_tokens(parts: list[tuple[int, int]]) -> list[int]:
 
 
 def tables_told(tables: Sequence[list[int]]) -> list[int]:
-    """What a recording tells of a sequence's block tables: the ids of one group, the number of blocks of several."""
+    """Return what a recording tells of a sequence's block tables: of one group the ids, of several the number."""
     return list(tables[0]) if len(tables) == 1 else [sum(block != 0 for table in tables for block in table)]
 
 
