@@ -217,6 +217,8 @@ def _not_for_containers(spec: ClusterSpec) -> str:
         return "models[].groups[].spares: of one model only; the provisioner beside compose serves one"
     if spec.api.keys and not Path(spec.api.keys).is_file():
         return f"api.keys: {spec.api.keys}: no such file"
+    if spec.api.ssl_certfile:
+        return "api.ssl_certfile: containers speak plain HTTP; put a proxy with TLS before the published port"
     return next(filter(None, map(not_in_containers, spec.models)), "")
 
 

@@ -26,6 +26,7 @@ from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body
 from millrace.contracts.subjects import subject_token
 from millrace.hosting.service import Joining, masked
+from millrace.http.certificate import Certificate
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
 from millrace.judging.confidence import ConfidenceModel
@@ -87,6 +88,8 @@ class IngressProcess:
         self._rng = random.Random(f"{config.name}/{self._incarnation}")
         self._handle: ActorHandle | None = None
         self._keys = ApiKeyStore(config.http.keys_file) if config.http.keys_file else None
+        http = config.http
+        self._certificate = Certificate(http.ssl_certfile, http.ssl_keyfile) if http.ssl_certfile else None
         tokenizers = {model.name: ModelTokenizer.load(model.path) for model in config.models}
         deps = IngressDeps(
             incarnation=self._incarnation,
@@ -152,7 +155,7 @@ class IngressProcess:
         port = await server.start(config.http.host, config.http.port, reuse_port=config.http.reuse_port)
         self._telemetry.logger.info("listening", host=config.http.host, port=port)
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._watch_keys()), loop.create_task(self._keep_alive())]
+        tasks = [loop.create_task(self._watch_files()), loop.create_task(self._keep_alive())]
         if self._parsers is not None:
             tasks.append(loop.create_task(self._parsers.run()))
 
@@ -206,7 +209,8 @@ class IngressProcess:
             on_bug=self._report_bug,
             origins=http.cors_origins,
         )
-        server = HttpServer(app.handle, app.refused, limits=_limits(http), connections_max=CONNECTIONS_MAX)
+        tls = self._certificate.context if self._certificate is not None else None
+        server = HttpServer(app.handle, app.refused, limits=_limits(http), connections_max=CONNECTIONS_MAX, tls=tls)
         self._metrics.connections = lambda: server.connections
         return server
 
@@ -263,12 +267,14 @@ class IngressProcess:
             await asyncio.sleep(LOOK_S)
             self._calls.keep_alive(asyncio.get_running_loop().time())
 
-    async def _watch_keys(self) -> None:
-        while self._keys is not None:
+    async def _watch_files(self) -> None:
+        """Takes keys and a certificate that changed."""
+        while self._keys is not None or self._certificate is not None:
             await asyncio.sleep(KEYS_CHECK_S)
-            fault = self._keys.refresh()
-            if fault:
+            if self._keys is not None and (fault := self._keys.refresh()):
                 self._telemetry.logger.error("keys_unchanged", error=fault)
+            if self._certificate is not None and (fault := self._certificate.refresh()):
+                self._telemetry.logger.error("certificate_unchanged", error=fault)
 
 
 def read_learnt_entry(cascade: CascadeConfig, models: Sequence[ModelConfig]) -> LearntEntry:

@@ -20,10 +20,12 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         host: Address that it binds.
         port: TCP port; 0 for a free one.
-        url: How others reach it, told in its presence; empty for ``http://<host>:<port>``.
+        url: How others reach it, told in its presence; empty for ``http(s)://<host>:<port>``.
         reuse_port: Bind with SO_REUSEPORT: several ingress processes share one port.
         body_bytes_max: Largest request body; a 128 Ki-token prompt is under 1 MB.
         keep_alive_s: Longest time without a byte in a stream: then it gets a comment, which clients skip.
+        ssl_certfile: Certificate with its chain (PEM): the API speaks HTTPS then. Taken anew when the file changes.
+        ssl_keyfile: Its key (PEM), without a passphrase.
         keys_file: File of API keys (hashed); empty for no keys.
         cors_origins: Origins of web pages that may call the API from a browser, such as ``https://chat.example``; ``*``
             for any.
@@ -36,13 +38,16 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     reuse_port: Annotated[bool, WIRED] = False
     body_bytes_max: Count = 4_000_000
     keep_alive_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
+    ssl_certfile: Annotated[str, WIRED] = ""
+    ssl_keyfile: Annotated[str, WIRED] = ""
     keys_file: Annotated[str, WIRED] = ""
     cors_origins: list[str] = []
     store_responses: bool = True
 
     @property
     def address(self) -> str:
-        return self.url or f"http://{self.host}:{self.port}"
+        scheme = "https" if self.ssl_certfile else "http"
+        return self.url or f"{scheme}://{self.host}:{self.port}"
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -142,7 +142,8 @@ class Layout:
     @property
     def ingress_url(self) -> str:
         """Base URL of the API, as this machine reaches it."""
-        return f"http://{_reachable(self.spec.api.host)}:{self.spec.api.port}"
+        api = self.spec.api
+        return f"{api.scheme}://{_reachable(api.host)}:{api.port}"
 
     @property
     def page_url(self) -> str:
@@ -310,8 +311,8 @@ class Layout:
     def _ingress_fields(self) -> dict[str, Any]:
         spec = self.spec
         http: dict[str, Any] = {"host": spec.api.host, "port": spec.api.port, "reuse_port": True}
-        if spec.api.keys:
-            http["keys_file"] = str(Path(spec.api.keys).absolute())
+        files = {"keys_file": spec.api.keys, "ssl_certfile": spec.api.ssl_certfile, "ssl_keyfile": spec.api.ssl_keyfile}
+        http |= {name: str(Path(file).absolute()) for name, file in files.items() if file}
         return merged(
             {"http": http, **ingress_fields(spec, lambda model: model.path, self._judge_files())}, spec.settings.ingress
         )
@@ -325,8 +326,7 @@ class Layout:
         cascade = self.spec.cascade
         if cascade is None or not cascade.judge_processes:
             return []
-        api, calibration = self.spec.api, llm_calibration(self.spec)
-        fields = judge_fields(self.spec, f"http://{_reachable(api.host)}:{api.port}/v1", calibration=calibration)
+        fields = judge_fields(self.spec, f"{self.ingress_url}/v1", calibration=llm_calibration(self.spec))
         told = merged(fields, self.spec.settings.judge)
         return self._services("judge", range(cascade.judge_processes), told, stop_order=3)
 

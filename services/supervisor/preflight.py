@@ -18,6 +18,7 @@ from millrace.actor.errors import ConfigError
 from millrace.cluster import ClusterSpec, NatsSpec, PageSpec, check_spec
 from millrace.cluster.model_folders import with_model_folders
 from millrace.cluster.spec import EngineName
+from millrace.http.certificate import Certificate
 from millrace.supervision.cluster_folder import command
 
 #: Ports for metrics that must be free in a row; a cluster of more processes takes those after them, free or not.
@@ -201,9 +202,24 @@ def check(spec: ClusterSpec, free: Callable[[str, int], bool] | None = None) -> 
         raise ConfigError(f"cascade.sample: no file {spec.cascade.sample}")
     if spec.api.keys and not Path(spec.api.keys).is_file():
         raise ConfigError(f"no key file {spec.api.keys}; `millrace keys add NAME` makes one")
+    _check_certificate(spec)
     if not (free or _free)(spec.api.host, spec.api.port):
         raise ConfigError(f"port {spec.api.port} is taken by another program; choose one with --port")
     return spec
+
+
+def _check_certificate(spec: ClusterSpec) -> None:
+    certfile, keyfile = spec.api.ssl_certfile, spec.api.ssl_keyfile
+    if not certfile and not keyfile:
+        return
+    if not certfile or not keyfile:
+        raise ConfigError("api.ssl_certfile and api.ssl_keyfile go together")
+    try:
+        Certificate(certfile, keyfile)
+    except OSError as error:
+        raise ConfigError(f"api.ssl_certfile {certfile}, api.ssl_keyfile {keyfile}: {error}") from None
+    if spec.cascade is not None and spec.cascade.judge_processes and "url" not in spec.cascade.parameters:
+        raise ConfigError("cascade.parameters.url: a judge asks the API over plain HTTP; name one that speaks it")
 
 
 @contextlib.contextmanager

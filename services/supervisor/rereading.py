@@ -52,8 +52,8 @@ def impossible(now: ClusterSpec, wanted: ClusterSpec) -> str:
     for field in ("name", "nats", "cascade"):
         if getattr(now, field) != getattr(wanted, field):
             return f"{field} changes"
-    if (now.api.host, now.api.port) != (wanted.api.host, wanted.api.port):
-        return "api.host or api.port changes, where clients are connected"
+    if (now.api.scheme, now.api.host, now.api.port) != (wanted.api.scheme, wanted.api.host, wanted.api.port):
+        return "api.host, api.port or HTTPS changes, where clients are connected"
     if hosted_by_ingress(now) != hosted_by_ingress(wanted):
         return "predictor and tagger would move into ingress or out of it (services.hosted_instances_max)"
     return ""

@@ -2,13 +2,19 @@
 
 import asyncio
 import gzip
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpx
+import pytest
+from millrace.http.certificate import Certificate
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.exchange import Exchange, HttpRefusal
 from millrace.http.server import HttpServer
+
+from tests.testbed.certificates import make_certificate
 
 LIMITS = ConnectionLimits(body_bytes_max=1000, buffer_bytes_max=1 << 20, slow_reader_s=5, read_s=0.2, idle_s=5)
 TAKEN, GONE = asyncio.Event(), asyncio.Event()
@@ -41,11 +47,11 @@ def _refused(exchange: Exchange, refusal: HttpRefusal) -> None:
 
 
 @asynccontextmanager
-async def _served() -> AsyncIterator[str]:
-    server = HttpServer(_page, _refused, limits=LIMITS, connections_max=2)
+async def _served(tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    server = HttpServer(_page, _refused, limits=LIMITS, connections_max=2, tls=tls)
     port = await server.start("127.0.0.1", 0, reuse_port=False)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{port}"
     finally:
         await server.stop(1.0)
 
@@ -93,3 +99,30 @@ async def test_a_client_that_sends_no_more_gets_its_answer():
             assert answer.endswith(end), answer
             assert b"HTTP/1.1 200 OK" in answer
             writer.close()
+
+
+def _trusting(certfile: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=certfile)
+
+
+async def test_connections_take_a_certificate_that_changed_and_keep_one_that_does_not_fit(tmp_path: Path):
+    certfile, keyfile = make_certificate(tmp_path / "first")
+    certificate = Certificate(str(certfile), str(keyfile))
+    async with (
+        _served(certificate.context) as url,
+        httpx.AsyncClient(base_url=url, verify=_trusting(certfile)) as client,
+    ):
+        assert (await client.get("/events")).text == "data: 1\n\ndata: 2\n\n"
+        assert (await client.post("/echo", content=b"x" * 5000)).status_code == 413
+        second, second_key = make_certificate(tmp_path / "second")
+        second.replace(certfile)
+        assert "key values mismatch" in certificate.refresh().lower().replace("_", " ")
+        assert (await client.get("/")).status_code == 200
+        second_key.replace(keyfile)
+        assert certificate.refresh() == ""
+        async with httpx.AsyncClient(base_url=url, verify=_trusting(certfile)) as newer:
+            assert (await newer.get("/")).content == PAGE
+        keyfile.unlink()
+        assert "No such file" in certificate.refresh()
+        with pytest.raises(httpx.ConnectError):
+            await httpx.AsyncClient(base_url=url).get("/")

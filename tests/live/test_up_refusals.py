@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.certificates import make_certificate
 from tests.testbed.up_cluster import free_port
 
 
@@ -28,6 +32,11 @@ def up(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [
         (["--set", 'worker={"nope": 1}'], "millrace up: worker-0: Object contains unknown field `nope`"),
         (["--instances", "0"], "millrace up: --instances 0: at least one per model, 1"),
+        (["--set", "api.ssl_keyfile=/k"], "millrace up: api.ssl_certfile and api.ssl_keyfile go together"),
+        (
+            ["--set", "api.ssl_certfile=/c", "--set", "api.ssl_keyfile=/k"],
+            "millrace up: api.ssl_certfile /c, api.ssl_keyfile /k: [Errno 2] No such file or directory: '/c'",
+        ),
     ],
 )
 def test_what_a_service_would_refuse_is_refused_before_anything_starts(
@@ -49,14 +58,19 @@ def test_why_a_child_does_not_start_is_said_in_a_line_and_the_rest_is_stopped(tm
     assert "the cluster is down" in done.stdout
 
 
-def test_hints_of_a_cluster_in_another_folder_name_it_and_down_elsewhere_fails(tmp_path: Path) -> None:
+def test_https_and_hints_of_a_cluster_in_another_folder(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "here" / "cluster", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    started = up(folder.parent, "--instances", "1", "--detach")
+    certfile, keyfile = make_certificate(tmp_path / "tls")
+    words = ["--set", f"api.ssl_certfile={certfile}", "--set", f"api.ssl_keyfile={keyfile}"]
+    started = up(folder.parent, "--instances", "1", "--detach", *words)
     stop = f"millrace down --dir {folder}"
     try:
         assert started.returncode == 0, started.stderr
         assert stop.removeprefix("millrace ") in started.stdout
+        address = re.findall(r"https://[0-9.:]+", started.stdout)[0]
+        models = httpx.get(f"{address}/v1/models", verify=ssl.create_default_context(cafile=certfile))
+        assert models.json()["data"][0]["id"] == "model"
         failed = millrace("down", cwd=elsewhere)
         assert failed.returncode == 1
         assert stop in failed.stderr

@@ -69,7 +69,8 @@ def anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
     cascade = spec.cascade
     if cascade is not None:
         cascade = msgspec.structs.replace(cascade, sample=found(cascade.sample))
-    keys = str((folder / spec.api.keys).resolve()) if spec.api.keys else ""
+    files = {name: getattr(spec.api, name) for name in ("keys", "ssl_certfile", "ssl_keyfile")}
+    files = {name: str((folder / file).resolve()) if file else "" for name, file in files.items()}
     policies = {
         kind: msgspec.structs.replace(choice, name=found(choice.name) if is_file(choice.name) else choice.name)
         for kind, choice in msgspec.structs.asdict(spec.policies).items()
@@ -78,6 +79,6 @@ def anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
         spec,
         models=[model(each) for each in spec.models],
         cascade=cascade,
-        api=msgspec.structs.replace(spec.api, keys=keys),
+        api=msgspec.structs.replace(spec.api, **files),
         policies=msgspec.structs.replace(spec.policies, **policies),
     )

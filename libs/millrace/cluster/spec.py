@@ -234,11 +234,20 @@ class ApiSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         host: Address that it binds.
         port: TCP port; refused where it is taken, because clients are configured with it.
         keys: File of API keys, relative to the cluster's file; empty for none.
+        ssl_certfile: Certificate with its chain (PEM), relative too; with ``ssl_keyfile`` the API speaks HTTPS alone.
+            It is taken anew when the file changes.
+        ssl_keyfile: The certificate's key (PEM), without a passphrase.
     """
 
     host: str = "127.0.0.1"
     port: PortNumber = 8000
     keys: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.ssl_certfile else "http"
 
 
 class PageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -190,7 +190,9 @@ class HttpConnection(asyncio.Protocol):
 
     def finished(self, exchange: Exchange) -> None:
         if self._linger_bytes >= 0:
-            if not self.transport.is_closing():
+            if (
+                not self.transport.is_closing() and self.transport.can_write_eof()
+            ):  # not with TLS: it ends with the linger
                 self.transport.write_eof()  # the client sees the end at once, and may go on sending for a while
             return
         self._current = None

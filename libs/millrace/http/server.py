@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import ssl
 from collections.abc import Callable
 from email.utils import formatdate
 
@@ -28,10 +29,12 @@ class HttpServer:
         *,
         limits: ConnectionLimits,
         connections_max: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Args:
         handle: Takes each whole request.
         refused: Answers what never became one (bad HTTP, too large, too slow).
+        tls: Of each new connection; None for plain HTTP.
         """
         self.handle = handle
         self.refused = refused
@@ -39,6 +42,7 @@ class HttpServer:
         self.date_header = b""
         self.closing = False
         self._connections_max = connections_max
+        self._tls = tls
         self._connections: set[HttpConnection] = set()
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
@@ -56,7 +60,7 @@ class HttpServer:
             OSError: the address cannot be bound.
         """
         self._server = await self._loop.create_server(
-            self._connection, host, port, backlog=BACKLOG, reuse_port=reuse_port or None
+            self._connection, host, port, backlog=BACKLOG, reuse_port=reuse_port or None, ssl=self._tls
         )
         self._sweep()
         bound: socket.socket = self._server.sockets[0]
@@ -85,7 +89,7 @@ class HttpServer:
 
     async def _take(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError):  # it has left
-            await self._loop.connect_accepted_socket(self._connection, client)
+            await self._loop.connect_accepted_socket(self._connection, client, ssl=self._tls)
 
     def _connection(self) -> HttpConnection:
         return HttpConnection(self)
