@@ -18,12 +18,6 @@ class ShowFrame(Effect, frozen=True, kw_only=True):
     data: bytes
 
 
-class ViewersCounted(Body, frozen=True, kw_only=True, tag="local.ViewersCounted/1"):
-    """So many look on: with nobody there frames are fewer."""
-
-    count: int
-
-
 class OrderGiven(Body, frozen=True, kw_only=True, tag="local.OrderGiven/1"):
     """An operator gave an order through the page.
 

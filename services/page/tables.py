@@ -16,7 +16,7 @@ class Tables:
         self.rows: dict[str, dict[str, Row]] = {name: {} for name in names}
         self._changes: Changes = {}
 
-    def put(self, table: str, key: str, **fields: Any) -> Row:
+    def put(self, table: str, key: str, /, **fields: Any) -> Row:
         """Sets fields of a row, which is made where there is none; returns the row."""
         row = self.rows[table].get(key)
         changed = fields if row is None else {name: each for name, each in fields.items() if row.get(name) != each}

@@ -11,14 +11,14 @@ from millrace.actor.actor import Actor
 from millrace.actor.config import BusConfig
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import TimerFired
-from millrace.contracts.message import Body, Message
+from millrace.contracts.message import Message
 from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
 
 from services.page.actor import ACCEPTS, PageActor
 from services.page.config import PageConfig
-from services.page.effects import OrderGiven, ShowFrame, ViewersCounted
+from services.page.effects import OrderGiven, ShowFrame
 from services.page.history import PageRun
-from services.page.server import PageOrder, PageServer
+from services.page.server import PageServer
 from simulator.scenarios.spec import FaultSpec
 
 #: So fast may a run be watched, times real time.
@@ -81,7 +81,7 @@ class WatchedRun(ShownRun):
         self._port, self._say = port, say
         self._loop = asyncio.new_event_loop()
         self._pace, self._due_s = 1.0, 0.0
-        self._came, self._runs = asyncio.Event(), asyncio.Event()
+        self._runs = asyncio.Event()
         self._runs.set()
 
     def join(self, simulation: Simulation, cluster: str, begin_ns: int, harm: Harm) -> None:
@@ -90,9 +90,10 @@ class WatchedRun(ShownRun):
         self._simulation, self._begin_ns, self._harm = simulation, begin_ns, harm
         self.page.actor.tables.put("c", "page", simulated=True, pace=self._pace)
         config = PageConfig(port=self._port, bus=BusConfig(cluster=cluster))
-        self._server = PageServer(config, [self.page], self._deliver, self._ordered)
+        self._server = PageServer(config, [self.page], simulated=self._ordered)
         self._loop.run_until_complete(_listen(self._server, self._say))
-        self._loop.run_until_complete(self._came.wait())
+        while not self._server.viewers:
+            self._loop.run_until_complete(asyncio.sleep(0.05))
 
     def show(self, frame: ShowFrame) -> None:
         self._server.show(frame)
@@ -107,30 +108,30 @@ class WatchedRun(ShownRun):
         self._due_s = max(self._due_s, now_s - BEHIND_S) + self.look_ns / SECOND / self._pace
         await asyncio.sleep(max(0.0, self._due_s - now_s))
 
-    def _ordered(self, order: PageOrder) -> None:
-        if order.verb == "pace":
-            if order.to not in PACES:
-                raise ValueError(f"a pace is one of {', '.join(PACES)}")
-            pace = float(order.to)
-            if pace:
-                self._pace = pace
-                self._runs.set()
-            else:
-                self._runs.clear()
-            self.page.actor.tables.put("c", "page", pace=pace)
+    def _ordered(self, order: str) -> None:
+        verb, _, whom = order.partition(" ")
+        if verb == "pace":
+            self._go(whom)
             return
         at_s = round((self._simulation.now_ns - self._begin_ns) / SECOND, 3)
-        told = {"at_s": at_s, "kind": order.verb, "target": order.what, "duration_s": FAULT_S}
+        told = {"at_s": at_s, "kind": verb, "target": whom, "duration_s": FAULT_S}
         fault = msgspec.convert(told, FaultSpec)
         if fault.target and fault.target not in self._simulation.actors:
             raise ValueError(f"there is no {fault.target}")
         self._harm(fault)
         self._say("[[faults]]  # as in a scenario's file\n" + "\n".join(f"{k} = {v!r}" for k, v in told.items()))
+        given = OrderGiven(text=order.replace("_", " "), code=0)
+        self.page.actor.handle(Message(given), self._simulation.now_ns)
 
-    def _deliver(self, body: Body) -> None:
-        if isinstance(body, OrderGiven):
-            self.page.actor.handle(Message(body), self._simulation.now_ns)
-        self._came.set()
+    def _go(self, pace: str) -> None:
+        if pace not in PACES:
+            raise ValueError(f"a pace is one of {', '.join(PACES)}")
+        if float(pace):
+            self._pace = float(pace)
+            self._runs.set()
+        else:
+            self._runs.clear()
+        self.page.actor.tables.put("c", "page", pace=float(pace))
 
     def serve(self) -> None:
         """Goes on to show what happened, until it is interrupted."""
@@ -144,7 +145,6 @@ class WatchedRun(ShownRun):
 def shown_actor(cluster: str, incarnation: int, begin_ns: int) -> PageActor:
     """The actor of a page that is shown all of a run. ``begin_ns``: of its load."""
     actor = PageActor(PageConfig(bus=BusConfig(cluster=cluster)), incarnation=incarnation, kept_max=1_000_000)
-    actor.handle(Message(ViewersCounted(count=1)), incarnation)  # as many frames as for somebody there
     actor.tables.put("c", "page", begin=begin_ns // MILLISECOND)
     return actor
 
@@ -153,7 +153,7 @@ async def serve(runs: Sequence[PageRun], port: int, say: Callable[[str], None]) 
     """Serves runs that are over, side by side, until it is cancelled. Raises OSError where the port is taken."""
     for run in runs:
         run.actor.tables.put("c", "page", recorded=True)
-    await _listen(PageServer(PageConfig(port=port), runs, lambda body: None), say, "compare")
+    await _listen(PageServer(PageConfig(port=port), runs), say, "compare")
     await asyncio.Event().wait()
 
 

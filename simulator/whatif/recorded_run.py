@@ -35,7 +35,7 @@ def recorded_run(load: RecordedLoad) -> PageRun:
     for record in load.instances.values():
         known = KeyChanged(bucket="instance", key=record.instance, value=record, revision=1)
         actor.handle(Message(known), begin_ns)
-        actor.tables.put("i", record.instance, state="ready")
+        actor.tables.put("i", record.instance, inc=record.incarnation)
     heard = sorted((each for name, row in rows for each in _life(name, row)), key=itemgetter(0))
     steps = ((row.at_ns, row) for row in load.steps)
     frames = ((at_ns, None) for at_ns in range(begin_ns, end_ns + 2 * pause_ns, pause_ns))

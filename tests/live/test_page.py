@@ -71,11 +71,21 @@ async def viewer_of(rig: UpRig) -> AsyncIterator[Viewer]:
     viewer = Viewer()
     task = asyncio.create_task(viewer.follow(page_url(rig)))
     try:
-        await viewer.until(lambda tables: [row["state"] for row in tables["i"].values()] == ["ready"] * 3)
+        await viewer.until(lambda tables: serving(tables) == 3)
         yield viewer
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def serving(tables: dict[str, dict[str, Any]]) -> int:
+    """Instances that take requests: their worker is alive, and its engine has told of itself."""
+    alive = [row for row in tables["s"].values() if row["role"] == "worker" and row["state"] == "alive"]
+    return sum(tables["i"].get(row["name"], {}).get("inc") == row["incarnation"] for row in alive)
+
+
+def drained(tables: dict[str, dict[str, Any]]) -> list[str]:
+    return [each[0] for row in tables["s"].values() for each in row["drained"]]
 
 
 def events(tables: dict[str, dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -95,7 +105,7 @@ async def test_a_request_is_seen_where_it_runs_and_its_page_tells_what_explain_t
         async with asyncio.timeout(LIMIT_S):
             while not known.get("text"):  # spans are written a moment after the end
                 known = (await http.get(f"{page_url(rig)}/run/0/request/{request}")).json()
-        assert {"DecisionMade", "RequestFinished"} <= {message["kind"] for message in known["messages"]}
+        assert {"DecisionMade/1", "RequestFinished/1"} <= {body["type"] for _, body in known["messages"]}
         assert "\n".join(known["text"]).strip() == rig.cli("explain", request).strip()
         (first, _), *_ = (await http.get(f"{page_url(rig)}/run/0/history")).json()
         kept = (await http.get(f"{page_url(rig)}/run/0/history/{first}")).text.splitlines()
@@ -104,10 +114,10 @@ async def test_a_request_is_seen_where_it_runs_and_its_page_tells_what_explain_t
         assert '<script type="module"' in index
 
 
-async def order(rig: UpRig, key: str, **asked: str) -> tuple[int, list[dict[str, Any]]]:
+async def order(rig: UpRig, key: str, order: str, file: str = "") -> tuple[int, list[dict[str, Any]]]:
     async with client(60) as http:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        answer = await http.post(f"{page_url(rig)}/order", json=asked, headers=headers)
+        answer = await http.post(f"{page_url(rig)}/order", json={"order": order, "file": file}, headers=headers)
         lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
         return answer.status_code, lines
 
@@ -115,37 +125,39 @@ async def order(rig: UpRig, key: str, **asked: str) -> tuple[int, list[dict[str,
 async def test_orders_need_the_operators_key_and_are_carried_out(rig: UpRig) -> None:
     key = rig.cluster_file()["operator_password"]
     async with viewer_of(rig) as viewer:
-        assert (await order(rig, "", verb="drain", what="worker-1"))[0] == 401
-        refused = await order(rig, "wrong", verb="drain", what="worker-1")
+        assert (await order(rig, "", "drain worker-1"))[0] == 401
+        refused = await order(rig, "wrong", "drain worker-1")
         assert refused[1][-1] == {"code": 1}
         assert "refuses user operator" in refused[1][0]["line"]
-        assert viewer.tables["i"]["worker-1"]["state"] == "ready"
-        _, said = await order(rig, key, verb="drain", what="worker-1")
+        assert not drained(viewer.tables)
+        _, said = await order(rig, key, "drain worker-1")
         assert said[-1] == {"code": 0}, said
-        await viewer.until(lambda tables: tables["i"]["worker-1"]["state"] == "drained")
-        _, said = await order(rig, key, verb="back", what="worker-1")
+        await viewer.until(lambda tables: drained(tables) == ["worker-1"])
+        _, said = await order(rig, key, "drain worker-1 --back")
         assert said[-1] == {"code": 0}, said
-        await viewer.until(lambda tables: tables["i"]["worker-1"]["state"] == "ready")
-        await viewer.until(lambda tables: [e["r"] for e in events(tables, "order") if e["r"]][-2:] == ["done", "done"])
+        await viewer.until(lambda tables: serving(tables) == 3)
+        await viewer.until(lambda tables: [e["code"] for e in events(tables, "OrderGiven")][-2:] == [None, 0])
 
 
 async def test_a_model_is_scaled_and_the_clusters_file_is_changed(rig: UpRig) -> None:
     key = rig.cluster_file()["operator_password"]
     async with viewer_of(rig) as viewer:
-        _, said = await order(rig, key, verb="scale", what=rig.model, to="+1")
+        _, said = await order(rig, key, f"scale {rig.model} +1")
         assert said[-1] == {"code": 0}, said
-        await viewer.until(lambda tables: [row["state"] for row in tables["i"].values()].count("ready") == 4)
-        _, said = await order(rig, key, verb="scale", what=rig.model, to="-1")
+        await viewer.until(lambda tables: serving(tables) == 4)
+        _, said = await order(rig, key, f"scale {rig.model} -1")
         assert said[-1] == {"code": 0}, said
-        _, said = await order(rig, key, verb="show")
+        _, said = await order(rig, key, "cluster show")
         assert said[-1] == {"code": 0}, said
         file = "\n".join(each["line"] for each in said[:-1]) + "\n[policies.dispatch]\nname = 'round_robin'\n"
-        _, said = await order(rig, key, verb="check", text=file)
+        _, said = await order(rig, key, "apply FILE --dry-run", file)
         assert said[-1] == {"code": 0}, said
         assert any(each.get("line", "").startswith("ingress-0") for each in said), said
-        _, said = await order(rig, key, verb="apply", text=file)
+        _, said = await order(rig, key, "apply FILE", file)
         assert said[-1] == {"code": 0}, said
-        await viewer.until(lambda tables: ("apply FILE", "done") in [(e["n"], e["r"]) for e in events(tables, "order")])
+        await viewer.until(
+            lambda tables: ("apply FILE", 0) in [(e["text"], e["code"]) for e in events(tables, "OrderGiven")]
+        )
         log = (rig.folder / "logs" / "page.log").read_text()
         assert any("apply FILE" in line and "code" in line for line in log.splitlines()), log
 
@@ -159,10 +171,12 @@ async def test_a_killed_worker_and_the_failover_of_its_requests_are_seen(rig: Up
         victim = next(row["inst"] for row in viewer.tables["q"].values())
         (pid,) = rig.pids(f"{victim}.json")
         os.kill(pid, signal.SIGKILL)
-        await viewer.until(lambda tables: any(event["a"] == victim for event in events(tables, "dead")))
-        await viewer.until(lambda tables: any(event["a"] == victim for event in events(tables, "failover")))
+        await viewer.until(
+            lambda tables: (victim, "dead") in [(e["name"], e["state"]) for e in events(tables, "ServicePresence")]
+        )
+        await viewer.until(lambda tables: victim in [e["source"] for e in events(tables, "DecisionMade")])
         assert not [result.error for result in await asyncio.gather(*running) if result.error]
-        await viewer.until(lambda tables: tables["i"][victim]["state"] == "ready")
+        await viewer.until(lambda tables: serving(tables) == 3)
 
 
 async def test_the_page_comes_back_when_it_was_killed(rig: UpRig) -> None:

@@ -244,11 +244,11 @@ _MADE_UP = """async ([instances, requests, seconds]) => {
   const row = (n) => ({ inst: name(n), model: "m", st: n % 9 ? "r" : "w", prompt: 50 + (n * 37) % 2000,
     max: 4000, at: 0, moves: 0, cont: 0, o: [n % 500, 0, 20], e2e: 60000 });
   const table = (count, key, of) => Object.fromEntries([...Array(count).keys()].map((n) => [key(n), of(n)]));
-  const instance = (n) => ({ model: "m", state: "ready", role: "both", stage: `s${n % 3}`, running: 30, waiting: 2,
+  const instance = (n) => ({ model: "m", inc: 1, running: 30, waiting: 2,
     used: 500, total: 1000, step: 20, tps: 600 });
   const tables = { c: { page: { t0: begin, cluster: "made up", connected: true } },
     q: table(requests, (n) => `q${n}.0`, row), i: table(instances, name, instance),
-    p: { m: { epoch: 1, model: "m", boundary_epoch: 0, stages } } };
+    plan: { m: { epoch: 1, model: "m", boundary_epoch: 0, stages } } };
   feed.take({ t: begin, k: tables });
   let [next, at] = [requests, begin];
   const timer = setInterval(() => {

@@ -36,7 +36,7 @@ def test_a_run_is_shown_from_its_first_request_to_its_last() -> None:
     assert len(whole) == len(shown.page.spans()) > 1
     seen = {key for frame in told for key in frame.get("d", frame.get("k", {})).get("q", {})}
     assert len(seen) == len(shown.page.actor.ended()) == REQUESTS
-    ran = {row["inst"] for tables in whole for row in tables["f"].values()}
+    ran = {name for tables in whole for row in tables["f"].values() for name in row["instances"]}
     assert len(whole[-1]["i"]) == 3
     assert ran <= whole[-1]["i"].keys()
 
@@ -69,5 +69,5 @@ def test_a_recording_is_shown_with_the_lengths_and_times_that_it_tells() -> None
         most = max(most, tables["i"]["w0"]["running"])
     assert most == 4
     assert tables["q"] == {}
-    assert {row["e2e"] for row in tables["f"].values()} == {11_000}
+    assert {row["e2e_ns"] for row in tables["f"].values()} == {11 * SECOND}
     assert list(run.actor.ended()) == ["r0", "r1", "r2", "r3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from http import HTTPStatus
@@ -17,6 +18,7 @@ HeaderPairs = Sequence[tuple[bytes, bytes]]
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _STREAM_HEAD = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_BEARER = re.compile(rb"(?i:bearer) +(\S+)")
 
 
 class DisconnectReason(StrEnum):
@@ -85,6 +87,12 @@ class Exchange:
     @property
     def waiting_bytes(self) -> int:
         return self._channel.transport.get_write_buffer_size()
+
+    @property
+    def bearer(self) -> bytes:
+        """The bearer token of its request; empty for none."""
+        match = _BEARER.fullmatch(self.request.headers.get(b"authorization", b"").strip())
+        return match.group(1) if match else b""
 
     def respond(
         self, status: int, body: bytes, content_type: bytes = b"application/json", headers: HeaderPairs = ()

@@ -33,7 +33,7 @@ from services.ingress.api.tokenize_endpoints import detokenize, tokenize, tokeni
 from services.ingress.http.adapters import AdapterOrders
 from services.ingress.http.keys import ANYBODY, ApiKeyStore, KeyHolder
 from services.ingress.http.metrics import HttpMetrics
-from services.ingress.http.open_calls import OpenCalls, bearer
+from services.ingress.http.open_calls import OpenCalls
 from services.ingress.http.responses import Responses
 from services.ingress.vllm_metrics import EngineMetrics
 
@@ -171,7 +171,7 @@ class App:
         return handler
 
     def _holder(self, exchange: Exchange, keys: ApiKeyStore) -> KeyHolder:
-        token = bearer(exchange) or exchange.request.headers.get(b"x-api-key", b"").strip()
+        token = exchange.bearer or exchange.request.headers.get(b"x-api-key", b"").strip()
         if not token:
             message = "No API key: send the header `Authorization: Bearer <key>` or `x-api-key: <key>`."
             raise _unauthorized(message, "missing_api_key")

@@ -70,7 +70,6 @@ from services.ingress.vllm_metrics import load_report
 LOOK_S = 0.5
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
-_BEARER = re.compile(rb"(?i:bearer) +(\S+)")
 
 
 class ResponseView:
@@ -581,9 +580,3 @@ def client_id(exchange: Exchange) -> bytes:
     """The client's own request id where it is sane, else nothing."""
     theirs = exchange.request.headers.get(b"x-request-id", b"")
     return theirs if theirs and _SANE_ID.fullmatch(theirs) else b""
-
-
-def bearer(exchange: Exchange) -> bytes:
-    """The bearer token; empty for none."""
-    match = _BEARER.fullmatch(exchange.request.headers.get(b"authorization", b"").strip())
-    return match.group(1) if match else b""

@@ -2,7 +2,7 @@
 
 import { Feed } from "./feed.js";
 import { River } from "./river.js";
-import { Cluster, fill, totals } from "./state.js";
+import { Cluster, ended as readEnd, fill, totals } from "./state.js";
 import { count, el, link, percent, short, span, table } from "./text.js";
 
 const REQUESTS = 8;
@@ -18,7 +18,7 @@ export class Comparison {
     this.feed = new Feed({ take: (frame) => this.river.take(this.cluster.apply(frame), performance.now()), changed: () => {}, key: left.feed.key });
     this.feed.live = this.feed.playing = false;
     this.feed.run = -1;
-    this.ended = [{}, {}];
+    /** @type {any[][]} ids and ends of both runs */ this.ended = [[], []];
   }
 
   /** Compares these two runs, by number. */
@@ -39,7 +39,7 @@ export class Comparison {
       await this.feed.kept();
       await this.feed.show(this.feed.spans[0]?.[0] ?? 0);
     }
-    this.ended = await Promise.all([feed, this.feed].map(async (each) => (await each.ask("ended")).json()));
+    this.ended = await Promise.all([feed, this.feed].map(async (each) => Object.entries(await (await each.ask("ended")).json()).map(([id, row]) => [id, readEnd(row)])));
   }
 
   #begin = (cluster) => cluster.c.page?.begin ?? cluster.t0;
@@ -60,7 +60,7 @@ export class Comparison {
     this.left.river.marks = differences(clusters[0], clusters[1]);
     this.river.marks = differences(clusters[1], clusters[0]);
     const since = this.#elapsed();
-    const done = this.ended.map((rows, n) => Object.entries(rows).filter(([, row]) => row.t + clusters[n].t0 - this.#begin(clusters[n]) <= since));
+    const done = this.ended.map((rows, n) => rows.filter(([, row]) => row.t + clusters[n].t0 - this.#begin(clusters[n]) <= since));
     return [
       el("section", {}, el("h2", {}, "Two runs"), this.#select("a", "left", runs, this.left.feed.run), this.#select("b", "right", runs, this.feed.run)),
       el("section", {}, figures("So far", done.map((rows) => ended(rows.map(([, row]) => row))))),

@@ -100,7 +100,7 @@ function show() {
   if (view === "request" && request.id !== requestId()) request = { id: requestId(), known: null, asked: 0 };
   if (flows() && river.stale) {
     river.stale = false;
-    river.take({ whole: true, touched: new Set() }, performance.now());
+    river.take({ whole: true }, performance.now());
   }
   renderText();
 }
@@ -187,9 +187,9 @@ function renderTime() {
 }
 
 /** Pauses or plays; of a simulation that is watched live, the simulation. */
-const pause = () => (simulated() ? askSimulation("pace", "", feed.pace ? "0" : "1") : feed.pause(!feed.playing));
+const pause = () => (simulated() ? askSimulation(`pace ${feed.pace ? 0 : 1}`) : feed.pause(!feed.playing));
 byId("play").addEventListener("click", pause);
-byId("speed").addEventListener("click", () => (simulated() ? askSimulation("pace", "", String(faster(feed.pace || 1))) : feed.faster()));
+byId("speed").addEventListener("click", () => (simulated() ? askSimulation(`pace ${faster(feed.pace || 1)}`) : feed.faster()));
 byId("live").addEventListener("click", () => feed.goLive());
 byId("slider").addEventListener("change", async () => {
   await feed.kept();

@@ -11,13 +11,14 @@ export function offer(order, asked) {
   return el("button", { type: "button", class: "order", "data-verb": asked.verb, click: () => order(asked) }, asked.label);
 }
 
-/** Asks a simulation for something: a fault, or another pace. */
-export const ask = (verb, what = "", to = "") =>
-  fetch("/order", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ verb, what, to }) });
+const give = (order, file, key) => fetch("/order", { method: "POST", headers: { authorization: `Bearer ${key}` }, body: JSON.stringify({ order, file }) });
+
+/** Asks a simulation for something, a fault or another pace: it takes any key. */
+export const ask = (order) => give(order, "", "simulation");
 
 /** A button that does harm to a simulation. */
 export const harm = (verb, what, label) =>
-  el("button", { type: "button", class: "order harm", "data-verb": verb, click: () => ask(verb, what) }, label);
+  el("button", { type: "button", class: "order harm", "data-verb": verb, click: () => ask(`${verb} ${what}`.trim()) }, label);
 
 export class Orders {
   constructor(dialog) {
@@ -31,7 +32,7 @@ export class Orders {
     this.#ask(parts, () => this.#give(asked, parts),
       el("h2", {}, `${asked.label}: ${asked.what}`),
       asked.effect().map((line) => el("p", {}, line)),
-      el("p", { class: "quiet" }, "Forecast from what the page knows now. It is the same order as ", el("code", {}, command(asked)), "."));
+      el("p", { class: "quiet" }, "Forecast from what the page knows now. It is the same order as ", el("code", {}, `millrace ${command(asked)}`), "."));
   };
 
   /** Shows the running cluster's file, then what a change of it would do, then does it. */
@@ -82,7 +83,7 @@ export class Orders {
   }
 
   /** Gives an order; returns its exit code, null where it was not carried out. */
-  async #give({ verb, what = "", to = "", text = "" }, { key, output, go }) {
+  async #give(asked, { key, output, go }) {
     sessionStorage.setItem(KEY, key.value);
     go.disabled = true;
     output.hidden = false;
@@ -90,7 +91,7 @@ export class Orders {
     output.dataset.code = "";
     let ended = null;
     try {
-      const answer = await fetch("/order", { method: "POST", headers: { authorization: `Bearer ${key.value}` }, body: JSON.stringify({ verb, what, to, text }) });
+      const answer = await give(command(asked), asked.text ?? "", key.value);
       if (!answer.ok) output.textContent = (await answer.json()).error;
       else
         for await (const each of events(answer)) {
@@ -107,8 +108,9 @@ export class Orders {
   }
 }
 
-function command({ verb, what, to }) {
-  if (verb === "back") return `millrace drain ${what} --back`;
-  if (verb === "migrate") return `millrace migrate ${what}${to ? ` --to ${to}` : ""}`;
-  return `millrace ${verb} ${what}${to ? ` ${to}` : ""}`;
+/** An order as it is typed after `millrace`. */
+function command({ verb, what = "", to = "" }) {
+  const fixed = { back: `drain ${what} --back`, role: `role ${what} ${to} --detach`, show: "cluster show", check: "apply FILE --dry-run", apply: "apply FILE" };
+  if (verb === "migrate" && to) return `migrate ${what} --to ${to}`;
+  return fixed[verb] ?? `${verb} ${what} ${to}`.trim();
 }

@@ -1,6 +1,6 @@
 // The panel beside the river: is it well, what is slow, what is full, what happened; or one instance, with its orders.
 
-import { age, context, drainEffect, fill, fullest, last, overdue, slowest, STATES, told, totals, verdict } from "./state.js";
+import { age, context, drainEffect, fill, fullest, last, overdue, roleEffect, slowest, STATES, told, totals, verdict } from "./state.js";
 import { harm, offer } from "./orders.js";
 import { clock, count, el, link, percent, plural, short, span } from "./text.js";
 
@@ -95,19 +95,20 @@ export function instance(cluster, name, t, order) {
   const row = cluster.i[name];
   const close = el("button", { type: "button", class: "close", "data-open": "", "aria-label": "back to the cluster" }, "✕");
   if (!row) return [el("section", {}, el("h2", {}, name, close), el("p", { class: "quiet" }, "It is not there any more."))];
+  const record = cluster.instance[name] ?? {};
   const own = Object.entries(cluster.q).filter(([, each]) => each.inst === name);
   own.sort(([, a], [, b]) => context(cluster, b, t) - context(cluster, a, t));
   const facts = [
     ["state", row.state],
     ["role", row.role],
     ["stage", row.stage || "none"],
-    ["batch", `${row.running} of ${row.batch ?? "?"}`],
+    ["batch", `${row.running} of ${record.max_sequences ?? "?"}`],
     ["waiting", count(row.waiting)],
     ["a step", row.step ? span(row.step) : "none now"],
     ["tokens", `${count(row.tps)} a second`],
     ["preemptions", count(row.preempted)],
     ["prefix hits", row.hit === undefined ? "unknown" : percent(row.hit)],
-    ["runs on", [row.shape, row.host].filter(Boolean).join(", ") || "unknown"],
+    ["runs on", [record.shape, record.host].filter(Boolean).join(", ") || "unknown"],
   ];
   const effect = drainEffect(cluster, name, t);
   const others = Object.keys(cluster.i).filter((other) => other !== name && cluster.i[other].model === row.model);
@@ -127,20 +128,6 @@ export function instance(cluster, name, t, order) {
         ` ${STATES[each.st]}, ${count(context(cluster, each, t))} tokens, ${span(age(cluster, each, t))}`)))),
     others.length ? null : el("p", { class: "quiet" }, "It is the only instance of its model."),
   ];
-}
-
-/** What another role would do, in sentences. */
-function roleEffect(cluster, name, role) {
-  const row = cluster.i[name];
-  const running = Object.values(cluster.q).filter((each) => each.inst === name && each.st === "r").length;
-  const first = {
-    both: `${name} takes new requests and decodes them.`,
-    prefill: `${name} takes new requests and hands each over after its first token; the ${plural(running, "request")} that decode there move away.`,
-    decode: `${name} takes no new requests while others can; it goes on with those handed to it.`,
-  }[role];
-  const kept = Object.entries(cluster.i).filter(([other, each]) => other !== name && each.stage === row.stage && each.model === row.model && each.role !== (role === "prefill" ? "prefill" : "decode"));
-  const needs = role === "prefill" ? "decode" : "prefill";
-  return role !== "both" && !kept.length ? [first, `No other instance of its stage could ${needs}: the coordinator refuses it.`] : [first];
 }
 
 /** One line under the header: sums. */

@@ -13,7 +13,8 @@ export function requestView(cluster, id, known, t, order) {
   const head = el("h2", {}, "Request ", el("code", {}, id));
   if (!known) return [head, el("p", { class: "quiet" }, "asking …")];
   if (known.error && !open.length) return [head, el("p", {}, "Nothing of it was heard: the page keeps the latest 4,000 requests since its start. Ids are in the answer's ", el("code", {}, "id"), " and in the table of requests.")];
-  const messages = known.messages ?? [];
+  const messages = (known.messages ?? []).map(([at_ns, body]) => ({ t: at_ns / 1e6, kind: body.type.split("/")[0], body }));
+  const spans = (known.spans ?? []).map((each) => ({ ...each, instance: each.instance || each.attributes?.["millrace.instance"], start: each.start_ns / 1e6, end: each.end_ns / 1e6 }));
   const decisions = messages.filter(({ kind }) => kind === "DecisionMade");
   const moves = messages.filter(({ kind }) => kind === "MigrationFinished");
   const end = messages.find(({ kind, body }) => kind === "RequestFinished" && body.request === id) ?? messages.find(({ kind }) => kind === "RequestFinished");
@@ -21,7 +22,7 @@ export function requestView(cluster, id, known, t, order) {
     head,
     el("p", { class: "lead" }, summary(cluster, open, end?.body, t)),
     ...open.map(([sequence, row]) => now(cluster, sequence, row, t, order)),
-    waterfall(known.spans ?? [], { decisions, moves, end: end?.body, t, open: open.length > 0 }),
+    waterfall(spans, { decisions, moves, end: end?.body, t, open: open.length > 0 }),
     ...decisions.map(({ body }) => candidates(body, end?.body)),
     moveTable(moves),
     el("section", {}, el("h3", {}, "In words"), el("pre", { class: "words" }, known.text?.length ? known.text.join("\n") : "It was not traced."), el("p", { class: "quiet" }, "The same as ", el("code", {}, `millrace explain ${id}`), ".")),

@@ -4,7 +4,7 @@ import { count, percent, plural, short, span } from "./text.js";
 
 /** A whole frame that follows so soon on another one tells of the same run. */
 const NEAR_MS = 3000;
-const TABLES = ["c", "i", "q", "f", "m", "s", "p", "e"];
+const TABLES = ["c", "i", "q", "f", "s", "e", "boundary", "plan", "instance", "cascade"];
 
 /** States of a sequence, in words. */
 export const STATES = { w: "waits", p: "computes its prompt", r: "decodes", x: "preempted" };
@@ -23,8 +23,11 @@ export class Cluster {
     /** @type {Rows} */ this.f = {};
     /** @type {Rows} */ this.m = {};
     /** @type {Rows} */ this.s = {};
-    /** @type {Rows} */ this.p = {};
     /** @type {Rows} */ this.e = {};
+    /** @type {Rows} */ this.boundary = {};
+    /** @type {Rows} */ this.plan = {};
+    /** @type {Rows} */ this.instance = {};
+    /** @type {Rows} */ this.cascade = {};
   }
 
   /** Start of the page's process, unix ms; times in rows count from it. */
@@ -36,16 +39,19 @@ export class Cluster {
   apply(frame) {
     const near = frame.k && this.t && frame.t >= this.t && frame.t - this.t < NEAR_MS && this.t0 === frame.k.c?.page?.t0;
     this.t = frame.t;
-    const news = { whole: false, born: [], moved: [], gone: [], events: [], bids: frame.b ?? [], touched: new Set() };
+    const news = { whole: false, born: [], moved: [], gone: [], events: [], bids: frame.b ?? [] };
     if (near) frame = { t: frame.t, d: this.#difference(frame.k) };
     if (frame.k) {
       for (const name of TABLES) this[name] = frame.k[name] ?? {};
+      for (const [name, of] of Object.entries(READ)) for (const [key, row] of Object.entries(this[name])) this[name][key] = of(row);
+      this.#conclude();
       return { ...news, whole: true };
     }
     for (const [name, rows] of Object.entries(frame.d ?? {})) {
       const table = (this[name] ??= {});
       for (const [key, change] of Object.entries(rows)) this.#merge(name, table, key, change, news);
     }
+    this.#conclude();
     return news;
   }
 
@@ -57,7 +63,6 @@ export class Cluster {
 
   #merge(name, table, key, change, news) {
     const row = table[key];
-    if (name === "i" || name === "p") news.touched.add(name === "i" ? key : "plan");
     if (change === null) {
       if (name === "q" && row) news.gone.push({ id: key, row });
       delete table[key];
@@ -67,10 +72,63 @@ export class Cluster {
       if (row) news.moved.push({ id: key, from: row.inst, to: change.inst });
       else news.born.push(key);
     }
+    if (name in READ) change = READ[name](change);
     if (name === "e" && !row) news.events.push(change);
     table[key] = Object.assign(row ?? {}, change);
   }
+
+  /** Stage, role and state of each instance, and migrations under way, from what plans and services say. */
+  #conclude() {
+    const places = Object.values(this.plan).flatMap((plan) => plan.stages).flatMap((stage) => stage.instances.map((name) => [name, { stage: stage.name, role: stage.roles[name] ?? "both" }]));
+    const placed = new Map(places);
+    const alive = Object.values(this.s).filter((service) => service.state === "alive");
+    const drained = new Set(alive.flatMap((service) => service.drained.map(([name]) => name)));
+    this.m = Object.fromEntries(alive.flatMap((service) => service.migrations).map(([id, a, b, step]) => [id, { a, b, step }]));
+    for (const [name, row] of Object.entries(this.i))
+      Object.assign(row, placed.get(name) ?? { stage: "", role: "both" }, { state: drained.has(name) ? "drained" : stateOf(row, this.s[`worker/${name}`]) });
+  }
 }
+
+/** State of an instance by its row and its worker's last presence, which may be of another process than its row. */
+function stateOf(row, worker) {
+  if (worker?.state === "dead" && !(row.inc > worker.incarnation)) return "dead";
+  if (!row.inc || row.inc < worker?.incarnation) return "starting";
+  if (row.silent) return "suspect";
+  return row.draining || (worker?.state === "leaving" && row.inc === worker.incarnation) ? "draining" : "ready";
+}
+
+/** The end of a request, from its message. */
+export function ended(row) {
+  const ms = (ns) => (ns === null ? null : ns / 1e6);
+  const out = row.output_tokens.reduce((sum, n) => sum + n, 0);
+  return { t: row.t, model: row.model, what: row.outcome, inst: row.instances.at(-1) ?? "", prompt: row.prompt_tokens, out, e2e: ms(row.e2e_ns), ttft: ms(row.ttft_ns), said: ms(row.predicted_e2e_ns), moves: row.migrations, cont: row.continuations };
+}
+
+/** An event, from its message: what (`k`), of which request (`q`), from where (`a`) to where (`b`), and how in words. */
+function happened(row) {
+  const { t } = row;
+  switch (row.k) {
+    case "DecisionMade":
+      return { t, k: "failover", q: row.sequence, a: row.source, b: row.chosen, n: row.reason };
+    case "MigrationFinished": {
+      const way = { t, q: row.sequence, a: row.source, b: row.target, r: row.reason, ms: (row.cost.frozen_ns ?? 0) / 1e6 };
+      return row.outcome === "moved" ? { ...way, k: "move", n: row.note } : { ...way, k: "unmoved", n: `${row.refusal || row.outcome} ${row.detail}` };
+    }
+    case "RequestFinished":
+      return { t, k: row.outcome, q: row.request, a: row.instances.at(-1) ?? "", n: row.detail };
+    case "ServicePresence":
+      return { t, k: row.state === "dead" ? "dead" : "state", a: row.name, n: { dead: `its process, a ${row.role}, ended`, leaving: "leaves", alive: "has started anew" }[row.state] };
+    case "Plan":
+      return { t, k: "plan", a: row.model, n: `plan ${row.epoch}: ${row.reason}` };
+    case "ProvisioningDecided":
+      return { t, k: "scale", a: row.model, n: `${row.action} ${row.count} by ${row.strategy}: ${row.reason}` };
+    default:
+      return { t, k: "order", n: row.text, r: row.code === null ? "" : row.code ? `failed (${row.code})` : "done" };
+  }
+}
+
+/** Tables of messages, and what is kept of each. */
+const READ = { f: ended, e: happened };
 
 /** Output tokens of a sequence at a time (unix ms): as told, and counted on by its rate. */
 export function tokens(cluster, row, t) {
@@ -136,49 +194,69 @@ export function last(cluster, ...kinds) {
   return event ? { event, near: found.filter((each) => each.k === event.k && event.t - each.t < 60_000).length } : null;
 }
 
+/** How a share changes, in words. */
+const change = (from, to) => (percent(from) === percent(to) ? (to < 0.005 ? "stay below 1 %" : `stay at ${percent(to)}`) : `go from ${percent(from)} to ${percent(to)}`);
+
 /** What a drain of an instance would do, from what is known now: sentences, and whether it is the last of its model. */
 export function drainEffect(cluster, name, t) {
   const row = cluster.i[name];
   const peers = Object.entries(cluster.i).filter(([other, each]) => other !== name && each.model === row.model && takes(each));
   const own = Object.values(cluster.q).filter((each) => each.inst === name);
   const running = own.filter((each) => each.st === "r" || each.st === "p").length;
-  const length = own.reduce((sum, each) => sum + context(cluster, each, t), 0);
   if (!peers.length) {
     const fate = own.length ? `Its ${plural(own.length, "request")} have nowhere to go and would fail.` : "";
     return { last: true, lines: [`${name} is the last ready instance of ${row.model}: the order is refused. ${fate}`] };
   }
+  const left = `${row.model} keeps ${plural(peers.length, "ready instance")}.`;
+  if (!own.length) return { last: false, lines: [`Nothing runs or waits there: it stops at once, and nothing moves. ${left}`] };
   const stage = peers.filter(([, each]) => each.stage === row.stage);
   const takers = stage.length ? stage : peers;
   const sum = (field) => takers.reduce((total, [, each]) => total + each[field], 0);
-  const [used, total] = [sum("used"), sum("total")];
-  const after = (used + row.used) / Math.max(1, total);
+  const total = Math.max(1, sum("total"));
+  const after = (sum("used") + row.used) / total;
+  const length = own.reduce((tokens, each) => tokens + context(cluster, each, t), 0);
+  const batch = (extra) => Math.round((sum("running") + extra) / takers.length);
   const lines = [
-    own.length
-      ? `${plural(running, "running request")} with ${count(length)} tokens of KV move to ${plural(takers.length, "instance")}` +
-        `${stage.length ? ` of stage ${row.stage}` : ""}${own.length > running ? `; ${own.length - running} that wait there are placed anew` : ""}.`
-      : "Nothing runs there: it stops at once.",
-    `Their KV blocks go from ${percent(used / Math.max(1, total))} to ${percent(after)} in use, ` +
-      `their mean batch from ${Math.round(sum("running") / takers.length)} to ${Math.round((sum("running") + running) / takers.length)}.`,
-    `${row.model} keeps ${plural(peers.length, "ready instance")}.`,
+    `${plural(running, "running request")} with ${count(length)} tokens of KV move to ${plural(takers.length, "instance")}` +
+      `${row.stage && stage.length ? ` of stage ${row.stage}` : ""}${own.length > running ? `; ${own.length - running} that wait there are placed anew` : ""}.`,
+    `Their KV blocks in use ${change(sum("used") / total, after)}, their mean batch ${batch(0) === batch(running) ? `stays at ${batch(0)}` : `goes from ${batch(0)} to ${batch(running)}`}.`,
+    left,
   ];
   if (after > 0.95) lines.push("That is more than they can hold: requests would wait, or be preempted.");
   return { last: false, lines };
 }
 
 /** What one instance of a model more (1) or less (-1) would do: sentences. */
-export function scaleEffect(cluster, model, change, t) {
+export function scaleEffect(cluster, model, more, t) {
   const own = Object.entries(cluster.i).filter(([, row]) => row.model === model && takes(row));
-  if (change < 0) {
-    const least = own.reduce((a, b) => (b[1].used < a[1].used ? b : a), own[0]);
-    return own.length < 2 ? [`${model} has no other instance: the order is refused.`] : [`The one with the least KV to move goes, now ${least[0]}.`, ...drainEffect(cluster, least[0], t).lines];
+  if (more < 0) {
+    if (own.length < 2) return [`${model} has no other instance that is ready: the order is refused.`];
+    const least = own.reduce((a, b) => (b[1].used < a[1].used ? b : a));
+    return [`The one with the least KV to move goes, now ${least[0]}.`, ...drainEffect(cluster, least[0], t).lines];
   }
   const sum = (field) => own.reduce((total, [, row]) => total + row[field], 0);
-  const [used, total, batch] = [sum("used"), sum("total"), sum("running") + sum("waiting")];
-  const more = total * (1 + 1 / Math.max(1, own.length));
+  const [used, total, batch, n] = [sum("used"), Math.max(1, sum("total")), sum("running") + sum("waiting"), Math.max(1, own.length)];
+  const lines = [`A spare instance of ${model} starts, where one is left: else the order is refused, with the reason.`];
+  if (!batch) return [...lines, `Nothing runs now: ${model} has then ${plural(own.length + 1, "ready instance")} for what comes.`];
   return [
-    `A spare instance of ${model} starts, where one is left: else the order is refused, with the reason.`,
-    `When it is ready, KV blocks in use go from ${percent(used / Math.max(1, total))} to ${percent(used / Math.max(1, more))} of ${model}'s, and the mean batch from ${Math.round(batch / Math.max(1, own.length))} to ${Math.round(batch / (own.length + 1))}, as requests end and come.`,
+    ...lines,
+    `When it is ready, ${model}'s KV blocks in use ${change(used / total, used / total / (1 + 1 / n))} and its mean batch goes from ${Math.round(batch / n)} to ${Math.round(batch / (own.length + 1))}, as requests end and come.`,
   ];
+}
+
+/** What another role would do to an instance, in sentences. */
+export function roleEffect(cluster, name, role) {
+  const row = cluster.i[name];
+  const running = Object.values(cluster.q).filter((each) => each.inst === name && each.st === "r").length;
+  const moved = running ? `the ${plural(running, "request")} that decode there move away` : "none decodes there now, so nothing moves";
+  const first = {
+    both: `${name} takes new requests and decodes them.`,
+    prefill: `${name} takes new requests and hands each over after its first token; ${moved}.`,
+    decode: `${name} takes no new requests while others can; it goes on with those handed to it.`,
+  }[role];
+  const kept = Object.entries(cluster.i).filter(([other, each]) => other !== name && each.stage === row.stage && each.model === row.model && each.role !== role);
+  const needs = role === "prefill" ? "decode" : "prefill";
+  return role !== "both" && !kept.length ? [first, `No other instance of its stage could ${needs}: the coordinator refuses it.`] : [first];
 }
 
 /** Sums over instances. */
@@ -222,7 +300,7 @@ export function told(event) {
     case "dead":
       return `${event.a} died (${event.n})`;
     case "state":
-      return `${event.a} is ${event.r} (${event.n})`;
+      return `${event.a} ${event.n}`;
     case "order":
       return `operator: ${event.n} ${event.r}`;
     case "plan":
@@ -238,13 +316,12 @@ export function river(cluster) {
   const models = new Map();
   const of = (name) => models.get(name) ?? models.set(name, { name, stages: [] }).get(name);
   const placed = new Set();
-  for (const plan of Object.values(cluster.p)) {
-    if (!plan.stages || !plan.epoch) continue;
+  for (const plan of Object.values(cluster.plan)) {
     for (const stage of plan.stages) {
       const instances = stage.instances.filter((name) => cluster.i[name]);
       instances.forEach((name) => placed.add(name));
-      const cut = cluster.p[`${plan.model}/${stage.name}`]?.boundary;
-      const to = cut && cut.epoch >= plan.boundary_epoch && stage.length_max !== null ? cut.length : stage.length_max;
+      const cut = cluster.boundary[`${plan.model}/${stage.name}`];
+      const to = cut && cut.plan_epoch >= plan.boundary_epoch && stage.length_max !== null ? cut.length : stage.length_max;
       of(plan.model).stages.push({ name: stage.name, from: stage.length_min, to, instances, alone: plan.stages.length === 1 });
     }
   }

@@ -1,7 +1,7 @@
 // Words for numbers, and elements. Pure but for `el`, which makes nodes; text goes in as text, never as markup.
 
-/** A count as people read it: 1,234. */
-export const count = (n) => (n ?? 0).toLocaleString("en-US");
+/** A count as people read it, whole: 1,234. */
+export const count = (n) => Math.round(n ?? 0).toLocaleString("en-US");
 
 /** Milliseconds: 340 ms, 4.2 s, 3 min. */
 export function span(ms) {

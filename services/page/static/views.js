@@ -32,8 +32,8 @@ export function tablesView(cluster, t) {
 /** Plans: stages with their cuts and why, roles, cascades, and what changed. */
 export function plansView(cluster, t, orders) {
   const shapes = new Map(river(cluster).map((model) => [model.name, model]));
-  const plans = Object.entries(cluster.p).filter(([, plan]) => plan.stages).map(([name, plan]) => planSection(cluster, name, plan, shapes.get(name), orders));
-  const cascades = Object.entries(cluster.p).filter(([name]) => name.startsWith("cascade ")).map(([name, plan]) => cascadeSection(name, plan));
+  const plans = Object.entries(cluster.plan).map(([name, plan]) => planSection(cluster, name, plan, shapes.get(name), orders));
+  const cascades = Object.entries(cluster.cascade).map(([name, plan]) => cascadeSection(name, plan));
   const kinds = new Set(["plan", "scale", "order", "state"]);
   const changes = Object.values(cluster.e).filter((event) => kinds.has(event.k));
   const nothing = plans.length ? null : el("p", { class: "quiet" }, "No plan is known yet: the coordinator writes one when instances are there.");
@@ -43,7 +43,7 @@ export function plansView(cluster, t, orders) {
 
 function planSection(cluster, name, plan, shape, orders) {
   const stages = shape?.stages ?? [];
-  const limit = Math.max(...stages.map((stage) => stage.from * 1.6), 1024, ...stages.flatMap((stage) => stage.instances.map((each) => cluster.i[each]?.max ?? 0)));
+  const limit = Math.max(...stages.map((stage) => stage.from * 1.6), 1024, ...stages.flatMap((stage) => stage.instances.map((each) => cluster.instance[each]?.max_model_len ?? 0)));
   const scale = (tokens) => (100 * Math.log2(1 + tokens / 16)) / Math.log2(1 + limit / 16);
   const bar = el("div", { class: "ranges", role: "img", "aria-label": stages.map((stage) => `${stage.name || "outside"}: ${stage.from} to ${stage.to ?? "any"} tokens`).join("; ") });
   bar.append(...stages.map((stage, n) => {
@@ -53,7 +53,7 @@ function planSection(cluster, name, plan, shape, orders) {
     return part;
   }));
   const rows = plan.stages.map((stage, n) => {
-    const cut = cluster.p[`${plan.model}/${stage.name}`]?.boundary;
+    const cut = cluster.boundary[`${plan.model}/${stage.name}`];
     const expected = plan.expects?.stages?.[n];
     const roles = Object.entries(stage.roles ?? {}).map(([who, role]) => `${who}: ${role}`).join(", ");
     const own = stage.instances.map((each) => cluster.i[each]).filter(Boolean);
@@ -68,6 +68,6 @@ function planSection(cluster, name, plan, shape, orders) {
 
 function cascadeSection(name, plan) {
   const rows = (plan.tiers ?? []).map((tier, n) => [n, tier.model, tier.threshold === undefined ? "" : String(tier.threshold)]);
-  return el("section", {}, el("h2", {}, name), el("p", {}, `Plan ${plan.epoch ?? ""}: ${plan.reason ?? ""}`), table("Tiers", ["tier", "model", "threshold"], rows));
+  return el("section", {}, el("h2", {}, `Cascade ${name}`), el("p", {}, `Plan ${plan.epoch ?? ""}: ${plan.reason ?? ""}`), table("Tiers", ["tier", "model", "threshold"], rows));
 }
 
