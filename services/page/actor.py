@@ -112,7 +112,7 @@ class PageActor:
             case MigrationFinished() as body:
                 self._on_migration(body, now_ns)
             case LoadsReported(loads=loads):
-                for load in loads:
+                for load in (each for each in loads if not self._has_ended(each.instance, each.incarnation)):
                     self._on_load(load, now_ns)
             case MoveBid() as body if len(self._bids) < BIDS_MAX:
                 self._bids.append([body.source, body.bidder, str(body.refusal or ""), body.sequence])
@@ -268,6 +268,9 @@ class PageActor:
         return self._sampled[name]
 
     def _on_snapshot(self, body: StatusSnapshot, now_ns: int) -> list[Effect]:
+        heard: list[Effect] = [Unsubscribe(subject=self._subjects.status(body.model, body.instance))]
+        if self._has_ended(body.instance, body.incarnation):
+            return heard
         sampled = self._instance(body.instance, body.model, now_ns)
         last, sampled.last, sampled.taken_ns, sampled.asked_ns = sampled.last, body, now_ns, 0
         fields: Row = {"running": len(body.running), "waiting": len(body.waiting), "preempted": body.preemptions}
@@ -281,7 +284,12 @@ class PageActor:
         self.tables.put("i", body.instance, **fields)
         for status in (*body.running, *body.waiting):
             self._on_sequence(body, status, now_ns)
-        return [Unsubscribe(subject=self._subjects.status(body.model, body.instance))]
+        return heard
+
+    def _has_ended(self, name: str, incarnation: int) -> bool:
+        """Whether this is of a process that has ended: it was on its way then, or its broker goes on."""
+        said = self.tables.rows["s"].get(f"worker/{name}", {})
+        return said.get("state") == PresenceState.DEAD and incarnation <= said["incarnation"]
 
     def _on_load(self, body: LoadReported, now_ns: int) -> None:
         sampled = self._instance(body.instance, body.model, now_ns)

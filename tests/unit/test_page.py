@@ -171,6 +171,7 @@ def test_a_continuation_is_a_failover_and_a_failure_is_told() -> None:
     world.hear(decision("r", "w0"))
     world.hear(presence("worker", "w0"))
     world.hear(presence("worker", "w0", PresenceState.DEAD))
+    world.hear(snapshot("w0", {"r.0": 1}))  # it was on its way when its worker died
     assert world.row("i", "w0")["running"] == 0
     world.hear(decision("r", "w1", "continuation"))
     assert [(e["source"], e["chosen"]) for e in world.events("DecisionMade")] == [("w0", "w1")]

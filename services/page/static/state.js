@@ -164,7 +164,7 @@ export function whySlow(cluster, row, t) {
   const at = cluster.i[row.inst];
   if (!row.inst || !at) return row.inst ? `${row.inst} is not heard of` : `no instance could take it: ${row.why ?? ""}`;
   const blocks = `${percent(fill(at))} of the KV blocks of ${row.inst} are in use`;
-  if (row.st === "w") return `It waits at ${row.inst} with ${count(at.waiting)} others; ${at.running} run there, and ${blocks}.`;
+  if (row.st === "w") return `It waits at ${row.inst}; ${at.waiting > 1 ? `${count(at.waiting)} wait and ` : ""}${at.running} run there, and ${blocks}.`;
   if (row.st === "x") return `It was preempted: ${blocks}, and it will be computed again when there is room.`;
   if (row.st === "p") return `Its prompt of ${count(row.prompt)} tokens is being computed at ${row.inst}, in a batch of ${at.running}.`;
   const had = [];
