@@ -260,7 +260,7 @@ class PageActor:
     # Instances, services, plans
 
     def _instance(self, name: str, model: str, now_ns: int) -> _Sampled:
-        """What is known of an instance that gives a sign of life."""
+        """An instance that gives a sign of life; one that was not known gets its row."""
         if name not in self._sampled:
             self._sampled[name] = _Sampled()
             self.tables.put("i", name, model=model, total=0, **_EMPTY)

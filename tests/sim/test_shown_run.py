@@ -30,6 +30,8 @@ def test_a_run_is_shown_from_its_first_request_to_its_last() -> None:
     shown = ShownRun("three")
     outcome = run_scenario(spec, step_times=load_step_time, shown=shown)
     assert len(outcome.finished) == REQUESTS
+    unseen = run_scenario(spec, step_times=load_step_time)
+    assert outcome.finished == unseen.finished, "the page costs nobody anything"
     told = frames(shown.page)
     assert [frame["t"] for frame in told] == sorted(frame["t"] for frame in told)
     whole = [frame["k"] for frame in told if "k" in frame]

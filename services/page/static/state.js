@@ -173,7 +173,7 @@ export function whySlow(cluster, row, t) {
     had.push(`it has ${count(tokens(cluster, row, t))} tokens where ${count(row.exp)} were expected`);
   if (at.step) had.push(`a step of ${row.inst} takes ${span(at.step)} with a batch of ${at.running}`);
   if (row.moves) had.push(`it moved ${row.moves === 1 ? "once" : `${row.moves} times`}`);
-  const text = had.join("; ") || `it decodes at ${row.inst}`;
+  const text = had.join("; ") || `it decodes at ${row.inst}, ${count(tokens(cluster, row, t))} of at most ${count(row.max)} tokens so far`;
   return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
