@@ -25,6 +25,7 @@ class Verb(NamedTuple):
 VERBS: tuple[Verb, ...] = (
     Verb("up", "start a cluster on this machine, in the foreground", "millrace.cli.up"),
     Verb("down", "stop the cluster that was started here", "millrace.cli.down"),
+    Verb("service", "write a systemd unit that keeps a cluster up", "millrace.cli.service"),
     Verb("apply", "change the running cluster to what a file says", "millrace.cli.apply"),
     Verb("doctor", "show what this machine offers and what Millrace will use", "millrace.cli.doctor"),
     Verb("selftest", "try serving, moving and a kill with engines of this machine", "millrace.cli.selftest"),
