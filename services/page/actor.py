@@ -320,6 +320,7 @@ class PageActor:
             return
         if isinstance(body.value, InstanceRecord):
             self._instance(body.value.instance, body.value.model, now_ns)
+            self.tables.put("i", body.value.instance, total=body.value.blocks_total)
         elif body.bucket == "plan" and body.key in self.tables.rows["plan"]:
             self._event(body.value, now_ns)
         self.tables.put(body.bucket, body.key, **_row(body.value))

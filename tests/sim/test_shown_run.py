@@ -70,6 +70,7 @@ def test_a_recording_is_shown_with_the_lengths_and_times_that_it_tells() -> None
                     del tables[table][key]
         most = max(most, tables["i"]["w0"]["running"])
     assert most == 4
+    assert tables["i"]["w0"]["total"] == 100
     assert tables["q"] == {}
     assert {row["e2e_ns"] for row in tables["f"].values()} == {11 * SECOND}
     assert list(run.actor.ended()) == ["r0", "r1", "r2", "r3"]

@@ -25,7 +25,7 @@ export function requestView(cluster, id, known, t, order) {
     waterfall(spans, { decisions, moves, end: end?.body, t, open: open.length > 0 }),
     ...decisions.map(({ body }) => candidates(body, end?.body)),
     moveTable(moves),
-    el("section", {}, el("h3", {}, "In words"), el("pre", { class: "words" }, known.text?.length ? known.text.join("\n") : "It was not traced."), el("p", { class: "quiet" }, "The same as ", el("code", {}, `millrace explain ${id}`), ".")),
+    el("section", {}, el("h3", {}, "In words"), el("pre", { class: "words" }, known.text?.length ? known.text.join("\n") : "It was not traced."), known.text?.length ? el("p", { class: "quiet" }, "The same as ", el("code", {}, `millrace explain ${id}`), ".") : null),
   ].filter(Boolean);
 }
 

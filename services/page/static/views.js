@@ -36,7 +36,7 @@ export function plansView(cluster, t, orders) {
   const cascades = Object.entries(cluster.cascade).map(([name, plan]) => cascadeSection(name, plan));
   const kinds = new Set(["plan", "scale", "order", "state"]);
   const changes = Object.values(cluster.e).filter((event) => kinds.has(event.k));
-  const nothing = plans.length ? null : el("p", { class: "quiet" }, "No plan is known yet: the coordinator writes one when instances are there.");
+  const nothing = plans.length ? null : el("p", { class: "quiet" }, cluster.c.page?.recorded ? "This run has no plan." : "No plan is known yet: the coordinator writes one when instances are there.");
   const file = cluster.c.page?.folder ? el("section", {}, el("h2", {}, "The cluster's file"), el("p", {}, "What runs here, as a file: change it, see what would become of each process, and apply it."), el("button", { type: "button", class: "order", "data-verb": "apply", click: orders.edit }, "Change the cluster")) : null;
   return [nothing, ...plans, ...cascades, file, el("section", {}, el("h2", {}, "What changed"), events(cluster, changes, t))].filter(Boolean);
 }
