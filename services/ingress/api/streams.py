@@ -77,6 +77,34 @@ class EventStream(Protocol):
         ...
 
 
+class WrittenStream(EventStream, Protocol):
+    """One whose answer is also had whole."""
+
+    def body(self, usage: Usage) -> bytes:
+        """The answer, after ``closing``."""
+        ...
+
+
+class StreamBody:
+    """A CollectedResponse: what a stream's events tell, made at the end."""
+
+    __slots__ = ("_deltas", "_stream")
+
+    def __init__(self, stream: WrittenStream) -> None:
+        self._stream = stream
+        self._deltas: list[ChoiceDelta] = []
+
+    def deltas(self, deltas: list[ChoiceDelta]) -> None:
+        self._deltas += deltas
+
+    def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
+        if report is not None:
+            self._stream.tell(report)
+        self._stream.deltas(self._deltas, usage)
+        self._stream.closing(usage)
+        return self._stream.body(usage)
+
+
 def error_event(error: ApiError) -> bytes:
     """The event that ends a stream which cannot go on."""
     return b"data: " + error.body() + b"\n\n"
@@ -129,15 +157,33 @@ class StreamParts:
         return self.head + b"]" + self._extra + b',"usage":' + usages + b"}\n\n" + DONE
 
 
-class ChatStream:
+class _TemplateStream:
+    """The ends of an EventStream that is made from StreamParts."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: StreamParts) -> None:
+        self._parts = parts
+
+    def closing(self, usage: Usage) -> bytes:
+        return self._parts.closing(usage)
+
+    def tell(self, report: CascadeReport) -> None:
+        self._parts.tell(report)
+
+    def failed(self, error: ApiError) -> bytes:
+        return error_event(error)
+
+
+class ChatStream(_TemplateStream):
     """Events of a streamed chat completion: text, reasoning and tool calls as they come."""
 
-    __slots__ = ("_echo", "_head", "_opened", "_parts", "_starts")
+    __slots__ = ("_echo", "_head", "_opened", "_starts")
 
     def __init__(
         self, head: ResponseHead, *, include_usage: bool, continuous: bool, echo: list[EchoedPrompt] | None = None
     ) -> None:
-        self._parts = StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous)
+        super().__init__(StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous))
         self._starts = [self._parts.head + b'{"index":%d,"delta":{"content":' % i for i in range(head.choices)]
         self._head, self._opened = head, False
         self._echo = echo[0].text if echo else ""
@@ -168,15 +214,6 @@ class ChatStream:
             )
         return b"".join([self._events(delta, tail) for delta in deltas])
 
-    def closing(self, usage: Usage) -> bytes:
-        return self._parts.closing(usage)
-
-    def tell(self, report: CascadeReport) -> None:
-        self._parts.tell(report)
-
-    def failed(self, error: ApiError) -> bytes:
-        return error_event(error)
-
     def _events(self, delta: ChoiceDelta, tail: bytes) -> bytes:
         """One event, as vLLM has it: the finish reason comes with the last of the output."""
         ids, told = _ids(self._head, delta), delta.text or delta.logprobs or delta.reasoning or delta.calls
@@ -201,14 +238,14 @@ class ChatStream:
         return {"index": part.index, **head, "function": {**function, "arguments": part.arguments}}
 
 
-class CompletionStream:
+class CompletionStream(_TemplateStream):
     """Events of a streamed completion."""
 
-    __slots__ = ("_echo", "_head", "_logprobs", "_parts", "_per_prompt", "_starts", "_told")
+    __slots__ = ("_echo", "_head", "_logprobs", "_per_prompt", "_starts", "_told")
 
     def __init__(self, head: ResponseHead, *, include_usage: bool, continuous: bool, echo: list[EchoedPrompt]) -> None:
         """``echo``: what stands before each prompt's output; empty for none."""
-        self._parts = StreamParts(head, "text_completion", include_usage=include_usage, continuous=continuous)
+        super().__init__(StreamParts(head, "text_completion", include_usage=include_usage, continuous=continuous))
         self._starts = [self._parts.head + b'{"index":%d,"text":' % i for i in range(head.choices)]
         self._echo, self._head = echo, head
         self._told = set[int]()
@@ -233,15 +270,6 @@ class CompletionStream:
                 (self._starts[delta.index], _encode(delta.text), b',"logprobs":null,"finish_reason":null}]', tail)
             )
         return b"".join([self._event(delta, tail) for delta in deltas])
-
-    def closing(self, usage: Usage) -> bytes:
-        return self._parts.closing(usage)
-
-    def tell(self, report: CascadeReport) -> None:
-        self._parts.tell(report)
-
-    def failed(self, error: ApiError) -> bytes:
-        return error_event(error)
 
     def _event(self, delta: ChoiceDelta, tail: bytes) -> bytes:
         ids, entries = _ids(self._head, delta), delta.logprobs

@@ -59,7 +59,7 @@ class MessageStream:
         return out
 
     def closing(self, usage: Usage) -> bytes:
-        out = self.end()
+        out = self._end()
         more = {} if self._report is None else {"cascade": cascade_object(self._report)}
         out += _event("message_delta", delta=self._stopped(), usage=_usage(usage), **more)
         return out + _event("message_stop")
@@ -75,7 +75,7 @@ class MessageStream:
         message = self._message(self.content, usage) | self._stopped()
         return _encode(message if self._report is None else message | {"cascade": cascade_object(self._report)})
 
-    def end(self) -> bytes:
+    def _end(self) -> bytes:
         """Events of the last block's end. A message has one block at least, as clients expect."""
         out = b""
         if self._block is None and not self.content:
@@ -157,26 +157,6 @@ class MessageStream:
         fields = (len(self.content), kind.encode(), field.encode(), _encode(text))
         data = b'{"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":%b}}' % fields
         return b"event: content_block_delta\ndata: " + data + b"\n\n"
-
-
-class MessageBody:
-    """A CollectedResponse: the same message, made at the end."""
-
-    __slots__ = ("_deltas", "_stream")
-
-    def __init__(self, stream: MessageStream) -> None:
-        self._stream = stream
-        self._deltas: list[ChoiceDelta] = []
-
-    def deltas(self, deltas: list[ChoiceDelta]) -> None:
-        self._deltas += deltas
-
-    def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
-        if report is not None:
-            self._stream.tell(report)
-        self._stream.deltas(self._deltas, usage)
-        self._stream.end()
-        return self._stream.body(usage)
 
 
 def _event(name: str, **fields: Any) -> bytes:

@@ -8,13 +8,13 @@ import msgspec
 
 from services.ingress.api.answer_forms import Keep, hand_on
 from services.ingress.api.decoding import decode_body
-from services.ingress.api.messages_api.events import MessageBody, MessageStream
+from services.ingress.api.messages_api.events import MessageStream
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
 from services.ingress.api.messages_api.translation import chat_request
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.parsed_requests import ParsedRequest
 from services.ingress.api.responses import CollectedResponse
-from services.ingress.api.streams import EventStream, ResponseHead
+from services.ingress.api.streams import EventStream, ResponseHead, StreamBody
 from services.ingress.api.translated_requests import parse_translated
 from services.ingress.api.unsupported import refuse_unsupported
 
@@ -31,7 +31,7 @@ class MessageForm(msgspec.Struct, frozen=True):
         return MessageStream(head)
 
     def collected(self, head: ResponseHead) -> CollectedResponse:
-        return MessageBody(MessageStream(head))
+        return StreamBody(MessageStream(head))
 
 
 def parse_messages_request(body: bytes, models: ModelRegistry) -> ParsedRequest:

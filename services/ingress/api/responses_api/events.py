@@ -289,26 +289,6 @@ class ResponseStream:
         return self.count - 1
 
 
-class ResponseBody:
-    """A CollectedResponse: the same items, made at the end."""
-
-    __slots__ = ("_deltas", "_stream")
-
-    def __init__(self, stream: ResponseStream) -> None:
-        self._stream = stream
-        self._deltas: list[ChoiceDelta] = []
-
-    def deltas(self, deltas: list[ChoiceDelta]) -> None:
-        self._deltas += deltas
-
-    def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes:
-        if report is not None:
-            self._stream.tell(report)
-        self._stream.deltas(self._deltas, usage)
-        self._stream.closing(usage)
-        return self._stream.body(usage)
-
-
 class _Told(msgspec.Struct):
     status: str
 

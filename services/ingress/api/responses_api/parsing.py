@@ -11,10 +11,10 @@ from services.ingress.api.decoding import decode_body
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.parsed_requests import ParsedRequest
 from services.ingress.api.responses import CollectedResponse
-from services.ingress.api.responses_api.events import ResponseBody, ResponseDocument, ResponseStream
+from services.ingress.api.responses_api.events import ResponseDocument, ResponseStream
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.responses_api.translation import ToolName, chat_request, flat_tools
-from services.ingress.api.streams import EventStream, ResponseHead
+from services.ingress.api.streams import EventStream, ResponseHead, StreamBody
 from services.ingress.api.translated_requests import parse_translated
 from services.ingress.api.unsupported import refuse_unsupported
 
@@ -44,7 +44,7 @@ class ResponsesForm:
         return stream
 
     def collected(self, head: ResponseHead) -> CollectedResponse:
-        return ResponseBody(self.writer(head))
+        return StreamBody(self.writer(head))
 
     def writer(self, head: ResponseHead) -> ResponseStream:
         return ResponseStream(ResponseDocument(head, self._request, self._names))
