@@ -7,7 +7,6 @@ starts and stops. Orders name instances that are not there, roles that the stage
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
 from random import Random
 
 import msgspec
@@ -103,6 +102,8 @@ class RolesSoakCluster(SoakCluster):
         host: Runs the workers, and starts again those that die.
     """
 
+    restarted_elsewhere = frozenset({Role.WORKER})
+
     def _choose_services(self) -> None:
         super()._choose_services()
         self.services[Role.COORDINATOR] = services.coordinator({MODEL: self.shape.step_time})
@@ -136,9 +137,9 @@ class RolesSoakCluster(SoakCluster):
         self.add(Role.BROKER, self._broker(name))
         return worker
 
-    def restart_dead(self, after_ns: Callable[[], int], *, but: Collection[Role] = ()) -> None:
-        """Leaves workers to the host."""
-        super().restart_dead(after_ns, but=(*but, Role.WORKER))
+    def present_workers(self) -> list[SimActor]:
+        """Those that were stopped hold nothing."""
+        return [actor for actor in self.workers if actor.process is not None]
 
 
 class RoleOrders(Checker):
@@ -212,18 +213,6 @@ class RolesSoakRun(SoakRun):
         if not self._calls:
             self.orders.begin(self._load_ends_ns)
         super()._arrive()
-
-    def _is_empty(self) -> bool:
-        """Those that were stopped hold nothing; those that run hold nothing either."""
-        for actor in self.cluster.workers:
-            if actor.process is None:
-                continue
-            scheduler = self.cluster.engines[actor.name].engine.scheduler
-            if actor.actor.snapshot()["live"] or scheduler.has_work():
-                return False
-            if scheduler.pool.free != scheduler.pool.blocks_total:
-                return False
-        return self.migrations.is_quiet() and self.trading is not None and self.trading.is_quiet()
 
     def _settle(self) -> None:
         """Flips come to an end when the load has."""
