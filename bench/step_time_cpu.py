@@ -24,9 +24,10 @@ from millrace.profiling.fitting import Errors, Sample, judge
 from millrace.profiling.modelled import ModelledProfile
 from millrace.profiling.process import ProcessProfile
 from millrace.profiling.profile import least, passes, sample
-from millrace.profiling.records import Profiled, RoundRecord, sequence_records
+from millrace.profiling.records import Profiled, RoundRecord
 
 from bench.engine.noise import Times, error, spread, sums, times
+from papers.cascadeinfer.quality import sequence_records
 
 ROOT = Path(__file__).resolve().parent.parent
 SETS = {"nano": "cpu-500k", "micro": "cpu-2m", "mini": "cpu-8m"}

@@ -11,6 +11,7 @@ in least squares of the relative error with coefficients of at least 0.
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -23,8 +24,6 @@ from millrace.profiling.records import (
     ProfilePort,
     Round,
     RoundRecord,
-    SequenceRecord,
-    sequence_records,
 )
 
 from papers.cascadeinfer.equation1 import QualityModel
@@ -41,6 +40,64 @@ COUNTED_MIN = 8
 
 #: Upper end of the share of the KV cache that a round may fill.
 MEMORY_SHARE = 0.9
+
+
+class SequenceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that ran, with means over the steps that it was in.
+
+    Attributes:
+        latency_ns: From being added to its last token.
+        normalised_latency_ns: The same per output token.
+        batch_size: Sequences in the batch (n).
+        prompt_tokens_sum: Of all of them (sum of I).
+        prompt_tokens_squared_sum: (sum of I^2).
+        context_tokens_sum: (sum of L).
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    latency_ns: int
+    normalised_latency_ns: float
+    batch_size: float
+    prompt_tokens_sum: float
+    prompt_tokens_squared_sum: float
+    context_tokens_sum: float
+
+
+def sequence_records(record: RoundRecord, *, cpu: bool = False) -> list[SequenceRecord]:
+    """Return one record per sequence of a round; steps took processor time if ``cpu`` is set, else wall-clock time."""
+    planned = record.round.sequences
+    ends = _ends(record, cpu=cpu)
+    found = []
+    for index, sequence in enumerate(planned):
+        steps = [number for number, step in enumerate(record.steps) if index in step.sequences]
+        at_step = record.added[index] if record.added else sequence.at_step
+        began = ends[at_step - 1] if at_step else 0
+        latency = ends[steps[-1]] - began
+        batches = [record.steps[number] for number in steps]
+        prompts = [[planned[each].prompt_tokens for each in step.sequences] for step in batches]
+        found.append(
+            SequenceRecord(
+                prompt_tokens=sequence.prompt_tokens,
+                output_tokens=sequence.output_tokens,
+                latency_ns=latency,
+                normalised_latency_ns=latency / sequence.output_tokens,
+                batch_size=statistics.fmean([len(step.sequences) for step in batches]),
+                prompt_tokens_sum=statistics.fmean([sum(each) for each in prompts]),
+                prompt_tokens_squared_sum=statistics.fmean([sum(tokens**2 for tokens in each) for each in prompts]),
+                context_tokens_sum=statistics.fmean([step.batch.context_tokens for step in batches]),
+            )
+        )
+    return found
+
+
+def _ends(record: RoundRecord, *, cpu: bool) -> list[int]:
+    """Return the end of each step, ns from the beginning of the round."""
+    ends, total = [], 0
+    for step in record.steps:
+        total += step.cpu_ns if cpu else step.wall_ns
+        ends.append(total)
+    return ends
 
 
 class QualityEffort(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.profiling import plan, profile
 from millrace.profiling.fitting import fit, judge, with_tail
 from millrace.profiling.modelled import ModelledProfile
-from millrace.profiling.records import PlannedSequence, Profiled, Round, RoundRecord, StepRecord, sequence_records
+from millrace.profiling.records import PlannedSequence, Profiled, Round, RoundRecord, StepRecord
 from millrace.profiling.writing import write
 
 TRUE = LinearStepTime(
@@ -156,28 +156,6 @@ def test_the_least_disturbed_time_of_a_step_counts() -> None:
     assert [step.ns for step in profile.least(repeats, True, set())] == [250]
 
 
-def test_a_sequences_record_holds_its_normalised_latency_and_mean_batch_features() -> None:
-    load = Round(
-        name="two",
-        sequences=(
-            PlannedSequence(prompt_tokens=10, output_tokens=2),
-            PlannedSequence(prompt_tokens=20, output_tokens=1, at_step=1),
-        ),
-    )
-    steps = [
-        _step(BatchComposition(prefills=1, prefill_tokens=10, context_tokens=10), sequences=(0,), wall_ns=100),
-        _step(BatchComposition(decodes=1, prefills=1, context_tokens=31), sequences=(0, 1), wall_ns=300),
-    ]
-
-    first, second = sequence_records(RoundRecord(round=load, steps=steps))
-
-    assert (first.latency_ns, first.normalised_latency_ns) == (400, 200.0)
-    assert (second.latency_ns, second.normalised_latency_ns) == (300, 300.0)
-    assert (first.batch_size, first.prompt_tokens_sum) == (1.5, (10 + 30) / 2)
-    assert first.prompt_tokens_squared_sum == (100 + 500) / 2
-    assert (first.context_tokens_sum, second.context_tokens_sum) == (20.5, 31.0)
-
-
 def test_a_profile_writes_a_file_that_loads_as_the_same_model_and_what_it_was_made_of(tmp_path: Path) -> None:
     found = measured()
 
@@ -187,7 +165,6 @@ def test_a_profile_writes_a_file_that_loads_as_the_same_model_and_what_it_was_ma
     content = json.loads(measurements.read_text())
     assert len(content["steps"]) == len(found.steps)
     assert found.model.per_prompted_step > 0
-    assert {"normalised_latency_ns", "batch_size", "context_tokens_sum"} <= set(content["sequences"][0])
 
 
 @pytest.mark.parametrize(

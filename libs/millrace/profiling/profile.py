@@ -14,7 +14,7 @@ import msgspec
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.step_time_models import LinearStepTime, Provenance
 from millrace.profiling.fitting import Errors, Sample, fit, judge, with_tail
-from millrace.profiling.records import Profiled, ProfilePort, Round, RoundRecord, SequenceRecord, sequence_records
+from millrace.profiling.records import Profiled, ProfilePort, Round, RoundRecord
 
 #: Where the time per token may rise; the fit leaves out those where it does not.
 BENDS = (64, 256, 1024)
@@ -42,7 +42,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """All that a profile found: what is written beside the parameter file.
 
     Attributes:
-        sequences: Each with normalised latency and batch features, of the first repeat.
         errors: Of the fit on rounds that were held out.
     """
 
@@ -50,7 +49,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     model: LinearStepTime
     errors: Errors
     steps: list[Measured]
-    sequences: list[SequenceRecord]
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,13 +98,11 @@ def fitted(profiled: Profiled, records: list[list[RoundRecord]], options: Option
     training = [sample(step) for step in measured if not step.held_out]
     model = with_tail(fit(training, bends=BENDS, absolute=True, prompted=True), training)
     errors = judge(model, [sample(step) for step in measured if step.held_out])
-    sequences = [each for repeats in records for each in sequence_records(repeats[0], cpu=profiled.steady_clock)]
     return Profile(
         profiled=profiled,
         model=msgspec.structs.replace(model, provenance=provenance(profiled, errors, measured, options)),
         errors=errors,
         steps=[msgspec.structs.replace(step, fitted_ns=model.duration_ns(step.batch)) for step in measured],
-        sequences=sequences,
     )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.stages.least_squares import nonnegative
 from millrace.profiling.modelled import ModelledProfile
-from millrace.profiling.records import SequenceRecord
+from millrace.profiling.records import PlannedSequence, Round, RoundRecord, StepRecord
 
 from papers.cascadeinfer.equation1 import QualityModel
 from papers.cascadeinfer.quality import (
     QualityEffort,
+    SequenceRecord,
     bucket_errors,
     buckets,
     closed_rounds,
@@ -21,6 +23,7 @@ from papers.cascadeinfer.quality import (
     fit_quality,
     predicted_s,
     run_quality,
+    sequence_records,
 )
 
 #: Steps whose cost is dominated by attention.
@@ -122,3 +125,29 @@ def test_an_engine_without_room_for_any_bucket_is_refused() -> None:
     small = ModelledProfile("m", STEP, EngineParameters(max_model_len=150, prefix_caching=False))
     with pytest.raises(ValueError, match="no bucket fits 150 tokens"):
         run_quality(small, QualityEffort())
+
+
+def test_a_sequences_record_holds_its_normalised_latency_and_mean_batch_features() -> None:
+    load = Round(
+        name="two",
+        sequences=(
+            PlannedSequence(prompt_tokens=10, output_tokens=2),
+            PlannedSequence(prompt_tokens=20, output_tokens=1, at_step=1),
+        ),
+    )
+    steps = [
+        _step(BatchComposition(prefills=1, prefill_tokens=10, context_tokens=10), sequences=(0,), wall_ns=100),
+        _step(BatchComposition(decodes=1, prefills=1, context_tokens=31), sequences=(0, 1), wall_ns=300),
+    ]
+
+    first, second = sequence_records(RoundRecord(round=load, steps=steps))
+
+    assert (first.latency_ns, first.normalised_latency_ns) == (400, 200.0)
+    assert (second.latency_ns, second.normalised_latency_ns) == (300, 300.0)
+    assert (first.batch_size, first.prompt_tokens_sum) == (1.5, (10 + 30) / 2)
+    assert first.prompt_tokens_squared_sum == (100 + 500) / 2
+    assert (first.context_tokens_sum, second.context_tokens_sum) == (20.5, 31.0)
+
+
+def _step(batch: BatchComposition, *, sequences: tuple[int, ...] = (0,), wall_ns: int = 1) -> StepRecord:
+    return StepRecord(batch=batch, sequences=sequences, wall_ns=wall_ns, cpu_ns=1)
