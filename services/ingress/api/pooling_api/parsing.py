@@ -151,10 +151,7 @@ def parse_embeddings(body: bytes, models: ModelRegistry) -> PooledCall:
     Raises:
         ApiError: what the client has to change.
     """
-    request = _read(body, EmbeddingRequest)
-    pooling = Pooling(task="embed", dimensions=request.dimensions, use_activation=request.use_activation)
-    shape = vectors("embedding", "embedding", base64=request.encoding_format == "base64")
-    return _of_input(request, models, pooling, lambda _: PooledForm("embd-", shape))
+    return _vectors(_read(body, EmbeddingRequest), models, "embed", ("embd-", "embedding", "embedding"))
 
 
 def parse_pooling(body: bytes, models: ModelRegistry) -> PooledCall:
@@ -165,9 +162,15 @@ def parse_pooling(body: bytes, models: ModelRegistry) -> PooledCall:
     """
     request = _read(body, PoolingRequest)
     task = request.task or models.task(models.get(request.model).name)
+    return _vectors(request, models, task, ("pool-", "pooling", "data"))
+
+
+def _vectors(request: EmbeddingRequest, models: ModelRegistry, task: str, words: tuple[str, str, str]) -> PooledCall:
+    """``words``: begin of the answer's id, and its names of an entry and of what is in it."""
+    prefix, *names = words
     pooling = Pooling(task=task, dimensions=request.dimensions, use_activation=request.use_activation)
-    shape = vectors("pooling", "data", base64=request.encoding_format == "base64")
-    return _of_input(request, models, pooling, lambda _: PooledForm("pool-", shape))
+    shape = vectors(*names, base64=request.encoding_format == "base64")
+    return _of_input(request, models, pooling, lambda _: PooledForm(prefix, shape))
 
 
 def parse_classification(body: bytes, models: ModelRegistry) -> PooledCall:
