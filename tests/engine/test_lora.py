@@ -69,6 +69,27 @@ def load(engine: BenchEngine, name: str, path: str) -> AdapterLoaded | AdapterNo
     return answer
 
 
+async def test_of_many_contents_the_last_used_are_known(tmp_path: Path) -> None:
+    from services.worker.vllm_engine.adapters import EngineAdapters
+
+    class Core:
+        def __init__(self) -> None:
+            self.numbers: list[int] = []
+
+        async def add_lora_async(self, request: Any) -> None:
+            self.numbers.append(request.lora_int_id)
+
+    known, core = EngineAdapters(known_max=2), Core()
+    found = []
+    for content in "abc":
+        (tmp_path / "adapter_config.json").write_text(content)
+        (tmp_path / "adapter_model.safetensors").write_text(content)
+        found.append(await known.load(core, "sql", str(tmp_path)))
+        assert known.get(found[0]) is not None or content == "c"
+    assert [known.get(each) is not None for each in found] == [True, False, True]
+    assert core.numbers == [1, 2, 3]
+
+
 def test_what_is_said_at_the_start(engines: Pair, adapters: dict[str, Adapter]) -> None:
     for engine in (engines.source, engines.target):
         assert engine.info.adapters == [adapters["sql"]]

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import OrderedDict
+from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +18,8 @@ from vllm.lora.request import LoRARequest
 
 #: Different adapters in one batch at most, where the configuration does not say, and at least in host memory.
 LORAS_MAX = 8
+#: Contents that are remembered, the last used ones: one beyond them is loaded again.
+KNOWN_MAX = 256
 
 
 class AdapterRefused(Exception):
@@ -29,13 +33,18 @@ class AdapterRefused(Exception):
 class EngineAdapters:
     """Adapters that were loaded into one engine. VLLM reads again what it put away meanwhile."""
 
-    def __init__(self) -> None:
-        self._requests: dict[tuple[str, str], LoRARequest] = {}  # by name and fingerprint
+    def __init__(self, *, known_max: int = KNOWN_MAX) -> None:
+        self._known_max = known_max
+        self._requests: OrderedDict[tuple[str, str], LoRARequest] = OrderedDict()  # by name and fingerprint
+        self._numbers = count(1)
         self._one_by_one = asyncio.Lock()
 
     def get(self, adapter: Adapter) -> LoRARequest | None:
-        """Its request to vLLM; None before it was loaded."""
-        return self._requests.get((adapter.name, adapter.fingerprint))
+        """Its request to vLLM; None before it was loaded, and where it was forgotten."""
+        known = (adapter.name, adapter.fingerprint)
+        if known in self._requests:
+            self._requests.move_to_end(known)
+        return self._requests.get(known)
 
     async def load(self, core: Any, name: str, path: str, fingerprint: str = "") -> Adapter:
         """Loads the adapter at a path, where it is not loaded.
@@ -54,12 +63,14 @@ class EngineAdapters:
             if fingerprint and found != fingerprint:
                 raise AdapterRefused(f"the adapter {name} at {path} has other weights here")
             if (name, found) not in self._requests:
-                request = LoRARequest(f"{name}@{found[:16]}", len(self._requests) + 1, path)
+                request = LoRARequest(f"{name}@{found[:16]}", next(self._numbers), path)
                 try:
                     await core.add_lora_async(request)
                 except Exception as error:
                     raise AdapterRefused(str(error).strip().rpartition("\n")[2] or type(error).__name__) from error
                 self._requests[name, found] = request
+                if len(self._requests) > self._known_max:
+                    self._requests.popitem(last=False)
             return Adapter(name=name, path=path, fingerprint=found)
 
 
