@@ -28,7 +28,7 @@ from services.ingress.api.responses import ChatResponse, CompletionResponse
 from services.ingress.api.streams import ChatStream, CompletionStream, EchoedPrompt, ResponseHead
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize
 from services.ingress.api.tokenizer import ChatTemplate, ModelTokenizer, TemplateRefused
-from services.ingress.api.tools import NO_TOOLS
+from services.ingress.api.tools import NO_TOOLS, ToolMode, ToolPlan
 from services.ingress.api.unsupported import HINTS
 from services.ingress.calls.messages import Call, CallPart, ChoiceDelta, DeltaLogprob, RefusalKind, Usage
 
@@ -362,6 +362,23 @@ def test_parts_of_an_output_have_fields_of_their_own_in_streams_and_whole_answer
     assert said[1] == {"content": "a", "tool_calls": [begun]}
     assert said[2]["tool_calls"][0] == {"index": 0, "function": {"arguments": ":1}"}}
     assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, "tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason", "told", "content"),
+    [
+        (ToolMode.REQUIRED, "length", ["f"], ""),
+        (ToolMode.REQUIRED, "tool_calls", ["f", "g"], ""),
+        (ToolMode.TAGGED, "length", ["f", "g"], None),
+    ],
+)
+def test_a_forced_call_that_is_cut_is_left_out_of_a_whole_answer(
+    mode: ToolMode, reason: str, told: list[str], content: str | None
+):
+    whole = ChatResponse(ResponseHead("c-1", 1, "m", 1), ToolPlan(mode))
+    whole.deltas([ChoiceDelta(0, "", 1, reason, calls=[CallPart(0, "f", "{}"), CallPart(1, "g", '{"a')])])
+    message = json.loads(whole.body(Usage(1, 2)))["choices"][0]["message"]
+    assert ([call["function"]["name"] for call in message["tool_calls"]], message["content"]) == (told, content)
 
 
 def test_a_forced_call_takes_nested_models():

@@ -114,24 +114,35 @@ class ChatResponse(_Collected):
         }
 
     def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
-        text = "".join(choice.texts)
-        if choice.calls:
+        text, calls = "".join(choice.texts), choice.calls
+        forced = self._tools.mode in (ToolMode.NAMED, ToolMode.REQUIRED)
+        if forced and choice.finish_reason == "length":  # as vLLM has it: a call that is cut is left out
+            calls = [call for call in calls if _is_whole(call.arguments)]
+        if calls:
             text = text.strip()
         text = self._echo + text
-        silent = choice.calls or choice.reasoning or self._tools.mode in (ToolMode.NAMED, ToolMode.REQUIRED)
+        silent = (calls or choice.reasoning) and not forced
         message: dict[str, Any] = {"role": "assistant", "content": (text or None) if silent else text, "refusal": None}
         if choice.reasoning:
             message |= {"reasoning": choice.reasoning, "reasoning_content": choice.reasoning}
-        if choice.calls:
+        if calls:
             message["tool_calls"] = [
                 {
                     "id": call_id(self._head.id, index, call),
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
-                for call in choice.calls
+                for call in calls
             ]
         return message
+
+
+def _is_whole(arguments: str) -> bool:
+    try:
+        msgspec.json.decode(arguments.encode())
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 class CompletionResponse(_Collected):
