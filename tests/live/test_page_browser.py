@@ -143,7 +143,8 @@ async def test_a_deep_link_tells_the_life_of_a_request(rig: UpRig) -> None:
 async def test_an_instance_tells_what_a_drain_would_do_and_is_drained_by_its_operator(rig: UpRig) -> None:
     async with load(rig), opened(rig, scheme="dark") as tab:
         await until(tab, "millrace.river.particles.size >= 10")
-        await tab.locator(".card[data-name=worker-2]").focus()
+        name = await until(tab, "Object.entries(millrace.cluster.i).find(([, row]) => row.running > 3)?.[0]")
+        await tab.locator(f".card[data-name={name}]").focus()
         await tab.keyboard.press("Enter")
         await tab.wait_for_selector("#panel h2:has-text('What a drain would do')")
         await picture(tab, "drain")
@@ -152,10 +153,10 @@ async def test_an_instance_tells_what_a_drain_would_do_and_is_drained_by_its_ope
         await tab.locator("dialog button[type=submit]").click()
         await tab.wait_for_selector("dialog .said[data-code='0']")
         await tab.locator("dialog button", has_text="Close").click()
-        await tab.wait_for_selector(".card[data-name=worker-2][data-state=drained]")
+        await tab.wait_for_selector(f".card[data-name={name}][data-state=drained]")
         await tab.locator("#panel button[data-verb=back]").click()
         await tab.locator("dialog button[type=submit]").click()  # the key is remembered in this tab
-        await tab.wait_for_selector(".card[data-name=worker-2][data-state=ready]")
+        await tab.wait_for_selector(f".card[data-name={name}][data-state=ready]")
 
 
 async def test_a_killed_worker_is_seen_and_the_past_shows_it_alive(rig: UpRig) -> None:
@@ -180,6 +181,13 @@ async def test_a_killed_worker_is_seen_and_the_past_shows_it_alive(rig: UpRig) -
         await tab.locator("#live").click()
         await until(tab, "document.body.dataset.time === 'live'")
         await until(tab, f"millrace.cluster.i['{victim}'].state === 'ready'")
+
+
+async def test_an_idle_instance_says_that_a_drain_moves_nothing(rig: UpRig) -> None:
+    async with opened(rig) as tab:
+        await until(tab, "Object.keys(millrace.cluster.q).length === 0")
+        await tab.locator(".card[data-name=worker-2]").click()
+        await tab.wait_for_selector("#panel p:text('Nothing runs or waits there: it stops at once')")
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Subscribe, Unsubscribe
@@ -295,10 +296,10 @@ def test_what_was_heard_of_a_request_is_told_and_the_oldest_are_forgotten() -> N
         world.hear(finished(f"r{number}"))
 
     def told(request: str) -> list[str]:
-        return [type(body).__name__ for _, body in world.actor.told(request)]
+        return [msgspec.json.decode(msgspec.json.encode(body))["type"] for _, body in world.actor.told(request)]
 
     assert told("r0") == []
-    assert told(f"r{REQUESTS_KEPT}.0") == ["DecisionMade", "RequestFinished"]
+    assert told(f"r{REQUESTS_KEPT}.0") == ["DecisionMade/1", "RequestFinished/1"]
 
 
 def test_the_past_is_kept_in_segments_within_its_bound() -> None:

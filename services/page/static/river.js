@@ -223,7 +223,7 @@ export class River {
     say(card.rate, few && rows[0].step && this.root.dataset.size === "large" ? `${span(rows[0].step)} a step · ${count(sum("tps"))} tok/s` : `${count(sum("tps"))} t/s`);
     card.level.hidden = !share;
     card.level.style.height = percent(share).replace(" ", "");
-    say(card.kv, `KV ${percent(share)}`);
+    say(card.kv, `${this.root.dataset.size === "small" ? "" : "KV "}${percent(share)}`);
     card.level.dataset.high = share > 0.9 ? "very" : share > 0.75 ? "yes" : "";
     const label = `${card.name}: ${state}${role && role !== state ? `, ${role}` : ""}, ${card.load.textContent}, ${percent(share)} of KV, ${card.rate.textContent}`;
     if (card.node.getAttribute("aria-label") !== label) card.node.setAttribute("aria-label", label);

@@ -162,7 +162,7 @@ export function slowest(cluster, t) {
 /** Why a sequence is where it is, in a sentence. */
 export function whySlow(cluster, row, t) {
   const at = cluster.i[row.inst];
-  if (!row.inst || !at) return row.inst ? `${row.inst} is not heard of` : `no instance could take it: ${row.why ?? ""}`;
+  if (!row.inst || !at) return row.inst ? `${row.inst} is not heard of` : `No instance could take it: ${row.why ?? ""}.`;
   const blocks = `${percent(fill(at))} of the KV blocks of ${row.inst} are in use`;
   if (row.st === "w") return `It waits at ${row.inst}; ${at.waiting > 1 ? `${count(at.waiting)} wait and ` : ""}${at.running} run there, and ${blocks}.`;
   if (row.st === "x") return `It was preempted: ${blocks}, and it will be computed again when there is room.`;
