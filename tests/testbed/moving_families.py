@@ -249,9 +249,10 @@ _HEAD = (
 
 
 def note_moves(name: str, moves: int) -> None:
-    """A family passed, and was moved so often without another token."""
-    moved = json.loads(MOVED.read_text()) if MOVED.exists() else {}
-    MOVED.write_text(json.dumps(moved | {name: moves}, indent=1, sort_keys=True) + "\n")
+    """A family passed, and was moved so often under load without another token."""
+    moved = json.loads(MOVED.read_text())
+    moved[name] = moves or moved.get(name, 0)
+    MOVED.write_text(json.dumps(moved, indent=1, sort_keys=True) + "\n")
 
 
 def table() -> str:
