@@ -24,12 +24,16 @@ _SHORT, _MEDIUM = 5, 33
 
 
 class StatesTest:
-    """One run of the requests. Hears everything that the engine says meanwhile."""
+    """One run of the requests. Hears everything that the engine says meanwhile.
 
-    def __init__(self, engine: Tested, *, vocabulary: int, max_model_len: int, token_budget: int) -> None:
+    Args:
+        piece: Tokens of a prompt that one step computes at most.
+    """
+
+    def __init__(self, engine: Tested, *, vocabulary: int, max_model_len: int, piece: int) -> None:
         self._engine = engine
         longest = max(1, max_model_len - TOKENS - 1)
-        lengths = (min(_SHORT, longest), min(_MEDIUM, longest), min(token_budget + 7, longest))
+        lengths = (min(_SHORT, longest), min(_MEDIUM, longest), min(piece + 7, longest))
         known = max(1, vocabulary - _FIRST_ID)
         self._prompts = [[_FIRST_ID + (at * 31 + length) % known for at in range(length)] for length in lengths]
         self._left: set[str] = set()
@@ -73,14 +77,14 @@ async def read_states(engine: Tested, llm: Any, listen: Callable[[Listener], Lis
     """
     if STATES not in llm.vllm_config.additional_config:
         return ""
-    core, model = llm.engine_core, llm.vllm_config.model_config
+    core, model, scheduling = llm.engine_core, llm.vllm_config.model_config, llm.vllm_config.scheduler_config
     if refusal := await core.call_utility_async("millrace_states_begin"):
         return str(refusal)
     test = StatesTest(
         engine,
         vocabulary=model.get_vocab_size(),
         max_model_len=model.max_model_len,
-        token_budget=llm.vllm_config.scheduler_config.max_num_batched_tokens,
+        piece=scheduling.long_prefill_token_threshold or scheduling.max_num_batched_tokens,
     )
     before = listen(test.hear)
     try:
