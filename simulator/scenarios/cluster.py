@@ -124,7 +124,7 @@ class ScenarioCluster(SimulatedCluster):
         self._choose_services()
         self._add_actors()
         simulation.after(WARM_NS, self._sample)
-        host = self._provisioned() if spec.spares() or spec.provisioning.on else None
+        host = self._provisioned() if spec.spares() or spec.provisioning.strategy != "none" else None
         if spec.faults or harmed:
             restart_ns = int(spec.cluster.restart_s * SECOND)
             self.restart_dead(lambda: restart_ns, but=(Role.WORKER,) if host is not None else ())
@@ -198,7 +198,7 @@ class ScenarioCluster(SimulatedCluster):
         return CoordinatorConfig(
             name=name,
             bus=BUS,
-            provisioning=self.spec.provisioning.config(),
+            provisioning=self.spec.provisioning,
             stages=self.spec.stages,
             roles=roles,
             flips=self.spec.roles,
@@ -353,7 +353,7 @@ class ScenarioCluster(SimulatedCluster):
             running=tuple(workers),
             spares=tuple(spares),
             kinds=kinds,
-            cold_start_ns=int(self.spec.provisioning.cold_start_s * SECOND),
+            cold_start_ns=int(self.spec.cluster.cold_start_s * SECOND),
         )
         return SimulatedHost(self.simulation, shape, workers=workers, add_worker=self._add_worker)
 

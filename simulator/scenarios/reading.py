@@ -16,6 +16,7 @@ from millrace.policies.registry import PolicyError, located
 from millrace.policies.rescheduling import RESCHEDULING_POLICIES
 from millrace.workloads.arrivals import FromTrace
 
+from services.coordinator.config import provisioning_policy
 from simulator.scenarios.cluster_file import with_cluster_file
 from simulator.scenarios.spec import ScenarioSpec
 
@@ -94,8 +95,10 @@ def _complaint(spec: ScenarioSpec) -> str:
             RESCHEDULING_POLICIES.choose(spec.rescheduling.policy, spec.rescheduling.parameters)
     except PolicyError as error:
         return f"rescheduling.{error}"
-    if complaint := spec.provisioning.complaint():
-        return complaint
+    try:
+        provisioning_policy(spec.provisioning)
+    except ConfigError as error:
+        return str(error)
     names = [group.name for group in spec.cluster.groups]
     bounds = {
         "cluster.groups: at least one is needed": bool(names),

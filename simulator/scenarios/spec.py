@@ -10,10 +10,15 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
 
-from services.coordinator.config import RolePolicyConfig, StagesConfig, StepBoundsConfig
+from services.coordinator.config import (
+    ProvisioningConfig,
+    RolePolicyConfig,
+    StagesConfig,
+    StepBoundsConfig,
+    provisioning_policy,
+)
 from simulator.scenarios.head_estimates import HeadSpec
 from simulator.scenarios.migration_spec import MigrationSpec
-from simulator.scenarios.provisioning_spec import ProvisioningSpec
 from simulator.scenarios.trading_spec import TradingSpec
 
 #: Name of the model where a scenario names none.
@@ -84,6 +89,7 @@ class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         predictors: Predictor actors; each answers for its share of the instances. Started only where the policy asks.
         queue_max: Sequences that may wait at an instance beyond its running batch.
         restart_s: A process that ended is started again after so long.
+        cold_start_s: From the order to start an instance to its first word.
         stall_s: A request without a token for so long goes on elsewhere; long, because overload is no stall.
     """
 
@@ -94,6 +100,7 @@ class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     predictor: PredictorSpec = PredictorSpec()
     queue_max: int = 100_000
     restart_s: float = 1.0
+    cold_start_s: Wait = 30.0
     stall_s: float = 3600.0
 
 
@@ -315,8 +322,8 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         limit_s: Virtual time after the last arrival at which what is still open counts as lost.
-        stages: As in the coordinator's configuration; the model is called ``modelled``.
-        step_bounds: As in the coordinator's configuration.
+        provisioning, stages, step_bounds: As in the coordinator's configuration. The model is called ``modelled``; a
+            strategy's ``instances_max`` says how many spare instances there are.
         roles: How roles change under load, as ``flips`` in the coordinator's configuration; ``migration.roles`` are
             those of the beginning.
     """
@@ -326,7 +333,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit_s: float = 3600.0
     cluster: ClusterTable = ClusterTable()
     dispatch: DispatchSpec = DispatchSpec()
-    provisioning: ProvisioningSpec = ProvisioningSpec()
+    provisioning: ProvisioningConfig = ProvisioningConfig()
     stages: StagesConfig = StagesConfig()
     migration: MigrationSpec = MigrationSpec()
     roles: RolePolicyConfig = RolePolicyConfig()
@@ -363,9 +370,9 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """
         groups = self.cluster.groups
         counts = [group.spares for group in groups]
-        if self.provisioning.on:
-            running = sum(each.instances for each in groups if each.model == groups[0].model)
-            counts[0] = max(counts[0], self.provisioning.spares(running))
+        running = sum(each.instances for each in groups if each.model == groups[0].model)
+        most = getattr(provisioning_policy(self.provisioning)[1], "instances_max", running)
+        counts[0] = max(counts[0], most - running)
         return {
             f"{group.name}-{group.instances + index}": group
             for group, count in zip(groups, counts, strict=True)

@@ -106,10 +106,10 @@ def test_every_role_may_do_what_its_actors_do() -> None:
     outcome = run_scenario(
         scenario_of(
             {
-                "cluster": {"groups": [{"instances": 2}]},
+                "cluster": {"groups": [{"instances": 2}], "cold_start_s": 2.0},
                 "dispatch": {"policy": "forecast"},
                 "prediction": {"kind": "tagger"},
-                "provisioning": {"strategy": "relief", "parameters": {"instances_max": 3}, "cold_start_s": 2.0},
+                "provisioning": {"strategy": "relief", "parameters": {"instances_max": 3}},
                 "migration": {"on": True},
                 "workload": {"count": 150, "arrivals": {"kind": "poisson", "rate_per_s": 40.0}},
             }

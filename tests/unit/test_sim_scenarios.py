@@ -56,7 +56,7 @@ def test_an_empty_scenario_has_a_default_for_everything() -> None:
         ({"prediction": {"kind": "crystal ball"}}, "crystal ball"),
         ({"prediction": {"sigma": -0.1}}, "sigma"),
         ({"intervals": {"summary_ms": 900}}, "Expected `int` <= 500 .*summary_ms"),
-        ({"provisioning": {"cold_start_s": -1.0}}, "provisioning.cold_start_s"),
+        ({"cluster": {"cold_start_s": -1.0}}, "cluster.cold_start_s"),
         ({"network": {"delay_us": -1.0}}, "network.delay_us"),
         ({"faults": [{"at_s": 1, "kind": "flood"}]}, "flood"),
     ],

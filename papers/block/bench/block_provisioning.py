@@ -63,7 +63,7 @@ def _specs(arguments: argparse.Namespace, chosen: Options) -> Iterator[tuple[str
             growing = [
                 f"cluster.groups.0.instances={FIRST}",
                 f"provisioning.strategy={strategy}",
-                f"provisioning.cold_start_s={cold_start_s}",
+                f"cluster.cold_start_s={cold_start_s}",
                 f"provisioning.parameters.threshold_s={arguments.threshold}",
                 f"provisioning.parameters.instances_min={FIRST}",
                 f"provisioning.parameters.instances_max={arguments.most}",
