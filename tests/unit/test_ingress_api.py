@@ -160,7 +160,7 @@ def test_null_is_the_same_as_absent_for_every_optional_parameter():
         assert call_of(body | dict.fromkeys(names)) == call_of(body)
 
 
-@pytest.mark.parametrize("name", ["request_id", "stream_interval", "kv_transfer_params", "vllm_xargs"])
+@pytest.mark.parametrize("name", ["request_id", "stream_interval", "vllm_xargs"])
 def test_a_parameter_that_only_vllm_has_is_refused_with_what_to_do_instead(name: str):
     error = error_of({"messages": USER, name: "x"})
     assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
@@ -188,6 +188,13 @@ def test_a_prompt_is_cut_to_the_tokens_asked_for(fields: dict[str, Any], kept: s
     prompt = list(range(8))
     assert call_of({"prompt": prompt} | fields).prompts == [prompt[kept]]
     assert error_of({"prompt": prompt, "truncate_prompt_tokens": LENGTH}).param == "truncate_prompt_tokens"
+
+
+def test_a_chat_takes_the_tokens_of_another_server():
+    chat = {"messages": USER, "kv_transfer_params": {"prompt_token_ids": [5, 6]}}
+    assert call_of(chat).prompts == [[5, 6]]
+    other = {"messages": USER, "kv_transfer_params": {"do_remote_prefill": True}}
+    assert error_of(other).param == "kv_transfer_params.do_remote_prefill"
 
 
 def test_vllms_own_sampling_fields_reach_the_engine():

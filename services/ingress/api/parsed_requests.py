@@ -120,14 +120,17 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
     """
     template = model.tokenizer.template
     tools = plan_tools(request, template.traits, model.parsers) if template is not None else NO_TOOLS
+    given, ids = request.kv_transfer_params, None
     text = prompt_text(request, template)
+    if given is not None:
+        _, ids = prompts_of(given.prompt_token_ids, model.tokenizer.vocabulary.size)
     usage, continuous = _stream_options(request)
     return ParsedRequest(
         kind=CallKind.CHAT,
         request=request,
         model=model,
-        texts=[text],
-        token_ids=None,
+        texts=[text] if ids is None else None,
+        token_ids=ids,
         special=bool(request.add_special_tokens),
         tools=tools,
         include_usage=usage,

@@ -218,6 +218,12 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_decoding_backend: Any = UNSET
 
 
+class TransferParams(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Of vLLM's ``kv_transfer_params`` what is not about KV: the prompt as another server tokenised it."""
+
+    prompt_token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+
+
 class ChatRequest(Shared, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/chat/completions."""
 
@@ -233,6 +239,7 @@ class ChatRequest(Shared, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
+    kv_transfer_params: TransferParams | None = None
     audio: Any = UNSET
     modalities: Any = UNSET
     prediction: Any = UNSET

@@ -57,6 +57,7 @@ _BATCH: dict[str, tuple[tuple[Any, ...], str]] = {
     "continue_final_message": ((None, False), _ALONE),
     "prompt_logprobs": ((None,), _ALONE),
     "echo": ((None, False), _ALONE),
+    "kv_transfer_params": ((None,), _ALONE),
 }
 _COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((None, 1), "use `n`"),
