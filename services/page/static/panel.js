@@ -65,7 +65,7 @@ function failoverSection(cluster, t) {
   const { event, near } = found;
   const since = span(t - cluster.t0 - event.t);
   const left = Object.values(cluster.q).filter((row) => row.inst === event.a).length;
-  const text = event.k === "failover" ? `${plural(near, "request")} went on after ${event.a || "an instance"} was lost.` : `${told(event)}; ${left ? `${plural(left, "request")} there wait for another instance` : "nothing runs there"}.`;
+  const text = event.k === "failover" ? `${near > 1 ? `${count(near)} requests went on elsewhere within a minute, the last` : "a request went on elsewhere"} after ${event.a || "an instance"} was lost.` : `${told(event)}; ${left ? `${plural(left, "request")} there wait for another instance` : "nothing runs there"}.`;
   return el("section", {}, heading, el("p", {}, el("strong", {}, `${since} ago`), `, at ${clock(cluster.t0 + event.t)}: ${text}`));
 }
 
