@@ -80,6 +80,19 @@ class ContinuingCPUModelRunner(PlacedMixin, WatchingMixin, ContinuingMixin, CPUM
     KV where other engines can read it, and with estimates from its hidden states.
     """
 
+    max_num_tokens: int
+
+    def profile_run(self, randomize_inputs: bool = False) -> None:
+        """Compiles, or loads what was compiled, with the longest piece of a prompt. A CPU's KV cache has a size that
+        was asked for, so that nothing is measured, and vLLM's whole batch would compute for seconds.
+        """
+        tokens = self.max_num_tokens
+        self.max_num_tokens = min(tokens, self.scheduler_config.long_prefill_token_threshold or tokens)
+        try:
+            super().profile_run(randomize_inputs)
+        finally:
+            self.max_num_tokens = tokens
+
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Samples; a sequence whose prompt is not done yet keeps its generator out of it.
 
