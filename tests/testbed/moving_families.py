@@ -129,21 +129,6 @@ FAMILIES = {
         _EXPERTS | {"use_qk_norm": True, "attention_bias": True},
         "full attention",
     ),
-    "deepseek-v3": Family(
-        "DeepseekV3Config",
-        _EXPERTS
-        | {
-            "topk_method": "noaux_tc",
-            "num_key_value_heads": 4,
-            "q_lora_rank": 64,
-            "kv_lora_rank": 512,
-            "qk_rope_head_dim": 64,
-            "qk_nope_head_dim": 32,
-            "v_head_dim": 32,
-        },
-        "MLA",
-        alone=_OTHER_LENGTH,
-    ),
     "qwen2": Family("Qwen2Config", {}, "full attention"),
     "cohere2": Family("Cohere2Config", _WINDOW, "sliding window, full attention without positions"),
     "exaone4": Family("Exaone4Config", _WINDOW | {"sliding_window_pattern": "LG"}, "sliding window, full attention"),
