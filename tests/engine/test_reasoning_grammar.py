@@ -1,4 +1,4 @@
-"""A grammar that waits for the end of the reasoning, in real vLLM: also where the sequence began elsewhere."""
+"""Grammars and budgets that know the reasoning, in real vLLM: also where the sequence began elsewhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from millrace.contracts.worker import Sampling, StructuredOutput
 from tokenizers import Tokenizer
@@ -62,3 +63,24 @@ def test_a_grammar_may_hold_from_the_first_token_on(thinker: Path, engine: Bench
     at_once = StructuredOutput(regex=PATTERN)
     sampling = Sampling(max_tokens=60, temperature=0.0, logit_bias={end: 100.0}, structured=at_once)
     assert re.fullmatch(PATTERN, tokenizer.decode(engine.run([1, 2, 3, begin], sampling).tokens))
+
+
+def test_a_budget_ends_the_reasoning_wherever_a_sequence_breaks(thinker: Path, engine: BenchEngine) -> None:
+    vocabulary = Tokenizer.from_file(str(thinker / "tokenizer.json")).get_vocab()
+    begin, end = vocabulary["<think>"], vocabulary["</think>"]
+    never = Sampling(max_tokens=20, temperature=0.0, ignore_eos=True, logit_bias={end: -100.0})
+    assert end not in engine.run([1, 2, 3, begin], never).tokens
+    for prompt in ([1, 2, 3, begin], [1, 2, 3, begin, 7, 11]):
+        sampling = msgspec.structs.replace(never, thinking_token_budget=8)
+        whole = engine.run(prompt, sampling).tokens
+        assert whole.index(end) == 8 - (len(prompt) - 4)
+        for split in range(1, len(whole)):
+            assert whole[:split] + engine.run(prompt, sampling, whole[:split]).tokens == whole
+
+
+def test_a_model_without_a_reasoning_parser_refuses_a_budget(tmp_path: Path) -> None:
+    engine = BenchEngine(config(tiny_llama.build(tmp_path)))
+    try:
+        assert "reasoning" in engine.rejection(engine.add([1], Sampling(max_tokens=4, thinking_token_budget=2)))
+    finally:
+        engine.stop()

@@ -199,8 +199,11 @@ def test_a_chat_takes_the_tokens_of_another_server():
 
 def test_vllms_own_sampling_fields_reach_the_engine():
     body = {"prompt": "hi", "allowed_token_ids": [3, 4], "bad_words": ["ab"], "cache_salt": "s", "prompt_logprobs": 2}
+    body |= {"thinking_token_budget": 9}
     sampling = call_of(body).sampling
     assert (sampling.allowed_token_ids, sampling.cache_salt, sampling.prompt_logprobs) == ([3, 4], "s", 2)
+    assert sampling.thinking_token_budget == 9
+    assert call_of({"prompt": "hi", "thinking_token_budget": -1}).sampling.thinking_token_budget is None
     encode = registry().get("m").tokenizer.encode
     assert sampling.bad_words == [encode("ab", special=False)]  # behind a blank it has one token more
     assert call_of({"prompt": "hi", "echo": True, "logprobs": 1}).sampling.prompt_logprobs == 1

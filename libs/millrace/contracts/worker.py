@@ -98,6 +98,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         allowed_token_ids: The only ids that may be sampled; None for all.
         bad_words: Runs of ids that may not be sampled.
         prompt_logprobs: As ``logprobs``, of the prompt's tokens; counts for a sequence without output.
+        thinking_token_budget: Tokens of reasoning after which the engine ends it; None for no bound of its own.
         cache_salt: Kept apart in prefix caches from sequences with another one; empty for none.
         adapter: LoRA adapter that it is decoded with, in every epoch; None for the model itself.
         pooling: Nothing is sampled: the output tokens stand for the pieces of what is pooled. None for a text.
@@ -120,6 +121,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[list[int]] = []
     prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
     cache_salt: str = ""
     structured: StructuredOutput | None = None
     adapter: Adapter | None = None

@@ -50,7 +50,6 @@ OF_VLLM = {
     "media_io_kwargs": "only text is served",
     "mm_payload": "only text is served",
     "return_mm_kwargs": "only text is served",
-    "thinking_token_budget": "use `max_tokens`",
     "logprob_token_ids": "use `logprobs`",
     "return_token_offsets": "use `/tokenize` on the text",
     "return_prompt_text": "use `/detokenize` on `prompt_token_ids`",

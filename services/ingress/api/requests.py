@@ -192,6 +192,7 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
     bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=100)] | None = None
     prompt_logprobs: TopLogprobs | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     cache_salt: Salt | None = None

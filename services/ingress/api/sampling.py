@@ -36,7 +36,7 @@ def sampling_of(
         raise bad_value("min_tokens", f"`min_tokens` is {min_tokens}, more than the {max_tokens} tokens allowed.")
     if request.seed is not None and request.seed + (request.n or 1) - 1 > INT64_MAX:
         raise bad_value("seed", "`seed` is too large: choice c is drawn with `seed` + c, which has to fit 64 bits.")
-    top_k, vocabulary = request.top_k or 0, tokenizer.vocabulary.size
+    top_k, budget, vocabulary = request.top_k or 0, request.thinking_token_budget, tokenizer.vocabulary.size
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -55,6 +55,7 @@ def sampling_of(
         allowed_token_ids=_known("allowed_token_ids", request.allowed_token_ids or [], vocabulary) or None,
         bad_words=[run for word in request.bad_words or [] for run in _bad_word(word, tokenizer)],
         prompt_logprobs=_prompt_logprobs(request, prompt_tokens),
+        thinking_token_budget=None if budget == -1 else budget,
         cache_salt=request.cache_salt or "",
         structured=structured,
         adapter=adapter,

@@ -56,6 +56,7 @@ def sampling_params(
         logit_bias=sampling.logit_bias,
         logprobs=sampling.logprobs,
         prompt_logprobs=None if sequence.output_token_ids else sampling.prompt_logprobs,
+        thinking_token_budget=sampling.thinking_token_budget,
         allowed_token_ids=sampling.allowed_token_ids,
         stop_token_ids=list(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,

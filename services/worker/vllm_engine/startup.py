@@ -14,7 +14,7 @@ import torch
 from millrace.cluster.model_parsers import model_parsers
 from millrace.lengths.head import HEAD_FILE
 from vllm import envs
-from vllm.config import VllmConfig
+from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
@@ -81,11 +81,11 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
         "structured_outputs_config": {
             "backend": "xgrammar",
             "disable_any_whitespace": True,
-            # Constraints that hold after the reasoning only; ingress chooses the same parser for its texts.
-            "reasoning_parser": model_parsers(
-                Path(config.model_path), reasoning=config.engine_args.get("reasoning_parser", "auto") or "none"
-            ).reasoning,
         },
+        # Constraints that hold after the reasoning only, and budgets of it; ingress chooses the same parser for texts.
+        "reasoning_parser": model_parsers(
+            Path(config.model_path), reasoning=config.engine_args.get("reasoning_parser", "auto") or "none"
+        ).reasoning,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "scheduler_cls": f"{_PACKAGE}.snapshot_scheduler.SnapshotAsyncScheduler",
@@ -106,7 +106,10 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
         arguments["worker_cls"] = f"{_PACKAGE}.gpu_worker.ContinuingGPUWorker"
         if config.async_scheduling is False:
             arguments["scheduler_cls"] = f"{_PACKAGE}.snapshot_scheduler.SnapshotScheduler"
-    return AsyncEngineArgs(**{**arguments, **lora_arguments(config.adapters), **config.engine_args})
+    arguments |= lora_arguments(config.adapters) | config.engine_args
+    # Into this one vLLM writes the reasoning parser, before it makes an object of it.
+    arguments["structured_outputs_config"] = StructuredOutputsConfig(**arguments["structured_outputs_config"])
+    return AsyncEngineArgs(**arguments)
 
 
 def checked_config(arguments: AsyncEngineArgs) -> VllmConfig:
