@@ -222,7 +222,7 @@ private:
 
 NB_MODULE(enginemodel, module) {
     // Changes with what Python calls (libs/millrace/native.py): a build of other sources is refused.
-    module.attr("INTERFACE") = 5;
+    module.attr("INTERFACE") = 6;
     nb::class_<StepCost>(module, "StepCost")
         .def(
             "__init__",

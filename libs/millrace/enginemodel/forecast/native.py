@@ -13,9 +13,6 @@ from millrace.native import enginemodel
 def native_limits(parameters: EngineParameters) -> enginemodel.Limits:
     """The engine as a forecast knows it: first come first served, no prefix index, blocks counted."""
     grows = [group.block_tokens for group in parameters.groups if group.need is not KvNeed.STATE]
-    groups = [(group.block_tokens, group.blocks_max) for group in parameters.groups]
-    # Told only where there are some: a module that was built before knows of none.
-    more = {"groups": groups} if groups else {}
     return enginemodel.Limits(
         max_model_len=parameters.max_model_len,
         block_size=math.gcd(*grows) or parameters.block_size,
@@ -26,7 +23,7 @@ def native_limits(parameters: EngineParameters) -> enginemodel.Limits:
         reserve_full_prompt=parameters.reserve_full_prompt,
         watermark=parameters.watermark,
         async_scheduling=parameters.async_scheduling,
-        **more,
+        groups=[(group.block_tokens, group.blocks_max) for group in parameters.groups],
     )
 
 
