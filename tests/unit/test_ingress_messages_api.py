@@ -13,9 +13,10 @@ from services.ingress.api.dialects import error_body
 from services.ingress.api.errors import ApiError
 from services.ingress.api.messages_api.parsing import parse_count_request, parse_messages_request
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call
-from services.ingress.api.streams import EventStream, ResponseHead
+from services.ingress.api.streams import EventStream, ResponseHead, StreamBody
 from services.ingress.calls.messages import ChoiceDelta, Usage
 from tests.unit.test_ingress_api import registry
+from tests.unit.test_ingress_cascade_api import REPORT
 from tests.unit.test_ingress_responses_api import SYSTEM_FIRST, TEMPLATE, deltas_of, read
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -331,3 +332,12 @@ def test_a_stream_that_fails_ends_with_an_error():
     out = stream.opening() + stream.deltas([ChoiceDelta(0, "Hel", 1)], USAGE)
     last = events_of(out + stream.failed(ApiError(503, "no instance")))[-1]
     assert last == {"type": "error", "error": {"type": "overloaded_error", "message": "no instance"}}
+
+
+@pytest.mark.parametrize("report", [None, REPORT])
+def test_a_whole_message_tells_of_a_cascade(report: Any):
+    whole = StreamBody(stream_of(parsed()))
+    whole.deltas([ChoiceDelta(0, "Hello", 2, finish_reason="stop")])
+    body = json.loads(whole.body(USAGE, report))
+    assert body["content"] == [{"type": "text", "text": "Hello"}]
+    assert body.get("cascade", {}).get("model") == (report and "large")
