@@ -18,9 +18,9 @@ from simulator.scenarios.running import run_scenario
 from simulator.scenarios.shown_run import WatchedRun
 
 
-def post(url: str, **order: str) -> int:
-    headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{url}order", json.dumps(order).encode(), headers)
+def post(url: str, order: str) -> int:
+    headers = {"authorization": "Bearer simulation"}
+    request = urllib.request.Request(f"{url}order", json.dumps({"order": order}).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return int(answer.status)
 
@@ -42,14 +42,14 @@ def test_a_run_waits_for_somebody_who_looks_on_and_is_harmed_by_a_click() -> Non
         kinds: list[str] = []
         stream = lines(url)
         next(stream)
-        post(url, verb="pace", to="16")
-        post(url, verb="slow_link", what="w-1")
-        post(url, verb="kill", what="w-0")
+        post(url, "pace 16")
+        post(url, "slow_link w-1")
+        post(url, "kill w-0")
         with pytest.raises(urllib.error.HTTPError):
-            post(url, verb="kill", what="nobody")
+            post(url, "kill nobody")
         for frame in stream:
-            kinds += [event["k"] for event in frame.get("d", {}).get("e", {}).values()]
-            if {"order", "dead"} <= set(kinds):
+            kinds += [event.get("state", event["k"]) for event in frame.get("d", {}).get("e", {}).values()]
+            if {"OrderGiven", "dead"} <= set(kinds):
                 break
         return kinds
 
@@ -57,7 +57,7 @@ def test_a_run_waits_for_somebody_who_looks_on_and_is_harmed_by_a_click() -> Non
         looked = pool.submit(look)
         outcome = run_scenario(spec, step_times=load_step_time, shown=watched)
         kinds = looked.result()
-    assert kinds.count("order") == 2
+    assert kinds.count("OrderGiven") == 2
     assert outcome.outcomes == {"completed": 60}
     assert "slow_link" in said.get()
     assert "kill" in said.get()
