@@ -49,7 +49,6 @@ def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engines(family: Family, folder: Path) -> Iterator[Pair]:
     fields: dict[str, Any] = {
         "kv_bytes": 16 << 20,
-        "dtype": family.dtype,
         "migration": MigrationConfig(copy_bytes_per_step=64 << 10),
         "engine_args": family.engine,
     }
@@ -75,7 +74,7 @@ def plain(engines: Pair, family: Family, folder: Path, stayed: dict[int, list[in
         calls += [(_prompt(at) + stayed[at][:at], _sampling(family, at, before=at)) for at in POINTS]
     fields = [(prompt, _fields(sampling)) for prompt, sampling in calls]
     # With its prefix cache plain vLLM's engine dies on a CPU of the hybrid family's second prompt.
-    answers = reference(folder, fields, enable_prefix_caching=False, dtype=family.dtype, **family.engine)
+    answers = reference(folder, fields, enable_prefix_caching=False, **family.engine)
     return [tokens for tokens, _, _ in answers]
 
 

@@ -65,7 +65,6 @@ class Family(NamedTuple):
     keeps: str
     engine: dict[str, Any] = {}
     alone: str = ""
-    dtype: str = "float32"
 
 
 FAMILIES = {
@@ -144,23 +143,6 @@ FAMILIES = {
             "num_experts_per_tok": 1,
         },
         "chunked local attention, full attention",
-    ),
-    "qwen3-next": Family(
-        "Qwen3NextConfig",
-        {
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_key_head_dim": 64,
-            "linear_value_head_dim": 64,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 64,
-            "shared_expert_intermediate_size": 64,
-        },
-        "GDN, full attention",
-        dtype="bfloat16",
-        alone="bfloat16 rounds otherwise for another length of the prompt",
     ),
     "nemotron-h": Family(
         "NemotronHConfig",
