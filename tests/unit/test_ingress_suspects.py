@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from millrace.contracts.ingress import ReturnReason, SequencesReturned
 from millrace.contracts.local import RequestFailure, TimerFired
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import CancelSequence, Sampling, StructuredOutput, SubmitSequence
@@ -50,6 +51,14 @@ def die(bench: Bench, instance: str) -> None:
             role="worker", name=instance, incarnation=incarnation, at_ns=bench.now_ns, state=PresenceState.DEAD
         )
     )
+
+
+def give_back(bench: Bench, instance: str) -> None:
+    """Its engine died, not its worker, which then ends."""
+    sequences = [(s.id, s.epoch) for s in bench.actor.state.owned.get(instance, {}).values()]
+    incarnation, why = bench.incarnations[instance], ReturnReason.ENGINE_DIED
+    bench.send(SequencesReturned(instance=instance, incarnation=incarnation, reason=why, sequences=sequences))
+    die(bench, instance)
 
 
 def come_back(bench: Bench, instance: str) -> None:
@@ -143,6 +152,27 @@ def test_an_engine_that_comes_back_under_load_takes_its_suspects_one_after_the_o
     busy(bench, home)
     assert bench.run_call("latest") == home
     assert not bench.made(FailCall)
+
+
+def test_a_trial_that_others_joined_holds_up_no_other_suspect():
+    bench, home = bench_with_neighbour()
+    (other,) = bench.summary_at.keys() - {home}
+    assert bench.run_call("worse") == home
+    give_back(bench, home)
+    pass_busy(bench, 1, other)
+    come_back(bench, home)
+    pass_busy(bench, 1, other)
+    (waiting,) = (name for name in ("bad", "worse") if sent_to(bench, name) == [home])
+    bench.accept()
+    bench.accept(next(s for s in bench.submissions() if s.body.sequence == "stream.0" and s.body.epoch == 1))
+    bench.tokens(other, chunk("c", 2, sequence="stream.0", epoch=1))
+    give_back(bench, other)
+    assert sent_to(bench, "stream")[-1] == home, "there is no other"
+    come_back(bench, other)
+    for _ in range(16):
+        bench.summary(other)
+        pass_busy(bench, 0.25, home)
+    assert sent_to(bench, waiting) == [home, other]
 
 
 def test_a_suspect_of_a_process_that_ended_is_tried_beside_others_where_no_instance_gets_idle():

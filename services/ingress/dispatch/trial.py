@@ -77,7 +77,8 @@ def note_submission(state: IngressState, sequence: OpenSequence, instance: Known
     other = _on_trial(state)
     sequence.retry.alone = sequence.retry.tried = other is sequence and _is_quiet(state, instance.view)
     if other is not None and other is not sequence and other.instance is instance:
-        other.retry.alone = False
+        other.retry.alone = False  # it may wait behind them for minutes: others' trials do not wait with it
+        state.on_trial = None
 
 
 def _on_trial(state: IngressState) -> OpenSequence | None:
