@@ -190,9 +190,7 @@ class HttpConnection(asyncio.Protocol):
 
     def finished(self, exchange: Exchange) -> None:
         if self._linger_bytes >= 0:
-            if (
-                not self.transport.is_closing() and self.transport.can_write_eof()
-            ):  # not with TLS: it ends with the linger
+            if not self.transport.is_closing() and self.transport.can_write_eof():  # TLS cannot: it ends in LINGER_S
                 self.transport.write_eof()  # the client sees the end at once, and may go on sending for a while
             return
         self._current = None
