@@ -6,14 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from millrace.actor.engine import EndLeaseInEngine, LeaseInEngine
 from millrace.contracts.worker import Sampling
 from vllm import envs
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from services.worker.vllm_engine import compiling, startup
+from services.worker.vllm_engine.runner import ContinuingCPUModelRunner
 from tests.engine.bench_engine import BenchEngine, config
 from tests.engine.moving import Pair, ask, begin, settled, tell, until_tokens, whole
 
@@ -48,6 +51,15 @@ def test_a_second_start_compiles_nothing(engine: BenchEngine) -> None:
     assert before
     compiled().stop()
     assert artefacts() == before
+
+
+def test_the_warm_up_computes_a_piece_of_a_prompt_and_no_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    monkeypatch.setattr(CPUModelRunner, "profile_run", lambda self, _: computed.append(self.max_num_tokens))
+    runner = object.__new__(ContinuingCPUModelRunner)
+    runner.max_num_tokens, runner.scheduler_config = 2048, SimpleNamespace(long_prefill_token_threshold=256)
+    runner.profile_run()
+    assert (computed, runner.max_num_tokens) == ([256], 2048)
 
 
 def test_tokens_are_the_eager_engines_and_a_move_changes_none(engine: BenchEngine) -> None:
