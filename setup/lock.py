@@ -31,9 +31,11 @@ LOCKS = ROOT / "setup" / "locks"
 #: the wrapper, before anything else.
 BUILD = ["hatchling==1.33.0", "editables", "scikit-build-core==1.1.2", "nanobind==3.1.0", "cmake>=4.4", "ninja>=1.13"]
 
-#: Wheels of which hashes are locked: those that a Linux with Python 3.11 or newer may install.
+#: Wheels of which hashes are locked: those that a Linux with Python 3.11 or newer may install. What only a newer Python
+#: needs is locked as well where Millrace or vLLM itself names it.
 PLATFORMS = re.compile(r"any|(many|musl)?linux.*_(x86_64|aarch64)")
-PYTHONS = re.compile(r"py3|cp3(1[1-9])?")
+MINORS = range(11, 15)
+PYTHONS = re.compile(r"py3|cp3|" + "|".join(f"cp3{minor}" for minor in MINORS))
 
 #: An index's own build, so its hash depends on the index: `setup/install.py` installs it apart.
 WITHOUT_HASH = {"torch"}
@@ -76,8 +78,8 @@ def main() -> int:
 
 def _needs_of(package: dict[str, Any]) -> list[str]:
     """Return the requirements of the package itself, less what Millrace leaves out."""
-    needs = [Requirement(line) for line in package["requires_dist"]]
-    return [str(need) for need in needs if canonicalize_name(need.name) not in VLLM_LEAVES_OUT and _holds(need)]
+    needs = _active(package["requires_dist"], "")
+    return [str(need) for need in needs if canonicalize_name(need.name) not in VLLM_LEAVES_OUT]
 
 
 def _report(requirements: list[str], *options: str) -> dict[str, dict[str, Any]]:
@@ -109,7 +111,10 @@ def _closure(roots: Iterable[str], resolved: dict[str, dict[str, Any]]) -> set[s
 
 
 def _holds(requirement: Requirement, extra: str = "") -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+    """Whether it is needed with any Python that Millrace runs on."""
+    marker = requirement.marker
+    versions = ({"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0"} for minor in MINORS)
+    return marker is None or any(marker.evaluate({"extra": extra, **version}) for version in versions)
 
 
 def _active(lines: list[str], extra: str) -> list[Requirement]:
