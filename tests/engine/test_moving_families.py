@@ -67,11 +67,9 @@ def stayed(engines: Pair, family: Family) -> dict[int, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(engines: Pair, family: Family, folder: Path, stayed: dict[int, list[int]]) -> list[list[int]]:
-    """Tokens that plain vLLM says to ``TEXTS``, and to those that a sequence which stays has at each point."""
+def plain(engines: Pair, family: Family, folder: Path) -> list[list[int]]:
+    """Tokens that plain vLLM says to ``TEXTS``."""
     calls = [(prompt_of(length, salt=length), TEXT) for length in TEXTS]
-    if family.alone:
-        calls += [(_prompt(at) + stayed[at][:at], _sampling(family, at, before=at)) for at in POINTS]
     fields = [(prompt, _fields(sampling)) for prompt, sampling in calls]
     # With its prefix cache plain vLLM's engine dies on a CPU of the hybrid family's second prompt.
     answers = reference(folder, fields, enable_prefix_caching=False, **family.engine)
@@ -86,12 +84,12 @@ def _prompt(at: int) -> list[int]:
     return prompt_of(20, salt=at)
 
 
-def _sampling(family: Family, at: int, *, before: int = 0) -> Sampling:
-    """Of 100 tokens more than ``at``, of which ``before`` are there. Random, but for families that draft, since how
-    many numbers those have drawn depends on what was drafted, and for those that are compared with plain vLLM.
+def _sampling(family: Family, at: int) -> Sampling:
+    """Of 100 tokens more than ``at``. Random, but for families that draft: how many numbers those have drawn depends on
+    what was drafted.
     """
-    greedy = "speculative_config" in family.engine or family.alone
-    return Sampling(max_tokens=at + 100 - before, temperature=0.0 if greedy else 1.0, seed=at, ignore_eos=True)
+    greedy = "speculative_config" in family.engine
+    return Sampling(max_tokens=at + 100, temperature=0.0 if greedy else 1.0, seed=at, ignore_eos=True)
 
 
 def _moved(pair: Pair, prompt: list[int], sampling: Sampling, at: int) -> Decoded:
@@ -122,20 +120,17 @@ def test_a_sequence_goes_there_and_back_as_if_it_had_stayed(
 
 
 def test_a_sequence_goes_on_elsewhere_from_its_tokens(
-    engines: Pair, family: Family, stayed: dict[int, list[int]], request: pytest.FixtureRequest
+    engines: Pair, family: Family, stayed: dict[int, list[int]]
 ) -> None:
-    """As after a kill: as if it had stayed, or as plain vLLM goes on from these tokens."""
-    expected = {at: stayed[at][at:] for at in POINTS}
-    if family.alone:
-        expected = dict(zip(POINTS, request.getfixturevalue("plain")[len(TEXTS) :], strict=True))
+    """As after a kill."""
     names = {at: engines.target.add(_prompt(at), _sampling(family, at), stayed[at][:at]) for at in POINTS}
     for at, name in names.items():
-        assert engines.target.finish(name)[0].tokens == expected[at], at
+        assert engines.target.finish(name)[0].tokens == stayed[at][at:], at
 
 
 def test_text_is_what_plain_vllm_says(engines: Pair, plain: list[list[int]], request: pytest.FixtureRequest) -> None:
     names = [engines.source.add(prompt_of(length, salt=length), TEXT) for length in TEXTS]
-    assert [each.tokens for each in engines.source.finish(*names)] == plain[: len(TEXTS)]
+    assert [each.tokens for each in engines.source.finish(*names)] == plain
     _note(request, 0)
 
 

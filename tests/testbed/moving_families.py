@@ -45,7 +45,6 @@ _EXPERTS: dict[str, Any] = {
     "n_group": 1,
     "topk_group": 1,
 }
-_OTHER_LENGTH = "vLLM on a CPU computes the same tokens otherwise in a prompt of another length"
 
 
 class Family(NamedTuple):
@@ -56,15 +55,12 @@ class Family(NamedTuple):
         fields: Of that, beside those of all.
         keeps: Groups of layers, for people.
         engine: VLLM's arguments.
-        alone: Why plain vLLM itself goes on otherwise from a sequence's tokens than the sequence did; empty where it
-            does not.
     """
 
     config: str
     fields: dict[str, Any]
     keeps: str
     engine: dict[str, Any] = {}
-    alone: str = ""
 
 
 FAMILIES = {
@@ -175,20 +171,6 @@ FAMILIES = {
         },
         "Mamba 2 in each layer, full attention that layers share",
     ),
-    "lfm2": Family(
-        "Lfm2Config",
-        {
-            "layer_types": ["conv", "full_attention"],
-            "conv_dim": 128,
-            "block_dim": 128,
-            "block_ff_dim": 256,
-            "block_multiple_of": 64,
-            "block_ffn_dim_multiplier": 1.0,
-            "block_auto_adjust_ff_dim": True,
-        },
-        "short convolution, full attention",
-        alone=_OTHER_LENGTH,
-    ),
 }
 
 
@@ -227,10 +209,9 @@ def table() -> str:
     moved = json.loads(MOVED.read_text())
     rows = []
     for name, family in FAMILIES.items():
-        alone = "as plain vLLM does" if family.alone else "equal"
         if name in moved:
             load = f"{moved[name]}, 0" if moved[name] else "–"
-            rows.append(f"| {name} | {family.keeps} | equal | equal | {alone} | {load} |\n")
+            rows.append(f"| {name} | {family.keeps} | equal | equal | equal | {load} |\n")
     return _HEAD + "".join(rows)
 
 
