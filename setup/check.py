@@ -36,7 +36,7 @@ STEPS: dict[str, tuple[list[str | Path], str]] = {
     ),
     "types": ([PYTHON, "-m", "mypy"], "the settings are in pyproject.toml"),
     "imports": ([PYTHON, "-c", LINT_IMPORTS, "--no-logo"], "the directions are in pyproject.toml, [tool.importlinter]"),
-    "schemas": ([PYTHON, "-m", "millrace.cli", "schemas", "--check"], "./task schemas, then read the difference"),
+    "schemas": ([PYTHON, "-m", "setup.schemas", "--check"], "./task schemas, then read the difference"),
     "scripts": ([NODE / "tsc", "-p", "services/page/jsconfig.json"], "types are JSDoc comments"),
     "scripts-lint": ([NODE / "oxlint", "--deny-warnings", "services/page/static"], "its lines name the rules"),
 }

@@ -47,5 +47,4 @@ VERBS: tuple[Verb, ...] = (
     Verb("train", "train a model from recordings of a cluster", "millrace.cli.train"),
     Verb("keys", "make, list and remove API keys", "millrace.cli.keys"),
     Verb("probe", "check that a URL answers, for health checks of containers", "millrace.cli.probe"),
-    Verb("schemas", "export the wire contract as JSON Schema and AsyncAPI", "millrace.cli.schemas"),
 )

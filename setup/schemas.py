@@ -1,39 +1,28 @@
-"""Writes the wire contract into a folder: JSON Schema per message, and asyncapi.json.
+"""Writes the wire contract into schemas/: JSON Schema per message, and asyncapi.json.
+
+    .venv/bin/python -m setup.schemas [--check]
 
 With --check nothing is written; files that differ from the code are named, and the exit code is 1.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 
+from setup.schema_documents import documents
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the verb."""
-    parser.add_argument("--check", action="store_true", help="only print which files differ")
-    parser.add_argument(
-        "directory", nargs="?", type=Path, default=Path("schemas"), metavar="DIR", help="default: schemas"
-    )
+SCHEMAS = Path(__file__).resolve().parents[1] / "schemas"
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Exports or compares."""
-    from millrace.cli.schema_documents import documents
-
+def main(*, check: bool) -> int:
+    """Writes or compares."""
     wanted = documents()
-    differences = compare(arguments.directory, wanted)
-    if arguments.check:
-        for line in differences:
-            print(line)
-        print(
-            f"{len(differences)} of {len(wanted)} files differ; `millrace schemas` writes them"
-            if differences
-            else f"schemas agree with the code ({len(wanted)} files)"
-        )
+    differences = compare(SCHEMAS, wanted)
+    print(*differences, f"{len(differences)} of {len(wanted)} schemas differ from the code", sep="\n")
+    if check:
         return 1 if differences else 0
-    write(arguments.directory, wanted)
-    print(f"wrote {len(wanted)} files into {arguments.directory} ({len(differences)} changed)")
+    write(SCHEMAS, wanted)
     return 0
 
 
@@ -58,3 +47,7 @@ def write(directory: Path, wanted: dict[str, str]) -> None:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(check="--check" in sys.argv[1:]))

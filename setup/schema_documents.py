@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-
-from millrace.cli.asyncapi import asyncapi_document
 from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.message import Body
+
+from setup.asyncapi import asyncapi_document
 
 Schema = dict[str, Any]
 

@@ -8,13 +8,14 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from millrace.cli.asyncapi import parameter_names
-from millrace.cli.schema_documents import documents, schema_path
-from millrace.cli.schemas import compare, write
 from millrace.contracts.catalog import BUCKETS, CHANNELS, WIRE_TYPES
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs, TokensGenerated
 from millrace.contracts.status import ServicePresence
 from millrace.contracts.worker import Sampling, StructuredOutput, SubmitSequence
+
+from setup.asyncapi import parameter_names
+from setup.schema_documents import documents, schema_path
+from setup.schemas import compare, write
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
