@@ -141,12 +141,13 @@ class Bench:
         value = Plan(model=model, epoch=epoch, stages=[stage], coordinator="c0")
         return self.send(KeyChanged(bucket="plan", key=model, value=value, revision=epoch))
 
-    def register(self, name: str, *, max_model_len: int = 4096) -> list[Effect]:
+    def register(self, name: str, *, max_model_len: int = 4096, max_sequences: int = 64) -> list[Effect]:
         record = plain_record(
             name,
             incarnation=self.incarnations[name],
             model=self.model_of.get(name, MODEL),
             max_model_len=max_model_len,
+            max_sequences=max_sequences,
             blocks_total=1000,
         )
         return self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))

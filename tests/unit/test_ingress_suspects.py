@@ -248,6 +248,23 @@ def test_only_the_last_to_come_are_suspects_and_all_others_fail_over_at_once():
     assert len(sent_to(bench, "bad")) == 2
 
 
+def test_what_waited_behind_a_full_batch_is_no_suspect_but_for_the_next_and_what_the_engine_reads_at_once():
+    bench, home = bench_with_neighbour()
+    (other,) = bench.summary_at.keys() - {home}
+    bench.register(home, max_sequences=2)
+    constrained = Sampling(max_tokens=4, structured=StructuredOutput(regex="a"))
+    for number in range(6):
+        busy(bench, home)
+        bench.now_ns += MILLISECOND
+        more = {"sampling": constrained, "constraint_param": "structured_outputs"} if number == 2 else {}
+        assert bench.run_call(f"r{number}", **more) == home
+    bench.tokens(home, chunk("a", sequence="bad.0"))
+    bench.summary(other)
+    die(bench, home)
+    held = [name for name in ("stream", "bad", *(f"r{n}" for n in range(6))) if sent_to(bench, name) == [home]]
+    assert held == ["r0", "r2", "r5"]
+
+
 def test_what_came_after_the_last_sign_of_life_is_no_suspect():
     bench, home = bench_with_neighbour()
     (other,) = bench.summary_at.keys() - {home}

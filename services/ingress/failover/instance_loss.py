@@ -1,7 +1,8 @@
 """Loss of an instance: tells each sequence that it had, and each migration to it; some are suspects.
 
 Whatever a request does to one engine (a crash, a hang, silence) is not tried on a second one. So the few sequences that
-came last and had not decoded a token are *suspects*: they may have caused it. All others fail over at once.
+came last and had not decoded a token are *suspects*: they may have caused it. All others fail over at once, also those
+that waited behind a full batch: an engine begins sequences in their order, as places get free.
 
     the instance died            a suspect is dispatched alone, on an idle instance (``dispatch/trial.py``);
                                  it is none after 4 s where the whole process ended
@@ -39,11 +40,15 @@ SIGN_NS = 250 * MILLISECOND_NS
 
 
 def mark_suspects(state: IngressState, instance: KnownInstance, last_sign_ns: int | None = None) -> None:
-    """Mark what may have caused the loss of an instance: the last to come without a token ever."""
+    """Mark what may have caused the loss of an instance: the last that it may have begun, without a token ever."""
     until_ns = state.now_ns if last_sign_ns is None else last_sign_ns + SIGN_NS
     owned = state.owned.get(instance.name, {}).values()
-    young = [s for s in owned if not (s.log or s.moved) and s.placed_ns <= until_ns]
-    for sequence in sorted(young, key=_placed)[-SUSPECTS_MAX:]:
+    waiting = sorted((s for s in owned if s.fresh and not s.moved and s.placed_ns <= until_ns), key=_placed)
+    free = instance.view.sequences_max - sum(not s.fresh or s.moved for s in owned)
+    begun = waiting[: max(1, free)] if instance.view.sequences_max else waiting
+    read = [s for s in waiting if s.call.call.constraint_param] + waiting[-1:]  # as they come
+    young = [s for s in waiting if not s.log and (s in begun or s in read)]
+    for sequence in young[-SUSPECTS_MAX:]:
         sequence.retry.suspect = True
 
 
