@@ -1,5 +1,6 @@
-"""Changes the running cluster to what a file says; no stream is cut.
+"""Changes the running cluster to what a file or settings say; no stream is cut.
 
+    millrace apply --set policies.dispatch.name=join_shortest_queue
     millrace cluster show > cluster.toml      # the running cluster as a file; edit it
     millrace apply cluster.toml --dry-run     # what would change
     millrace apply cluster.toml
@@ -31,11 +32,12 @@ from millrace.actor.private_files import open_private
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, no_cluster, resolve_connection
 from millrace.cli.cluster_view import ClusterView
-from millrace.cli.errors import CliError
+from millrace.cli.errors import CliError, UsageError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.operating import asked
 from millrace.cluster import ClusterSpec, cluster_toml, read_cluster
 from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.settings import with_cluster_settings
 from millrace.contracts.channels import Role
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.message import Body
@@ -76,7 +78,8 @@ NAMES_SHOWN = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
-    parser.add_argument("file", metavar="FILE", help="the cluster's file")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="the cluster's file (default: as it runs)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="over the file")
     parser.add_argument("--dry-run", action="store_true", help="only show what would change")
     parser.add_argument(
         "--within", type=float, default=30.0, metavar="S", help="how long one instance may drain (default: 30)"
@@ -100,9 +103,12 @@ async def apply(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
     if folder is None or not (folder / CLUSTER_FILE).is_file():
         raise no_cluster("apply FILE", arguments.dir)
+    if arguments.file is None and not arguments.set:
+        raise UsageError("name a FILE, or what to --set")
     try:
         now = read_cluster(folder / "run" / "cluster.toml")
-        wanted = on_this_machine(with_model_folders(read_cluster(arguments.file)), now)
+        base = read_cluster(arguments.file) if arguments.file is not None else now
+        wanted = on_this_machine(with_model_folders(with_cluster_settings(base, arguments.set)), now)
     except ConfigError as error:
         raise CliError(str(error)) from None
     connection = resolve_connection(arguments, operator=True)
