@@ -19,7 +19,6 @@ from random import Random
 
 import msgspec
 import numpy as np
-from millrace.cli import recording as recordings
 from millrace.workloads.recording import RecordedLoad, read_recording, write_recording
 
 from bench.live.plan import Planned
@@ -107,7 +106,7 @@ def _play(name: str, options: argparse.Namespace) -> None:
 
 
 def _report(folder: Path) -> None:
-    base = recordings.recorded(folder / "unchanged.jsonl.gz")
+    base = read_recording(folder / "unchanged.jsonl.gz")
     cluster = recorded_cluster(base)
     with scratch_folder() as scratch:
         question = asked(base, cluster, Path(scratch))
@@ -116,7 +115,7 @@ def _report(folder: Path) -> None:
         changes = [_change(name, question) for name in tried]
         within = 0
         for name, answer in zip(tried, answers(question, changes, speed=1.0, jobs=1), strict=True):
-            live = _live(base, recordings.recorded(folder / f"{name}.jsonl.gz"))
+            live = _live(base, read_recording(folder / f"{name}.jsonl.gz"))
             within += _tell_change(name, answer.figures, live)
         print(f"told within 30 % of the measured change, or within 5 points: {within} of {4 * len(tried)} figures")
         report("changes", f"{within} of {4 * len(tried)} figures told within 30 % or 5 points of the measured change")

@@ -4,6 +4,7 @@
     millrace what-if --set worker.max_num_seqs=8 --instances 3            # two questions
     millrace what-if --rate x1.5 --goal 'ttft_p99<1s'                     # fewest instances for half as much again
     millrace what-if --rate max --goal 'ttft_p99<1s'                      # the highest rate
+    millrace what-if --advise                                             # is any other setting better?
 
 Each --set, --instances and --cluster is a question of its own; `--set 'KEY=VALUE KEY=VALUE'` changes several keys at
 once. Keys are those of `millrace up --set`. docs/WHAT_IF.md explains the answers.
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shlex
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +31,13 @@ from simulator.commands.sim import wide_console
 
 if TYPE_CHECKING:
     from millrace.cluster import ClusterSpec
+    from millrace.contracts.plan import Advice
     from millrace.workloads.recording import RecordedLoad
 
     from simulator.scenarios.shown_run import ShownRun
     from simulator.whatif.answering import Asked, ChangeAnswer
     from simulator.whatif.changes import AskedChange
-    from simulator.whatif.figures import ComparedFigure
+    from simulator.whatif.figures import ComparedFigure, Objectives
 
 _COLUMNS = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50", "e2e_p99")
 
@@ -48,9 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cluster", action="append", default=[], type=Path, metavar="FILE", help="another cluster's file")
     add = parser.add_argument
     add("--rate", default="x1", metavar="xF", help="so many times the recorded rate; max with --goal: search for it")
+    add("--advise", action="store_true", help="try a handful of settings, and say whether one is better in all")
     add("--goal", metavar="FIGURE<BOUND", help="search for the fewest instances, such as ttft_p99<1s")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
-    add("--write", type=Path, metavar="FILE", help="write the changed cluster's file; of one change")
+    add("--most", type=int, default=0, metavar="N", help="only the last N requests")
     add("--plot", type=Path, metavar="FILE", help="draw the distributions, PNG")
     add("--output", type=Path, metavar="FILE", help="write all figures, JSON")
     page = "show the recording and its replays side by side in the browser, at this port (default: 8001)"
@@ -76,16 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace) -> int:
-    from millrace.cluster import cluster_toml
-
+    from simulator.whatif.advising import advice, candidates
     from simulator.whatif.answering import answers, asked, parse_goal, scratch_folder
 
     goal, speed = parse_goal(arguments.goal) if arguments.goal else None, _speed(arguments.rate)
-    load = recordings.recording_of(arguments)
+    load = recordings.recording_of(arguments, requests_max=arguments.most, latest=True)
     cluster, clusters = _cluster(load, arguments.cluster)
     changes = _changes(cluster, arguments, clusters)
-    if arguments.write is not None and len(changes) != 1:
-        raise UsageError(f"--write writes the file of one change; {len(changes)} are asked for")
     console = wide_console()
     pages: list[ShownRun] = []
     show = partial(_shown, pages) if arguments.page is not None else None
@@ -94,18 +96,20 @@ def _answer(arguments: argparse.Namespace) -> int:
             question = asked(load, cluster, Path(folder), show)
         console.print("\n".join(recordings.shown(load)), highlight=False)
         _print_fidelity(console, question)
+        tried = candidates(cluster, question.objectives) if arguments.advise else []
+        changes += tried
         with console.status(f"replaying {len(changes)} changes"):
             found = list(answers(question, changes, speed=speed, jobs=arguments.jobs, show=show))
         if goal is not None:
             found += _search(console, question, arguments, speed)
         if found:
-            console.print(_changes_table(found))
+            console.print(_changes_table(found, question.objectives))
             for each in found:
                 _print_answer(console, each)
-        _write(arguments, question, found)
-        if arguments.write is not None:
-            arguments.write.write_text(cluster_toml(changes[0].spec))
-            console.print(f"`millrace apply {arguments.write}` makes the change", highlight=False)
+        advised = advice(question, found[-len(tried) :]) if tried else None
+        if advised is not None:
+            console.print(f"advice: {advised.settings or 'none'}: {advised.evidence}", highlight=False, markup=False)
+        _write(arguments, question, found, advised)
     if pages:
         _serve(load, pages, arguments.page, console)
     return 0
@@ -205,15 +209,19 @@ def _print_fidelity(console: Console, question: Asked) -> None:
     console.print(table)
 
 
-def _changes_table(found: list[ChangeAnswer]) -> Table:
-    caption = "all requests; intervals of 95 % by a bootstrap over slices of the recording's time"
+def _changes_table(found: list[ChangeAnswer], objectives: Objectives) -> Table:
+    caption = f"""intervals of 95 % by a bootstrap over slices of the recording's time
+within: {objectives}, {objectives.source}"""
     table = Table(title="what if, ms", title_justify="left", caption=caption, caption_justify="left", show_lines=True)
     table.add_column("", overflow="fold", min_width=16)
-    for name in _COLUMNS:
+    for name in (*_COLUMNS, "within"):
         table.add_column(name.replace("_", " "), justify="right")
-    table.add_row("unchanged", *(_ms(found[0].figures[name].before) for name in _COLUMNS))
+    before = found[0].within.before
+    table.add_row("unchanged", *(_ms(found[0].figures[name].before) for name in _COLUMNS), f"{before:.1%}")
     for each in found:
-        table.add_row(each.label, *(_cell(each.figures[name]) for name in _COLUMNS))
+        within = each.within
+        points = f"{within.after:.1%}\n[{100 * within.low:+.1f}, {100 * within.high:+.1f}]"
+        table.add_row(each.label, *(_cell(each.figures[name]) for name in _COLUMNS), points)
     return table
 
 
@@ -229,16 +237,22 @@ def _cell(figure: ComparedFigure) -> str:
 def _print_answer(console: Console, answer: ChangeAnswer) -> None:
     console.print(f"{answer.label}: {answer.reason}", highlight=False)
     if answer.fragment:
-        console.print("  keys of `millrace cluster show > cluster.toml`, or of `millrace up --set`:", highlight=False)
-        for line in answer.fragment.splitlines():
-            console.print(f"    {line}", highlight=False, markup=False)
+        settings = (f"--set {shlex.quote(line.replace(' = ', '=', 1))}" for line in answer.fragment.splitlines())
+        console.print(f"  millrace apply {' '.join(settings)}", highlight=False, markup=False)
 
 
-def _write(arguments: argparse.Namespace, question: Asked, found: list[ChangeAnswer]) -> None:
+def _write(arguments: argparse.Namespace, question: Asked, found: list[ChangeAnswer], advised: Advice | None) -> None:
     import msgspec
 
     if arguments.output is not None:
-        document = {"fidelity": question.fidelity, "changes": found}
+        document = {
+            "requests": question.file.count,
+            "fidelity": question.fidelity,
+            "objectives": question.objectives,
+            "changes": found,
+            "advice": advised,
+            "cpu_s": time.process_time(),
+        }
         arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     if arguments.plot is not None:
         from simulator.whatif.picture import draw

@@ -18,7 +18,19 @@ from millrace.workloads.recording import RecordedLoad, write_recording
 from simulator.scenarios.reading import ScenarioError
 from simulator.scenarios.spec import ScenarioSpec
 from simulator.whatif.changes import AskedChange, fragment, with_instances
-from simulator.whatif.figures import LATENCIES, ComparedFigure, Latencies, compared, of_recording, of_replay, reason
+from simulator.whatif.figures import (
+    LATENCIES,
+    ComparedFigure,
+    ComparedShare,
+    Latencies,
+    Objectives,
+    compared,
+    compared_shares,
+    of_recording,
+    of_replay,
+    reason,
+)
+from simulator.whatif.objectives import objectives_of
 from simulator.whatif.replaying import FittedCluster, LoadFile, Replayed, fitted_cluster, replay
 
 if TYPE_CHECKING:
@@ -67,6 +79,7 @@ class ChangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         figures: Unchanged and changed, by name.
+        within: Requests within the objectives.
         reason: One sentence.
         fragment: What it changes in the cluster's file, a key a line.
         lost: Requests that are not served.
@@ -74,6 +87,7 @@ class ChangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     figures: dict[str, ComparedFigure]
+    within: ComparedShare
     reason: str
     fragment: str
     lost: int
@@ -86,6 +100,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         prompts: Tokens of each request's prompt.
         recorded: Latencies as they were; all nan for an imported trace.
         fidelity: Recorded and simulated, of the second half, to which nothing was fitted; empty where nothing tells.
+        objectives: That answers count requests by.
     """
 
     fitted: FittedCluster
@@ -94,6 +109,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     recorded: Latencies
     base: Replayed
     fidelity: dict[str, ComparedFigure]
+    objectives: Objectives
 
     def scenario(self, spec: ClusterSpec, speed: float = 1.0) -> ScenarioSpec:
         return self.file.scenario(self.fitted.table(spec), speed=speed)
@@ -124,7 +140,8 @@ def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path, show: Show | N
         shares=any(row.shared for row in served),
     )
     fitted = fitted_cluster(cluster, load, file)
-    base = replay(file.scenario(fitted.table(cluster)), fitted, show and show("replayed"))
+    scenario = file.scenario(fitted.table(cluster))
+    base = replay(scenario, fitted, show and show("replayed"))
     recorded, again = of_recording(served), of_replay(base, len(served))
     held_out = np.arange(len(served)) >= len(served) // 2
     known = not np.isnan(recorded.ttft[held_out]).all()
@@ -135,6 +152,7 @@ def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path, show: Show | N
         recorded=recorded,
         base=base,
         fidelity=compared(recorded.part(held_out), again.part(held_out)) if known else {},
+        objectives=objectives_of(cluster, scenario, fitted, served),
     )
 
 
@@ -174,6 +192,7 @@ def answered(question: Asked, change: AskedChange, replayed: Replayed) -> Change
     return ChangeAnswer(
         label=change.label,
         figures=compared(before, after),
+        within=compared_shares(before, after, question.objectives),
         reason=reason(prompts, before, after, (question.base, replayed)),
         fragment=fragment(question.fitted.spec, change.spec),
         lost=replayed.lost,

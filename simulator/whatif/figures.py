@@ -63,6 +63,39 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
+class Objectives(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds that a request shall keep, ms.
+
+    Attributes:
+        source: Who says so.
+    """
+
+    ttft_ms: float
+    tpot_ms: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"TTFT {self.ttft_ms:.4g} ms and TPOT {self.tpot_ms:.4g} ms"
+
+    def kept(self, latencies: Latencies) -> npt.NDArray[np.bool_]:
+        """Of each request, whether it completed within both."""
+        late = (latencies.ttft > self.ttft_ms) | (latencies.tpot > self.tpot_ms)
+        return ~(np.isnan(latencies.e2e) | late)
+
+
+class ComparedShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of requests within the objectives on two sides.
+
+    Attributes:
+        low, high: 95 % interval of the second less the first.
+    """
+
+    before: float
+    after: float
+    low: float
+    high: float
+
+
 def of_recording(served: Sequence[RequestServed]) -> Latencies:
     """As recorded."""
     done = [row if row.outcome == "completed" and row.ttft_ns >= 0 else None for row in served]
@@ -97,9 +130,7 @@ def compared(before: Latencies, after: Latencies) -> dict[str, ComparedFigure]:
     """Each figure of both, by its name: ``ttft_p50`` and so on. Requests that one side has not are left out."""
     both = ~(np.isnan(before.e2e) | np.isnan(after.e2e))
     before, after = before.part(both), after.part(both)
-    slices = np.array_split(np.arange(len(before.e2e)), min(SLICES, max(1, len(before.e2e) // 5)))
-    rng = np.random.default_rng(0)
-    draws = [np.concatenate([slices[i] for i in rng.integers(0, len(slices), len(slices))]) for _ in range(DRAWS)]
+    draws = _draws(len(before.e2e))
     found = {}
     for name in LATENCIES:
         old, new = getattr(before, name), getattr(after, name)
@@ -116,6 +147,21 @@ def compared(before: Latencies, after: Latencies) -> dict[str, ComparedFigure]:
                 high=float(high),
             )
     return found
+
+
+def compared_shares(before: Latencies, after: Latencies, objectives: Objectives) -> ComparedShare:
+    """Shares of all requests, those that did not complete included."""
+    was, now = objectives.kept(before), objectives.kept(after)
+    gains = now.astype(np.float64) - was
+    low, high = np.percentile([gains[draw].mean() for draw in _draws(len(gains))], (2.5, 97.5))
+    return ComparedShare(before=float(was.mean()), after=float(now.mean()), low=float(low), high=float(high))
+
+
+def _draws(count: int) -> list[npt.NDArray[np.int64]]:
+    """Places of so many requests, drawn by slices; always the same ones."""
+    slices = np.array_split(np.arange(count), min(SLICES, max(1, count // 5)))
+    rng = np.random.default_rng(0)
+    return [np.concatenate([slices[i] for i in rng.integers(0, len(slices), len(slices))]) for _ in range(DRAWS)]
 
 
 def _quantiles(values: Floats, shares: Sequence[float]) -> Floats:

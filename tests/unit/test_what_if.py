@@ -14,9 +14,20 @@ from millrace.workloads.recording import RequestServed, StepsComputed
 
 from simulator.scenarios.cluster_file import cluster_tables
 from simulator.scenarios.reading import ScenarioError, scenario_of
-from simulator.whatif.answering import SearchGoal, greatest_rate, least_count, parse_goal
+from simulator.whatif.advising import better, candidates
+from simulator.whatif.answering import ChangeAnswer, SearchGoal, greatest_rate, least_count, parse_goal
 from simulator.whatif.changes import fragment, with_instances
-from simulator.whatif.figures import Latencies, compared, reason
+from simulator.whatif.figures import (
+    LATENCIES,
+    QUANTILES,
+    ComparedFigure,
+    ComparedShare,
+    Latencies,
+    Objectives,
+    compared,
+    compared_shares,
+    reason,
+)
 from simulator.whatif.replaying import Replayed
 from simulator.whatif.step_fit import ComputedSteps, computed, fit, slowdown
 
@@ -206,6 +217,94 @@ def test_the_reason_says_who_waits_and_why(after: tuple[list[float], list[float]
     prompts = np.array([10.0, 10.0, 90.0, 100.0])
     text = reason(prompts, latencies([10.0] * 4, [60.0] * 4), latencies(*after), (replayed(), now))
     assert text == told
+
+
+# Advice
+
+NAMES = [f"{latency}_{quantile}" for latency in LATENCIES for quantile in QUANTILES]
+
+
+def answer(*, share: tuple[float, float] = (0.1, 0.3), lost: int = 0, **ratios: float) -> ChangeAnswer:
+    """Of a change with this interval of its gain, and figures with these ratios, each 3 % wide at both sides."""
+    figures = {
+        name: ComparedFigure(before=10.0, after=10.0 * ratio, ratio=ratio, low=ratio - 0.03, high=ratio + 0.03)
+        for name, ratio in {**dict.fromkeys(NAMES, 1.0), **ratios}.items()
+    }
+    within = ComparedShare(before=0.5, after=0.5 + sum(share) / 2, low=share[0], high=share[1])
+    return ChangeAnswer(label="x=1", figures=figures, within=within, reason="Why.", fragment="x = 1", lost=lost)
+
+
+@pytest.mark.parametrize(
+    ("told", "wins"),
+    [
+        (answer(ttft_p99=0.7), True),
+        (answer(e2e_p99=0.9, ttft_p50=1.02), True),
+        (answer(), False),  # no tail is shorter
+        (answer(ttft_p99=0.98), False),  # within the noise
+        (answer(ttft_p50=0.5), False),  # a median alone
+        (answer(ttft_p99=0.7, share=(-0.01, 0.3)), False),
+        (answer(ttft_p99=0.7, share=(0.0, 0.0)), False),  # all are within the objectives already
+        (answer(ttft_p99=0.3, tpot_p50=1.06), False),  # somebody pays
+    ],
+)
+def test_a_change_wins_that_is_better_beyond_the_noise_and_worse_in_nothing(told: ChangeAnswer, wins: bool) -> None:
+    assert better(told) is wins
+
+
+OBJECTIVES = Objectives(ttft_ms=200.0, tpot_ms=20.0, source="a test")
+
+
+@pytest.mark.parametrize(
+    ("settings", "tried"),
+    [
+        (
+            [],
+            [
+                "policies.dispatch.name=join_shortest_queue",
+                "policies.trading.name=delay",
+                "coordinator.step_bounds={ttft_s=0.2,tpot_s=0.02}",
+            ],
+        ),
+        (
+            [
+                "policies.dispatch.name=round_robin",
+                "policies.trading.name=delay",
+                "policies.trading.parameters.excess=0.5",
+                "coordinator.step_bounds.tpot_s=0.03",
+                "policies.stages.name=exact",
+            ],
+            [
+                "policies.dispatch.name=forecast",
+                "policies.trading.name=none policies.trading.parameters={}",
+                "coordinator.step_bounds.tpot_s=0",
+                "policies.stages.name=one_stage",
+            ],
+        ),
+        (
+            ["models.0.groups.0.count=4", "services.migrators=false"],
+            [
+                "policies.dispatch.name=join_shortest_queue",
+                "coordinator.step_bounds={ttft_s=0.2,tpot_s=0.02}",
+                "policies.stages.name=exact policies.stages.parameters={margin=0.25,bounds={ttft_ms=200,tpot_ms=20}}",
+            ],
+        ),
+    ],
+)
+def test_each_mechanism_is_tried_the_other_way(settings: list[str], tried: list[str]) -> None:
+    shipped = ["models.0.path=millrace-mini", "models.1.path=millrace-nano"]
+    spec = with_cluster_settings(SPEC, [*shipped, *settings])
+    found = candidates(spec, OBJECTIVES)
+    assert [each.label for each in found] == tried
+    for each in found:
+        scenario_of(cluster_tables(each.spec, lambda model, group: (EngineParameters(), "a100-llama-3-8b")))
+
+
+def test_requests_that_did_not_complete_are_not_within_the_objectives() -> None:
+    before = latencies([100.0] * 10, [250.0] * 9 + [float("nan")])
+    after = latencies([100.0] * 8 + [300.0] * 2, [250.0] * 10)
+    share = compared_shares(before, after, OBJECTIVES)
+    assert (share.before, share.after) == (0.9, 0.8)
+    assert share.low < share.high
 
 
 # Searches

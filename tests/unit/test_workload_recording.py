@@ -51,6 +51,15 @@ def test_the_cluster_is_the_one_that_was_applied_last(tmp_path: Path) -> None:
         folder.append([row(number)], number * S)
     assert len(list(tmp_path.iterdir())) == 2
     assert read_recording(tmp_path).began.cluster == "# 2"
+    assert len(read_recording(tmp_path).requests) == 3
+    assert [each.number for _, each in read_recording(tmp_path, latest=True).requests] == [2]
+
+
+def test_only_the_last_requests_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "load.jsonl"
+    write_recording(path, [row(number) for number in (3, 0, 2, 1, 4)])
+    assert [each.number for _, each in read_recording(path, requests_max=2).requests] == [3, 4]
+    assert [each.number for _, each in read_recording(path, requests_max=3, last_s=1).requests] == [3, 4]
 
 
 def test_a_segment_ends_when_it_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,13 +46,18 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", help="folder of the cluster (default: .millrace, from here upwards)")
 
 
-def recording_of(arguments: argparse.Namespace) -> RecordedLoad:
-    """The recording that the options name; of a file all of it, unless ``--last`` says otherwise.
+def recording_of(arguments: argparse.Namespace, *, requests_max: int = 0, latest: bool = False) -> RecordedLoad:
+    """The recording that the options name; of a file all of it, unless ``--last`` says otherwise. Of that, what
+    ``read_recording`` is asked for.
 
     Raises:
         CliError: there is none, or it cannot be read.
     """
-    return recorded(source_of(arguments), 0.0 if arguments.file and arguments.last == LAST_S else arguments.last)
+    last_s = 0.0 if arguments.file and arguments.last == LAST_S else arguments.last
+    try:
+        return read_recording(source_of(arguments), last_s=last_s, requests_max=requests_max, latest=latest)
+    except WorkloadError as error:
+        raise CliError(str(error)) from None
 
 
 def source_of(arguments: argparse.Namespace) -> Path:
@@ -67,14 +72,6 @@ def source_of(arguments: argparse.Namespace) -> Path:
     if folder is None or not (folder / "recording").is_dir():
         raise CliError("no cluster has recorded anything here; start one, name its --dir, or a recording with --file")
     return folder / "recording"
-
-
-def recorded(path: Path, last_s: float = 0.0) -> RecordedLoad:
-    """Reads a recording. Raises CliError where it cannot be read."""
-    try:
-        return read_recording(path, last_s=last_s)
-    except WorkloadError as error:
-        raise CliError(str(error)) from None
 
 
 def run(arguments: argparse.Namespace) -> int:

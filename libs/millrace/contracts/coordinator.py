@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from millrace.contracts.message import Body
-from millrace.contracts.plan import InstanceRole, PlanExpectation, Stage
+from millrace.contracts.plan import Advice, InstanceRole, PlanExpectation, Stage
 
 
 class SetRole(Body, frozen=True, kw_only=True, tag="SetRole/1"):
@@ -85,13 +85,14 @@ class PlanProposed(Body, frozen=True, kw_only=True, tag="PlanProposed/1"):
     """A controller's wishes for a model's plan. The coordinator that leads the model writes the plan.
 
     Attributes:
-        by: The controller: ``stages``, ``roles`` or ``provisioning``.
+        by: The controller: ``stages``, ``roles``, ``provisioning`` or ``autopilot``.
         number: Rises with each proposal of a controller; an older one is ignored.
         stages: Ranges and how many instances each wants, without instances; None to leave them.
         policy, reason, expects: Of these stages, as in Plan.
         roles: Instances that shall not have the role that an operator or the configuration gives them, in place of
             those of the last proposal; None to leave them.
         role_orders: Roles that an operator orders, beside those of the plan in force; None withdraws one.
+        advice: As in Plan; None to leave it.
     """
 
     model: str
@@ -103,3 +104,4 @@ class PlanProposed(Body, frozen=True, kw_only=True, tag="PlanProposed/1"):
     expects: PlanExpectation | None = None
     roles: dict[str, InstanceRole] | None = None
     role_orders: dict[str, InstanceRole | None] = {}
+    advice: Advice | None = None

@@ -76,6 +76,18 @@ class PlanExpectation(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageExpectation] = []
 
 
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """Other settings of the cluster, by replays of the last windows of its load.
+
+    Attributes:
+        settings: Keys that would have been better, ``KEY=VALUE`` with blanks in between; empty for none.
+        evidence: One sentence: by how much and why, or why there is nothing to advise.
+    """
+
+    settings: str = ""
+    evidence: str = ""
+
+
 class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):
     """Stages of a model, with the range of lengths that each covers and the instances that serve it.
 
@@ -93,6 +105,7 @@ class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):
         expects: None where the policy expects nothing.
         role_orders: Roles that an operator ordered, by instance. They replace the configured ones, and the next
             coordinator takes them over.
+        advice: None where nothing was replayed. Of a cluster with several models, it stands in the plan of one.
     """
 
     model: str
@@ -104,6 +117,7 @@ class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):
     reason: str = ""
     expects: PlanExpectation | None = None
     role_orders: dict[str, InstanceRole] = {}
+    advice: Advice | None = None
 
     def __post_init__(self) -> None:
         check_stages(self.stages)

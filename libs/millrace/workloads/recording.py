@@ -36,6 +36,10 @@ SEGMENT_BYTES = 8 * 1024 * 1024
 SEGMENTS_KEPT = 8
 
 
+#: Fewer requests tell no tail of latencies: no settings are advised from them.
+ADVISED_MIN = 200
+
+
 class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="row"):
     """One line."""
 
@@ -203,12 +207,14 @@ class _Chains:
         self._next += missing
 
 
-def read_recording(path: Path, *, last_s: float = 0.0) -> RecordedLoad:
+def read_recording(path: Path, *, last_s: float = 0.0, requests_max: int = 0, latest: bool = False) -> RecordedLoad:
     """A recording.
 
     Args:
         path: A file, or a folder of segments.
         last_s: Only requests that arrived within so many seconds before the last one; 0 for all.
+        requests_max: Only the last so many; 0 for all.
+        latest: Only what the cluster did since its file last changed.
 
     Raises:
         WorkloadError: it cannot be read, has a wrong row, or no request.
@@ -222,6 +228,9 @@ def read_recording(path: Path, *, last_s: float = 0.0) -> RecordedLoad:
         for row in _rows(file):
             match row:
                 case RecordingBegan():
+                    if latest and row.cluster != began.cluster:
+                        requests.clear()
+                        steps.clear()
                     began = row
                 case InstanceSeen():
                     instances[row.record.instance] = row.record
@@ -232,11 +241,13 @@ def read_recording(path: Path, *, last_s: float = 0.0) -> RecordedLoad:
     if not requests:
         raise WorkloadError("holds no request that ended", path=path)
     since_ns = max(row.at_ns for row in requests.values()) - int(last_s * 1e9) if last_s else 0
-    kept = [(run, row) for (run, _), row in requests.items() if row.at_ns >= since_ns]
+    arrived = sorted(((run, row) for (run, _), row in requests.items()), key=lambda each: each[1].at_ns)
+    kept = [each for each in arrived[-requests_max:] if each[1].at_ns >= since_ns]
+    since_ns = max(since_ns, kept[0][1].at_ns if requests_max else 0)
     return RecordedLoad(
         began=began,
         instances=instances,
-        requests=sorted(kept, key=lambda each: each[1].at_ns),
+        requests=kept,
         steps=sorted((row for row in steps if row.at_ns >= since_ns), key=lambda row: row.at_ns),
     )
 
@@ -292,11 +303,13 @@ class RecordingFolder:
         self._file: IO[bytes] | None = None
         self._opened_ns = 0
 
-    def on_cluster(self, cluster: str) -> None:
-        """The cluster's file from now on: another one begins a segment."""
-        if cluster != self._began.cluster:
+    def on_cluster(self, cluster: str) -> bool:
+        """The cluster's file from now on: another one begins a segment. Returns whether there was another one."""
+        before = self._began.cluster
+        if cluster != before:
             self._began = msgspec.structs.replace(self._began, cluster=cluster)
             self.close()
+        return before not in ("", cluster)
 
     def append(self, rows: Sequence[RecordingRow], now_ns: int) -> None:
         """Writes rows so that a kill loses none of them.

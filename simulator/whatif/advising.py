@@ -1,0 +1,85 @@
+"""Settings that a cluster may be better with, and what replays of them say: the advice of the autopilot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millrace.cluster import ClusterSpec, PolicyChoice
+from millrace.contracts.plan import Advice
+from millrace.policies.registry import policy_name
+from millrace.workloads.recording import ADVISED_MIN
+
+from services.ingress.config import DispatchConfig
+from simulator.whatif.answering import Asked, ChangeAnswer
+from simulator.whatif.changes import AskedChange, with_setting
+from simulator.whatif.figures import LATENCIES, SMALL, ComparedFigure, Objectives
+
+#: No advice from a replay whose medians are off by this factor.
+FIDELITY_MAX = 1.5
+
+#: Stages have to be expected better by this share: with less the planner is wrong too often.
+STAGES_MARGIN = 0.25
+
+#: Instances of a model from which on there may be several stages (PlanningParameters.instances_min).
+STAGES_INSTANCES_MIN = 4
+
+
+def candidates(spec: ClusterSpec, objectives: Objectives) -> list[AskedChange]:
+    """Changes that are tried: each mechanism is switched on where it is off, and off where it is on."""
+    ttft_ms, tpot_ms = (float(f"{each:.3g}") for each in (objectives.ttft_ms, objectives.tpot_ms))
+    policies, largest = spec.policies, max(sum(group.size for group in model.groups) for model in spec.models)
+    found = []
+    if largest > 1:
+        now = policy_name(policies.dispatch.name or DispatchConfig().policy)
+        found.append(_policy("dispatch", "join_shortest_queue" if now == "forecast" else "forecast", policies.dispatch))
+    if largest > 1 and spec.services.migrators:
+        found.append(_policy("trading", "delay" if policies.trading.name in ("", "none") else "none", policies.trading))
+    if spec.settings.coordinator.get("step_bounds", {}).get("tpot_s"):
+        found.append("coordinator.step_bounds.tpot_s=0")
+    else:
+        found.append(f"coordinator.step_bounds={{ttft_s={ttft_ms / 1e3:g},tpot_s={tpot_ms / 1e3:g}}}")
+    if policies.stages.name not in ("", "one_stage"):
+        found.append(_policy("stages", "one_stage", policies.stages))
+    elif largest >= STAGES_INSTANCES_MIN and not any(model.stages for model in spec.models):
+        parameters = f"{{margin={STAGES_MARGIN},bounds={{ttft_ms={ttft_ms:g},tpot_ms={tpot_ms:g}}}}}"
+        found.append(f"policies.stages.name=exact policies.stages.parameters={parameters}")
+    return [with_setting(spec, text) for text in found]
+
+
+def _policy(kind: str, name: str, now: PolicyChoice) -> str:
+    """Another policy, which does not know the parameters of the present one."""
+    return f"policies.{kind}.name={name}" + (f" policies.{kind}.parameters={{}}" if now.parameters else "")
+
+
+def advice(question: Asked, answers: Sequence[ChangeAnswer]) -> Advice:
+    """The best of the answers that are better than the unchanged cluster, with the evidence."""
+    if question.file.count < ADVISED_MIN:
+        return Advice(evidence=f"fewer than {ADVISED_MIN} requests were recorded since the cluster changed")
+    wrong = [name for name in ("ttft_p50", "tpot_p50") if _off(question.fidelity.get(name))]
+    if wrong:
+        return Advice(evidence=f"the replay does not reproduce what happened: {', '.join(wrong)}")
+    won = [each for each in answers if better(each) and each.lost <= question.base.lost]
+    if not won:
+        return Advice(evidence=f"none of {len(answers)} other settings is better in all that counts")
+    best = max(won, key=lambda each: (each.within.after, -each.figures["e2e_p99"].ratio))
+    return Advice(settings=best.label, evidence=evidence(best, question.objectives))
+
+
+def better(answer: ChangeAnswer) -> bool:
+    """More requests within the objectives and a shorter tail, and nothing worse, by more than the replay's noise."""
+    tails = [figure for name, figure in answer.figures.items() if name.endswith("p99")]
+    worse = [figure for figure in answer.figures.values() if figure.low > 1 and figure.ratio > 1 + SMALL]
+    gains = answer.within.low > 0 and any(figure.high < 1 - SMALL for figure in tails)
+    return gains and not worse
+
+
+def evidence(answer: ChangeAnswer, objectives: Objectives) -> str:
+    """One sentence for operators."""
+    tails = (f"{name.upper()} p99 {answer.figures[f'{name}_p99'].ratio - 1:+.0%}" for name in LATENCIES)
+    share = f"{answer.within.after:.1%} instead of {answer.within.before:.1%} of requests within {objectives}"
+    return f"{share}; {', '.join(tails)}; {answer.reason}"
+
+
+def _off(figure: ComparedFigure | None) -> bool:
+    """Whether a figure of the replay is far from what was recorded; one that is not known is not."""
+    return figure is not None and not 1 / FIDELITY_MAX < figure.ratio < FIDELITY_MAX
