@@ -15,10 +15,11 @@ from millrace.contracts.status import InstanceSummary, ServicePresence
 from millrace.enginemodel.step_time_models import StepTimeModel
 
 from services.coordinator.actor import CoordinatorActor
+from services.coordinator.autopilot import AutopilotActor
 from services.coordinator.cascades import CascadesActor
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.instance_models import InstanceModels, read_step_times
-from services.coordinator.metrics import ProvisioningMetrics
+from services.coordinator.metrics import AutopilotMetrics, ProvisioningMetrics
 from services.coordinator.provisioning import ProvisioningActor
 from services.coordinator.recorder import RecorderActor
 from services.coordinator.roles import RolesActor
@@ -65,6 +66,9 @@ def build(config: CoordinatorConfig, deps: ActorDeps) -> ActorGroup:
         controllers.append(StepBoundsActor(config, incarnation=incarnation, instance_model=costs.of))
     if config.recording:
         controllers.append(RecorderActor(config, incarnation=incarnation))
+    if config.recording and config.autopilot != "off":
+        metrics = AutopilotMetrics(deps.registry)
+        controllers.append(AutopilotActor(config, incarnation=incarnation, metrics=metrics))
     if config.cascades:
         controllers.append(CascadesActor(config, incarnation=incarnation))
     return ActorGroup(CoordinatorActor(config, incarnation=incarnation), *controllers)

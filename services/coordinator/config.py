@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from millrace.actor.config import ProcessConfig
@@ -115,6 +115,10 @@ class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
         membership: When an instance leaves the plan: twice ``instance_silence_ms`` after its last sign of life. Ingress
             acts sooner, by itself.
         recording: Folder where the load of the last hour is kept (docs/WHAT_IF.md); empty for no recording.
+        autopilot: ``advise``: the recording is replayed with other settings, and those that would have been better in
+            two windows in a row stand in the plan. Where nothing is recorded it does nothing.
+        autopilot_interval_s: From one replay to the next at least, seconds; longer where replays take over 5 % of a
+            core.
     """
 
     name: Annotated[str, WIRED] = "coordinator-0"
@@ -126,6 +130,8 @@ class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
     step_bounds: StepBoundsConfig = StepBoundsConfig()
     membership: MembershipConfig = MembershipConfig()
     recording: str = ""
+    autopilot: Literal["off", "advise"] = "off"
+    autopilot_interval_s: Span = 300.0
 
 
 def provisioning_policy(config: ProvisioningConfig) -> tuple[ProvisioningPolicy, msgspec.Struct]:

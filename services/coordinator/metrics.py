@@ -1,4 +1,4 @@
-"""Metrics of provisioning: plain figures that the actor updates and Prometheus reads on each scrape."""
+"""Metrics of provisioning and the autopilot: figures that actors update and Prometheus reads on each scrape."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ class ProvisioningMetrics(MetricSet):
 
     def _utilisations(self) -> list[tuple[str, float]]:
         return [(model, decision.utilisation) for model, (_, decision) in self.models.items()]
+
+
+class AutopilotMetrics(MetricSet):
+    """All of one coordinator."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        super().__init__("millrace_autopilot", registry)
+        self.cpu_seconds = 0.0
+        self.total("cpu_seconds", "Processor time of replays with other settings.")
+        self.replays = self.counter("replays", "Replays by what they said.", "outcome")

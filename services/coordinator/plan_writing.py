@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 from millrace.contracts.coordinator import PlanProposed
-from millrace.contracts.plan import InstanceRole, Plan, PlanExpectation, Stage
+from millrace.contracts.plan import Advice, InstanceRole, Plan, PlanExpectation, Stage
 from millrace.contracts.status import InstanceRecord
 from millrace.policies.stages import StageShape, assign, stages_of
 
@@ -35,6 +35,7 @@ class Wanted:
         roles: Other roles than ordered or configured ones; None before it is known which there are.
         role_orders: Roles that an operator ordered here, beside those of the plan in force; None withdraws one.
         homes: Instance -> index of its stage in the present layout.
+        advice: None to leave that of the plan in force.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class Wanted:
     roles: dict[str, InstanceRole] | None = None
     role_orders: dict[str, InstanceRole | None] = field(default_factory=dict)
     homes: dict[str, int] = field(default_factory=dict)
+    advice: Advice | None = None
 
 
 class PlanWriting:
@@ -68,6 +70,7 @@ class PlanWriting:
         if body.roles is not None:
             wanted.roles = dict(body.roles)
         wanted.role_orders |= body.role_orders
+        wanted.advice = body.advice or wanted.advice
         return True
 
     def forget(self, model: str) -> None:
@@ -94,7 +97,8 @@ class PlanWriting:
         self._remember(wanted, members)
         orders = _orders(wanted, plan)
         stages = stages_of(shapes, members, self._roles(wanted, plan, members))
-        if plan is not None and stages == before and orders == plan.role_orders:
+        advice = wanted.advice or (plan.advice if plan is not None else None)
+        if plan is not None and (stages, orders, advice) == (before, plan.role_orders, plan.advice):
             return None
         epoch = plan.epoch + 1 if plan is not None else 1
         return Plan(
@@ -107,6 +111,7 @@ class PlanWriting:
             reason=_change(plan, stages) if plan is not None and same_cuts else wanted.reason or "one stage",
             expects=wanted.expects,
             role_orders=orders,
+            advice=advice,
         )
 
     def _shapes(self, wanted: Wanted, plan: Plan | None, count: int) -> tuple[StageShape, ...]:
@@ -190,7 +195,7 @@ def _change(plan: Plan, stages: Sequence[Stage]) -> str:
         for names, verb in ((joined, "joined"), (left, "left"))
         if names
     ]
-    return ", ".join(told) or "instances or roles changed"
+    return ", ".join(told) or (plan.reason if stages == plan.stages else "instances or roles changed")
 
 
 def rewritten(plan: Plan, coordinator: str) -> Plan:

@@ -1,4 +1,6 @@
-"""Carries out the coordinator's own effects: planning of cascades in child processes, the recording in a folder."""
+"""Carries out the coordinator's own effects: the recording in a folder; plans of cascades and replays of the recording
+in child processes.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,23 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
-from millrace.actor.child_process import run_in_child
+from millrace.actor.child_process import run_in_child, run_python
 from millrace.actor.effects import Effect
 from millrace.actor.task_shell import TaskShell
 from millrace.cascade.jobs import plan_in_child
 from millrace.workloads.recording import RecordingBegan, RecordingFolder
 
+from services.coordinator.autopilot import ClusterChanged, LoadReplayed, ReplayFailed, ReplayLoad
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.recorder import KeepRows, RecordingFailed
+
+#: A replay takes what nobody else wants.
+NICENESS_MAX = 19
 
 
 class CoordinatorShell(TaskShell):
@@ -29,7 +36,11 @@ class CoordinatorShell(TaskShell):
         self._recording = _recording(self._folder, config.name) if config.recording else None
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
-        return {PlanCascade: lambda effect: self.spawn(self._plan(effect)), KeepRows: self._on_keep_rows}
+        return {
+            PlanCascade: lambda effect: self.spawn(self._plan(effect)),
+            KeepRows: self._on_keep_rows,
+            ReplayLoad: lambda effect: self.spawn(self._replay(effect)),
+        }
 
     def close(self) -> None:
         """Ends planners that run; their processes are killed."""
@@ -40,7 +51,8 @@ class CoordinatorShell(TaskShell):
     def _on_keep_rows(self, effect: KeepRows) -> None:
         assert self._recording is not None
         try:
-            self._recording.on_cluster(_cluster_of(self._folder))
+            if self._recording.on_cluster(_cluster_of(self._folder)):
+                self.tell(ClusterChanged())
             self._recording.append(effect.rows, time.time_ns())
         except OSError as error:
             self.tell(RecordingFailed(detail=str(error)))
@@ -54,6 +66,21 @@ class CoordinatorShell(TaskShell):
             self.tell(CascadePlanningFailed(key=effect.key, detail=str(error)))
         else:
             self.tell(CascadePlanned(key=effect.key, result=result))
+
+    async def _replay(self, effect: ReplayLoad) -> None:
+        """Asks `millrace what-if`; the simulator stands above the services."""
+        with TemporaryDirectory(prefix="millrace-autopilot-") as folder:
+            answer = Path(folder) / "answer.json"
+            window = ("--last", f"{effect.last_s:g}", "--most", str(effect.requests_max))
+            words = ("what-if", "--advise", "--dir", str(self._folder.parent), *window, "--jobs", "1")
+            command = run_python("-m", "millrace.cli", *words, "--output", str(answer), niceness=NICENESS_MAX)
+            try:
+                await asyncio.wait_for(command, effect.limit_s)
+                self.tell(msgspec.json.decode(answer.read_bytes(), type=LoadReplayed))
+            except TimeoutError:
+                self.tell(ReplayFailed(detail=f"it took over {effect.limit_s:g} s"))
+            except (OSError, msgspec.DecodeError) as error:
+                self.tell(ReplayFailed(detail=str(error)))
 
 
 def _recording(folder: Path, name: str) -> RecordingFolder:

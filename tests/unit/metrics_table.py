@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from services.broker.metrics import BrokerMetrics
-from services.coordinator.metrics import ProvisioningMetrics
+from services.coordinator.metrics import AutopilotMetrics, ProvisioningMetrics
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.metrics import IngressMetrics
 from services.judge.metrics import JudgeMetrics
@@ -78,6 +78,7 @@ def judge(registry: CollectorRegistry) -> None:
 
 def coordinator(registry: CollectorRegistry) -> None:
     """Provisioning."""
+    AutopilotMetrics(registry)
     ProvisioningMetrics(registry)
 
 

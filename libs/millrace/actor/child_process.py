@@ -31,30 +31,41 @@ async def run_in_child(function: Callable[[J], R], job: J) -> R:
         ChildProcessError: it failed; the text is the end of its complaint.
         OSError: it could not be started.
     """
+    words = ("-m", __name__, f"{function.__module__}:{function.__name__}")
+    output = await run_python(*words, given=msgspec.msgpack.encode(job), niceness=NICENESS)
+    result: R = msgspec.msgpack.decode(output, type=get_type_hints(function)["return"])
+    return result
+
+
+async def run_python(*words: str, given: bytes = b"", niceness: int) -> bytes:
+    """Run Python with these arguments on one thread, with something on its standard input; return what it prints.
+    Cancelling kills it.
+
+    Raises:
+        ChildProcessError, OSError: as ``run_in_child``.
+    """
     child = await asyncio.create_subprocess_exec(
+        "nice",
+        f"-n{niceness}",
         sys.executable,
-        "-m",
-        __name__,
-        f"{function.__module__}:{function.__name__}",
+        *words,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     try:
-        output, complaint = await child.communicate(msgspec.msgpack.encode(job))
+        output, complaint = await child.communicate(given)
     finally:
         if child.returncode is None:
             child.kill()
     if child.returncode != 0:
         raise ChildProcessError(complaint.decode(errors="replace").strip()[-DETAIL_MAX:])
-    result: R = msgspec.msgpack.decode(output, type=get_type_hints(function)["return"])
-    return result
+    return output
 
 
 def main() -> int:
     """The child; 1 with a sentence on standard error where the function cannot do it."""
-    os.nice(NICENESS)
     module, _, name = sys.argv[1].partition(":")
     function = getattr(import_module(module), name)
     kind = next(iter(get_type_hints(function).values()))

@@ -9,7 +9,7 @@ from millrace.cli.cluster_rows import InstanceRow, LoadSums, MigrationRow, Servi
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.message import Body
-from millrace.contracts.plan import InstanceRole, Plan, Stage
+from millrace.contracts.plan import Advice, InstanceRole, Plan, Stage
 from millrace.contracts.status import (
     InstanceMigrations,
     InstanceRecord,
@@ -105,6 +105,10 @@ class ClusterView:
             roles = {n: stage.roles.get(n, InstanceRole.BOTH) for stage in plan.stages for n in stage.instances}
             found += [(n, roles[n], role) for n, role in plan.role_orders.items() if roles.get(n, role) is not role]
         return sorted(found)
+
+    def advice(self) -> list[Advice]:
+        """The autopilot's, of each plan that has one."""
+        return [plan.advice for _, plan in sorted(self._plans.items()) if plan.advice is not None]
 
     def epoch(self, model: str) -> int:
         """Epoch of the model's plan; 0 where none was seen."""

@@ -51,6 +51,7 @@ async def _status(arguments: argparse.Namespace) -> int:
             "cascades": cascade_rows(view.cascades()),
             "migrations": view.migrations(now_ns),
             "orders": [{"instance": n, "role": role, "ordered": wanted} for n, role, wanted in view.orders()],
+            "advice": view.advice(),
             "totals": view.totals(instances),
         }
         print(msgspec.json.format(msgspec.json.encode(report)).decode())

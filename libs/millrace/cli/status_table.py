@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -10,6 +12,7 @@ from millrace.cli.cascade_table import cascade_lines, cascade_table
 from millrace.cli.cluster_rows import InstanceRow, MigrationRow, ServiceRow, StageRow, Totals
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.field_text import cut
+from millrace.contracts.plan import Advice
 
 _COLORS = {
     "ready": "green",
@@ -77,6 +80,7 @@ def cluster_tables(
     if len(shown) < len(instances):
         parts.append(Text(f"{len(instances) - len(shown)} more instances", style="dim"))
     parts += [Text(f"{name} does {role}, ordered to {wanted}") for name, role, wanted in view.orders()]
+    parts += [_advice(advice) for advice in view.advice()]
     migrations = view.migrations(now_ns)
     if migrations:
         parts += [Text(""), _migrations(migrations[:migrations_max], width)]
@@ -101,6 +105,13 @@ def _headline(cluster: str, totals: Totals, width: int) -> Text:
     if len(head + said) > width:
         said = f"{load}, blocks {share:.0%}, {end}"
     return Text(head, style="bold").append(said, style="not bold")
+
+
+def _advice(advice: Advice) -> Text:
+    if not advice.settings:
+        return Text(f"autopilot: {advice.evidence}", style="dim")
+    words = " ".join(f"--set {shlex.quote(setting)}" for setting in advice.settings.split())
+    return Text(f"autopilot: `millrace apply {words}`: {advice.evidence}", style="yellow")
 
 
 def _stages(rows: list[StageRow]) -> Table:

@@ -1,0 +1,55 @@
+"""The autopilot on a live cluster: it finds the dispatch rule that a load of unequal lengths wants; what was replayed
+ends with the cluster's change.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from millrace.cli.cluster_view import ClusterView
+
+from tests.testbed.up_cluster import UpRig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Round robin puts a request behind long ones while another instance is free.
+SETTINGS = (
+    "policies.dispatch.name=round_robin",
+    "worker.max_num_seqs=2",
+    "coordinator.autopilot=advise",
+    "coordinator.autopilot_interval_s=15",
+)
+RATE, SECONDS = 14, 20
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[UpRig]:
+    words = [word for each in SETTINGS for word in ("--set", each)]
+    model = ROOT / "models" / "millrace-mini"
+    with UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=3, extra=words) as rig:
+        yield rig
+
+
+def load(rig: UpRig, seconds: int) -> None:
+    words = ("--url", rig.url, "--model", rig.model, "--rate", f"{RATE}", "--seconds", f"{seconds}")
+    command = [sys.executable, str(ROOT / "examples" / "load.py"), *words]
+    subprocess.run(command, check=True, timeout=120)
+
+
+def says(text: str) -> Callable[[ClusterView], bool]:
+    return lambda view: any(text in advice.evidence for advice in view.advice())
+
+
+async def test_a_better_rule_is_found_by_replay_and_forgotten_when_the_cluster_changes(rig: UpRig) -> None:
+    await rig.until_seen(says("waits for 200 requests"))
+    load(rig, SECONDS)
+    found = "policies.dispatch.name=forecast was better in the last window; the next one decides"
+    await rig.until_seen(says(found))
+    assert f"autopilot: {found}" in " ".join(rig.cli("status").split())
+    assert "the cluster is as the file says" in rig.cli("apply", "--set", "policies.dispatch.name=forecast")
+    load(rig, 1)
+    await rig.until_seen(says("waits for 200 requests"))

@@ -1,0 +1,169 @@
+"""The autopilot: windows and replays in, advice out, and only what two windows in a row say."""
+
+from itertools import groupby
+
+import pytest
+from millrace.actor.config import BusConfig
+from millrace.actor.effects import Effect, Publish
+from millrace.contracts.coordinator import PlanProposed
+from millrace.contracts.local import KeyChanged, TimerFired
+from millrace.contracts.message import Body, Message
+from millrace.contracts.observers import RequestFinished
+from millrace.contracts.plan import Advice, Lease, Plan
+from millrace.workloads.recording import ADVISED_MIN
+
+from services.coordinator.autopilot import (
+    CPU_SHARE,
+    REQUESTS_MAX,
+    AutopilotActor,
+    ClusterChanged,
+    LoadReplayed,
+    ReplayFailed,
+    ReplayLoad,
+)
+from services.coordinator.config import CoordinatorConfig
+from services.coordinator.metrics import AutopilotMetrics
+from services.coordinator.plan_writing import PlanWriting
+
+S = 1_000_000_000
+T0 = 1_700_000_000 * S
+INTERVAL_S = 60
+DONE = RequestFinished(
+    request="r",
+    model="m",
+    outcome="completed",
+    ingress="i",
+    prompt_tokens=9,
+    output_tokens=[9],
+    arrival_ns=T0,
+    e2e_ns=9,
+)
+
+
+class Autopilot:
+    """One that leads a model. ``proposed``: the advice that it gave, in order."""
+
+    def __init__(self, *, leads: bool = True) -> None:
+        config = CoordinatorConfig(bus=BusConfig(cluster="c"), recording="somewhere", autopilot_interval_s=INTERVAL_S)
+        self.metrics = AutopilotMetrics()
+        self.actor = AutopilotActor(config, incarnation=7, metrics=self.metrics)
+        self.now_ns = T0
+        self.proposed: list[Advice] = []
+        self.actor.start(T0)
+        lease = Lease(model="m", holder="coordinator-0" if leads else "other", incarnation=7, until_ns=T0 * 2)
+        self.hear(KeyChanged(bucket="lease", key="m", value=lease, revision=1))
+        self.tick()
+
+    def hear(self, body: Body) -> list[Effect]:
+        effects = self.actor.handle(Message(body), self.now_ns)
+        self.actor.check_invariants()
+        bodies = [each.body for each in effects if isinstance(each, Publish)]
+        self.proposed += [each.advice for each in bodies if isinstance(each, PlanProposed) and each.advice]
+        return effects
+
+    def tick(self, *, seconds: float = 0, requests: int = 0) -> ReplayLoad | None:
+        """After so many requests, and seconds, the replay that begins."""
+        for _ in range(requests):
+            self.hear(DONE)
+        self.now_ns += round(seconds * S)
+        return next((each for each in self.hear(TimerFired(name="tick")) if isinstance(each, ReplayLoad)), None)
+
+    def window(self, settings: str, *, cpu_s: float = 1.0) -> None:
+        """A window whose replay says that."""
+        assert self.tick(seconds=INTERVAL_S, requests=ADVISED_MIN) is not None
+        advice = Advice(settings=settings, evidence=f"because of {settings or 'nothing'}")
+        self.hear(LoadReplayed(advice=advice, requests=ADVISED_MIN, cpu_s=cpu_s))
+
+
+def test_a_window_is_replayed_when_it_is_long_enough_and_has_enough_requests() -> None:
+    pilot = Autopilot()
+    assert pilot.tick(seconds=INTERVAL_S - 1, requests=ADVISED_MIN) is None
+    replay = pilot.tick(seconds=2)
+    assert replay is not None
+    assert (replay.last_s, replay.requests_max) == (INTERVAL_S + 1, REQUESTS_MAX)
+    assert pilot.tick(seconds=3 * INTERVAL_S, requests=ADVISED_MIN) is None  # one at a time
+
+
+def test_a_light_load_is_waited_for_and_advised_nothing() -> None:
+    pilot = Autopilot()
+    assert pilot.tick(seconds=100 * INTERVAL_S, requests=ADVISED_MIN - 1) is None
+    assert [each.settings for each in pilot.proposed] == [""]
+    assert f"waits for {ADVISED_MIN} requests" in pilot.proposed[0].evidence
+
+
+def test_a_standby_replays_nothing() -> None:
+    pilot = Autopilot(leads=False)
+    assert pilot.tick(seconds=INTERVAL_S + 1, requests=ADVISED_MIN) is None
+    assert not pilot.proposed
+
+
+@pytest.mark.parametrize(
+    ("windows", "given"),
+    [
+        (["x=1"], [""]),
+        (["x=1", "x=1"], ["", "x=1"]),
+        (["x=1", "", "x=1", "y=1"], [""]),
+        (["x=1", "x=1", "x=1"], ["", "x=1"]),
+        (["x=1", "x=1", "", "x=1"], ["", "x=1"]),
+        (["x=1", "x=1", "", ""], ["", "x=1", ""]),
+        (["x=1", "x=1", "y=1", "y=1"], ["", "x=1", "y=1"]),
+    ],
+)
+def test_advice_changes_when_two_windows_in_a_row_say_the_same(windows: list[str], given: list[str]) -> None:
+    pilot = Autopilot()
+    for settings in windows:
+        pilot.window(settings)
+    assert [settings for settings, _ in groupby(each.settings for each in pilot.proposed)] == given
+
+
+def test_what_one_window_says_is_told_as_that() -> None:
+    pilot = Autopilot()
+    pilot.window("x=1")
+    assert pilot.proposed[-1].evidence == "x=1 was better in the last window; the next one decides"
+
+
+def test_long_replays_are_further_apart() -> None:
+    pilot = Autopilot()
+    pilot.window("", cpu_s=2 * INTERVAL_S * CPU_SHARE)
+    assert pilot.tick(seconds=INTERVAL_S + 1, requests=ADVISED_MIN) is None
+    assert pilot.tick(seconds=INTERVAL_S) is not None
+    assert pilot.metrics.cpu_seconds == 2 * INTERVAL_S * CPU_SHARE
+
+
+def test_advice_ends_with_the_cluster_that_it_is_for() -> None:
+    pilot = Autopilot()
+    pilot.window("x=1")
+    pilot.window("x=1")
+    assert pilot.tick(seconds=INTERVAL_S, requests=ADVISED_MIN) is not None
+    pilot.now_ns += S
+    pilot.hear(ClusterChanged())
+    pilot.hear(LoadReplayed(advice=Advice(settings="x=1"), requests=ADVISED_MIN, cpu_s=1.0))  # of the cluster before
+    assert [each.settings for each in pilot.proposed[-2:]] == ["x=1", ""]
+    pilot.window("x=1")
+    assert pilot.proposed[-1].settings == ""
+
+
+def test_a_replay_that_fails_says_why_and_is_tried_again() -> None:
+    pilot = Autopilot()
+    assert pilot.tick(seconds=INTERVAL_S, requests=ADVISED_MIN) is not None
+    pilot.hear(ReplayFailed(detail="the disk is full"))
+    assert pilot.proposed[-1].evidence == "no replay: the disk is full"
+    assert pilot.tick(seconds=INTERVAL_S, requests=ADVISED_MIN) is not None
+
+
+def test_advice_is_in_the_plan_until_there_is_other_advice() -> None:
+    writing = PlanWriting(CoordinatorConfig())
+    first = writing.next_plan("m", None, [])
+    assert first is not None
+    assert first.advice is None
+
+    def next_plan(plan: Plan, number: int, advice: Advice) -> Plan | None:
+        writing.take(PlanProposed(model="m", by="autopilot", number=number, advice=advice))
+        return writing.next_plan("m", plan, [])
+
+    second = next_plan(first, 1, Advice(settings="x=1"))
+    assert second is not None
+    assert (second.epoch, second.advice, second.reason) == (2, Advice(settings="x=1"), first.reason)
+    assert next_plan(second, 2, Advice(settings="x=1")) is None
+    writing.forget("m")
+    assert writing.next_plan("m", second, []) is None  # the next coordinator leaves it
