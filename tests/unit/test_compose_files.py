@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -156,13 +157,24 @@ def test_every_folder_and_target_that_is_named_exists() -> None:
                 assert (COMPOSE / volume.split(":")[0]).exists(), volume
 
 
-@pytest.mark.parametrize("image", ["control", "worker"])
-def test_each_image_brings_the_compiled_parts_built_on_its_own_base(image: str) -> None:
+@pytest.fixture(scope="module")
+def images() -> dict[str, str]:
+    """Of each stage its lines, from the name of its base on."""
     stages = re.split(r"^FROM ", (COMPOSE / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
-    bases = {stage.split()[2]: stage.split()[0] for stage in stages}
-    (own,) = [stage for stage in stages if stage.split()[2] == image]
-    (builder,) = re.findall(r"COPY --from=(\S+) /build/wheels", own)
-    assert bases[builder] == bases[image] == "${BASE_IMAGE}"
+    return {stage.split()[2]: stage for stage in stages}
+
+
+@pytest.mark.parametrize("image", ["control", "worker"])
+def test_each_image_brings_the_compiled_parts_built_on_its_own_base(images: dict[str, str], image: str) -> None:
+    (builder,) = re.findall(r"COPY --from=(\S+) /build/wheels", images[image])
+    assert images[builder].split()[0] == images[image].split()[0] == "${BASE_IMAGE}"
+
+
+@pytest.mark.parametrize("image", ["control", "worker"])
+def test_each_image_has_the_files_that_its_package_names(images: dict[str, str], image: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    copied = " ".join(re.findall(r"^COPY (?!--from)(.*) \S+$", images[image], re.MULTILINE)).split()
+    assert {project["readme"], *project["license-files"]} <= set(copied)
 
 
 def test_what_the_images_copy_is_let_through_to_the_build() -> None:
