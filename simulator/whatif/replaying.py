@@ -49,6 +49,10 @@ FACTOR_MIN, FACTOR_MAX = 0.5, 2.0
 REPORTS_MAX = 30_000
 REPORT_MS_MIN, REPORT_MS_MAX = 25, 250
 
+#: Longest time of a message that may be fitted, us. First tokens that come later have another cause (processes that get
+#: no core), and instances whose every message comes later would pass for dead.
+WORKER_US_MAX = 50_000.0
+
 #: Messages that a worker sends or gets from a request's placement until its first token.
 WORKER_HOPS = 2
 
@@ -234,7 +238,8 @@ def _levelled(fitted: FittedCluster, served: Sequence[RequestServed], file: Load
         factor = min(FACTOR_MAX, max(FACTOR_MIN, factor)) if math.isfinite(factor) else 1.0
         late_us = _median([(row.ttft_ns - sim.ttft_ns) / 1e3 for row, sim in done])
         models = {name: _times(model, factor) for name, model in fitted.models.items()}
-        worker_us = max(0.0, fitted.worker_us + (late_us / WORKER_HOPS if math.isfinite(late_us) else 0.0))
+        worker_us = fitted.worker_us + (late_us / WORKER_HOPS if math.isfinite(late_us) else 0.0)
+        worker_us = min(WORKER_US_MAX, max(0.0, worker_us))
         fitted = msgspec.structs.replace(fitted, models=models, worker_us=worker_us)
     return fitted
 

@@ -11,7 +11,14 @@ from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
-from millrace.workloads.recording import InstanceSeen, RecordingBegan, RecordingRow, RequestServed, write_recording
+from millrace.workloads.recording import (
+    InstanceSeen,
+    RecordingBegan,
+    RecordingRow,
+    RequestServed,
+    read_recording,
+    write_recording,
+)
 
 from simulator.__main__ import main
 from simulator.scenarios.cluster_file import cluster_tables
@@ -97,6 +104,21 @@ def test_the_unchanged_cluster_comes_out_as_it_was_and_fewer_instances_are_slowe
     assert "millrace apply --set models.0.groups.0.count=1" in text
     assert "queues hold" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_first_tokens_that_came_seconds_late_are_not_taken_for_slow_messages(recording: Path, tmp_path: Path) -> None:
+    late_ns = 20 * 10**9
+    load = read_recording(recording)
+    rows = [
+        msgspec.structs.replace(r, ttft_ns=r.ttft_ns + late_ns, e2e_ns=r.e2e_ns + late_ns) for _, r in load.requests
+    ]
+    seen = [InstanceSeen(record=record) for record in load.instances.values()]
+    path, output = tmp_path / "late.jsonl.gz", tmp_path / "answer.json"
+    write_recording(path, [RecordingBegan(run=1, cluster=CLUSTER), *seen, *rows])
+    assert main(["what-if", "--file", str(path), "--instances", "2", "--jobs", "1", "--output", str(output)]) == 0
+    answer = msgspec.json.decode(output.read_bytes())
+    assert answer["changes"][0]["lost"] == 0
+    assert answer["fidelity"]["ttft_p50"]["ratio"] < 0.1  # it says that the replay is not what happened
 
 
 def test_a_light_load_is_advised_nothing(recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
