@@ -141,6 +141,10 @@ def _broker(path: Path) -> None:
 def _worker(path: Path) -> None:
     config = load_config(WorkerConfig, path)
     if config.engine is not EngineKind.MODELLED:
+        try:
+            _ = load_step_time(config.step_time) if config.step_time else None
+        except ValueError as error:
+            raise ConfigError(f"step_time: {error}") from None
         return
     try:
         modelled_parameters(config)

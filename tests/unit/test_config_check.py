@@ -12,10 +12,11 @@ from deployment.config_check import check_files
 from services.supervisor.config import LaunchOptions
 from services.supervisor.layout import Layout
 
-GROUP = '[[models]]\nname = "m"\npath = "/m"\n[[models.groups]]\nengine = "modelled"\ncount = 2\nspares = 1\n'
+GROUP = '[[models]]\nname = "m"\npath = "/m"\n[[models.groups]]\ncount = 2\nspares = 1\n'
 
 
 def check(folder: Path, lines: str) -> None:
+    lines = lines if lines.startswith("engine") else f'engine = "modelled"\n{lines}'
     layout = Layout(LaunchOptions(spec=parse_cluster(GROUP + lines), directory=str(folder), cores=[0]))
     layout.plan()
     layout.write()
@@ -68,6 +69,8 @@ def test_parameters_without_a_name_are_those_of_the_default_policy(tmp_path: Pat
         ("[settings.workers.worker-1]\nseed = 'x'", "worker-1: Expected `int`, got `str` - at `$.seed`"),
         ("[settings.worker]\nmodelled = { nope = 1 }", "worker-0: modelled: Object contains unknown field `nope`"),
         ('step_time = "none-such"', "worker-0: modelled: "),
+        ('engine = "vllm"\nstep_time = "none-such"', "worker-0: step_time: "),
+        ('engine = "vllm"\n[settings.worker]\nstep_time = "none.toml"', "worker-0: step_time: step-time coefficients "),
         ("[settings.ingress]\nhttp = { nope = 1 }", "ingress-0: Object contains unknown field `nope` - at `$.http`"),
         ("[settings.migrator]\nnope = 1", "migrator-0: Object contains unknown field `nope`"),
         ("[settings.predictor]\nnope = 1", "predictor-0: Object contains unknown field `nope`"),
