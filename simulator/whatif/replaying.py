@@ -34,7 +34,7 @@ from simulator.whatif.step_fit import ComputedSteps, computed, fit, slowdown
 if TYPE_CHECKING:
     from simulator.scenarios.shown_run import ShownRun
 
-#: Step times fitted to a recorded model's engines are called so, with its name behind.
+#: Step times fitted to recorded engines are called so, with their kind behind.
 FITTED = "fitted:"
 
 #: Requests that the level of step times and message times is fitted to, and times that this is repeated.
@@ -63,7 +63,8 @@ class FittedCluster(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         spec: Its file; models are folders.
         records: Of its instances.
-        models: Step times of the engines of each model.
+        kinds: Of those: the model, with the group's number where it has several groups.
+        models: Step times of each kind.
         slowdowns: By each neighbour that computes, by model.
         worker_us: Of a message to or from a worker, beyond the network's.
         intervals: That step times were fitted to.
@@ -71,6 +72,7 @@ class FittedCluster(msgspec.Struct, frozen=True, kw_only=True):
 
     spec: ClusterSpec
     records: dict[str, InstanceRecord] = {}
+    kinds: dict[str, str] = {}
     models: dict[str, StepTimeModel] = {}
     slowdowns: dict[str, float] = {}
     worker_us: float = 0.0
@@ -103,13 +105,15 @@ class FittedCluster(msgspec.Struct, frozen=True, kw_only=True):
         }
         own = scheduler_parameters(record, prefix_caching=True)
         other = named != (step_time_of(self.spec, before[1]) or STEP_TIMES.get(Path(before[0].path).name, ""))
-        step_time = named if other and named else f"{FITTED}{model.name}"
+        step_time = named if other and named else f"{FITTED}{self.kinds[record.instance]}"
         return msgspec.structs.replace(own, **changed), step_time
 
     def _known(self, model: ModelSpec, group: GroupSpec) -> list[str]:
         """Recorded instances that tell of a group's: its own first, then others of its model."""
-        own = [name for slot in workers_of(self.spec) if slot.group == group for name in slot.instances]
-        return [*own, *(name for name, record in self.records.items() if record.model == model.name)]
+        slots = [slot for slot in workers_of(self.spec) if slot.model.name == model.name]
+        own = [name for slot in slots if slot.group == group for name in slot.instances]
+        named = [name for slot in slots if slot.group.name == group.name for name in slot.instances]
+        return [*own, *named, *(name for name, record in self.records.items() if record.model == model.name)]
 
     def step_time(self, name: str) -> StepTimeModel:
         """Loads step times by the name that ``table`` gives."""
@@ -198,6 +202,7 @@ def fitted_cluster(spec: ClusterSpec, load: RecordedLoad, file: LoadFile) -> Fit
     served = [row for _, row in load.requests]
     half_ns = served[len(served) // 2].at_ns
     records = load.instances
+    kinds = _kinds(spec, records)
     models: dict[str, StepTimeModel] = {}
     slowdowns: dict[str, float] = {}
     intervals = 0
@@ -210,15 +215,33 @@ def fitted_cluster(spec: ClusterSpec, load: RecordedLoad, file: LoadFile) -> Fit
         rows = [row for each in found.values() for row in each]
         intervals += len(rows)
         slowdowns[model] = _slowdown(found)
-        base = load_step_time(first.step_time) if first.step_time in coefficient_names() else None
-        made = fit(rows, base, scheduler_parameters(first, prefix_caching=True), slowdowns[model])
-        if made is None:
-            raise ScenarioError(
-                f"model {model}: too little was recorded to fit step times, and its instances name no set that ships"
-            )
-        models[model] = made
-    made_up = FittedCluster(spec=spec, records=records, models=models, slowdowns=slowdowns, intervals=intervals)
+        for kind in sorted({kinds[name] for name in own}):
+            alike = next(record for name, record in own.items() if kinds[name] == kind)
+            its = [row for name, each in found.items() if kinds[name] == kind for row in each]
+            base = load_step_time(alike.step_time) if alike.step_time in coefficient_names() else None
+            parameters = scheduler_parameters(alike, prefix_caching=True)
+            made = fit(its, base, parameters, slowdowns[model]) or fit(rows, base, parameters, slowdowns[model])
+            if made is None:
+                why = "too little was recorded to fit step times, and its instances name no set that ships"
+                raise ScenarioError(f"model {model}: {why}")
+            models[kind] = made
+    made_up = FittedCluster(
+        spec=spec, records=records, kinds=kinds, models=models, slowdowns=slowdowns, intervals=intervals
+    )
     return _levelled(made_up, [row for row in served if row.at_ns < half_ns], file) if models else made_up
+
+
+def _kinds(spec: ClusterSpec, records: Mapping[str, InstanceRecord]) -> dict[str, str]:
+    """Kind of each instance: groups of one model may be of unequal machines."""
+    groups = {
+        name: f"{slot.model.name}/{index}"
+        for slot in workers_of(spec)
+        if len(slot.model.groups) > 1
+        for index, group in enumerate(slot.model.groups)
+        if group is slot.group
+        for name in slot.instances
+    }
+    return {name: groups.get(name, record.model) for name, record in records.items()}
 
 
 def _slowdown(found: Mapping[str, Sequence[ComputedSteps]]) -> float:
@@ -233,15 +256,24 @@ def _levelled(fitted: FittedCluster, served: Sequence[RequestServed], file: Load
         again = replay(file.scenario(fitted.table(fitted.spec), count=count), fitted)
         pairs = [(row, again.finished[number]) for number, row in enumerate(served[:count]) if number in again.finished]
         done = [(row, sim) for row, sim in pairs if row.outcome == "completed" and row.ttft_ns > 0]
-        paces = [(row.tpot_ns, (sim.e2e_ns - sim.ttft_ns) / (sim.output_tokens - 1)) for row, sim in done if _long(row)]
-        factor = _median([real for real, _ in paces]) / _median([sim for _, sim in paces]) if paces else 1.0
-        factor = min(FACTOR_MAX, max(FACTOR_MIN, factor)) if math.isfinite(factor) else 1.0
+        paced = [(row, sim) for row, sim in done if _long(row)]
+        factors = {kind: _factor(kind, fitted.kinds, paced) for kind in fitted.models}
         late_us = _median([(row.ttft_ns - sim.ttft_ns) / 1e3 for row, sim in done])
-        models = {name: _times(model, factor) for name, model in fitted.models.items()}
+        models = {name: _times(model, factors[name]) for name, model in fitted.models.items()}
         worker_us = fitted.worker_us + (late_us / WORKER_HOPS if math.isfinite(late_us) else 0.0)
         worker_us = min(WORKER_US_MAX, max(0.0, worker_us))
         fitted = msgspec.structs.replace(fitted, models=models, worker_us=worker_us)
     return fitted
+
+
+def _factor(kind: str, kinds: Mapping[str, str], paced: Sequence[tuple[RequestServed, FinishedRequest]]) -> float:
+    """Recorded over simulated median TPOT of requests that ended at instances of a kind."""
+    real = _median([row.tpot_ns for row, _ in paced if kinds.get(row.instance) == kind])
+    again = _median(
+        [(sim.e2e_ns - sim.ttft_ns) / (sim.output_tokens - 1) for _, sim in paced if kinds.get(sim.instance) == kind]
+    )
+    factor = real / again
+    return min(FACTOR_MAX, max(FACTOR_MIN, factor)) if math.isfinite(factor) else 1.0
 
 
 def _long(row: RequestServed) -> bool:

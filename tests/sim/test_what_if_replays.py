@@ -1,11 +1,13 @@
 """Questions to a load whose cluster is known: the replay is right, and so are the changes that it tells of."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 from millrace.cluster import parse_cluster
 from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.workers import workers_of
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import load_step_time
@@ -24,6 +26,8 @@ from simulator.__main__ import main
 from simulator.scenarios.cluster_file import cluster_tables
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
+from simulator.whatif.answering import asked
+from simulator.whatif.changes import recorded_cluster
 
 CLUSTER = """
 [[models]]
@@ -38,24 +42,33 @@ ENGINE = EngineParameters(max_sequences=16, blocks_total=2000, max_model_len=204
 
 
 def slower(name: str) -> StepTimeModel:
-    """The engines of this cluster take twice what their set says: the recording has to tell."""
+    """The engines of this cluster take a multiple of what their set says: the recording has to tell."""
+    name, _, factor = name.partition(" ")
     model = load_step_time(name)
     assert isinstance(model, LinearStepTime)
-    return model.times(2.0)
+    return model.times(float(factor))
 
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Requests as a simulated cluster served them."""
-    spec = with_model_folders(parse_cluster(CLUSTER))
-    tables = cluster_tables(spec, lambda model, group: (ENGINE, "cpu-8m"))
+    return recorded(CLUSTER, {"worker": 2.0}, tmp_path_factory.mktemp("recorded") / "load.jsonl.gz")
+
+
+def recorded(cluster: str, factors: Mapping[str, float], path: Path) -> Path:
+    """Requests as a simulated cluster served them.
+
+    Args:
+        factors: By group's name: its step times over those that its instances name.
+    """
+    spec = with_model_folders(parse_cluster(cluster))
+    tables = cluster_tables(spec, lambda model, group: (ENGINE, f"cpu-8m {factors[group.name]}"))
     lengths = {"kind": "log_normal", "prompt_mean": 150, "output_mean": 60, "prompt_sigma": 0.7, "output_sigma": 0.5}
     arrivals = {"kind": "poisson", "rate_per_s": 12.0}
     workload = {"count": COUNT, "arrivals": arrivals, "lengths": lengths, "output_limit": 400}
     intervals = {"status_ms": 25, "summary_ms": 25}
     outcome = run_scenario(scenario_of({**tables, "workload": workload, "intervals": intervals}), step_times=slower)
-    rows: list[RecordingRow] = [RecordingBegan(run=1, cluster=CLUSTER)]
-    for name in ("worker-0", "worker-1", "worker-2"):
+    rows: list[RecordingRow] = [RecordingBegan(run=1, cluster=cluster)]
+    for name in (name for slot in workers_of(spec) for name in slot.instances):
         record = InstanceRecord(
             instance=name,
             incarnation=1,
@@ -78,13 +91,24 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
             e2e_ns=each.e2e_ns,
             expected=float(each.output_tokens),
             instance=each.instance,
-            policy="forecast",
+            policy=spec.policies.dispatch.name or "forecast",
         )
         for each in outcome.finished
     ]
-    path = tmp_path_factory.mktemp("recorded") / "load.jsonl.gz"
     write_recording(path, rows)
     return path
+
+
+def test_groups_of_unequal_machines_are_told_apart(tmp_path: Path) -> None:
+    unequal = CLUSTER.replace("count = 3", 'name = "fast"\ncount = 2')
+    unequal += '[[models.groups]]\nname = "slow"\nengine = "modelled"\n[policies.dispatch]\nname = "round_robin"\n'
+    load = read_recording(recorded(unequal, {"fast": 1.0, "slow": 3.0}, tmp_path / "load.jsonl"))
+    question = asked(load, recorded_cluster(load), tmp_path)
+    fast, slow = (question.fitted.models[f"mini/{number}"] for number in (0, 1))
+    assert isinstance(fast, LinearStepTime)
+    assert isinstance(slow, LinearStepTime)
+    assert slow.fixed / fast.fixed == pytest.approx(3.0, rel=0.25)
+    assert question.fidelity["e2e_p50"].ratio == pytest.approx(1.0, abs=0.1)
 
 
 def test_the_unchanged_cluster_comes_out_as_it_was_and_fewer_instances_are_slower(
