@@ -59,6 +59,7 @@ async def run_python(*words: str, given: bytes = b"", niceness: int) -> bytes:
     finally:
         if child.returncode is None:
             child.kill()
+            await child.wait()
     if child.returncode != 0:
         raise ChildProcessError(complaint.decode(errors="replace").strip()[-DETAIL_MAX:])
     return output
