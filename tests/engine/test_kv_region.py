@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from millrace.contracts.kv import NO_BLOCK, CopierKind, KvPlane
 
 from services.worker.vllm_engine import kv_copiers
 from services.worker.vllm_engine.kv_memory import SharedRegion, on_host
-from services.worker.vllm_engine.kv_region import KvRegion
+from services.worker.vllm_engine.kv_region import KvRegion, planes
 
 PAGE, SIZE = 256, 8 * 512
 #: Both lie in the same tensors: one has two layers, the other one, whose pages are padded.
@@ -47,8 +48,8 @@ def test_a_row_is_read_into_a_row_and_has_its_checksum_then(tmp_path: Path) -> N
     assert size == 6 * PAGE
     assert target.checksums(targets, COLUMNS) == source.checksums(sources, COLUMNS)
     pairs = [(1, 5, WIDE), (3, 7, WIDE), (2, 6, NARROW), (4, 1, NARROW)]
-    for here, there, planes in pairs:
-        for plane in planes:
+    for here, there, group in pairs:
+        for plane in group:
             before[plane.offset + there * PAGE :][:PAGE] = given[plane.offset + here * PAGE :][:PAGE]
     assert np.array_equal(got, before), "nothing else was written"
     source.close()
@@ -65,3 +66,26 @@ def test_a_byte_of_any_block_of_a_row_changes_its_checksum(tmp_path: Path, at: i
     assert after[0] != before[0]
     assert after[1] == before[1]
     made.close()
+
+
+def test_scales_of_quantised_kv_are_part_of_its_pages() -> None:
+    """Those of each token and head, which vLLM writes behind its values; those of a tensor are weights."""
+    import torch
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheTensor, KVQuantMode
+
+    heads, width, tokens, blocks = 2, 32, 16, 3
+    spec = TritonAttentionBackend.customize_spec(
+        FullAttentionSpec(
+            block_size=tokens,
+            num_kv_heads=heads,
+            head_size=width,
+            dtype=torch.int8,
+            kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD,
+        )
+    )
+    page = heads * tokens * 2 * (width + 4)
+    tensor = KVCacheTensor(size=page * blocks, layers=["a"], layer_stride=page * blocks, block_stride=page)
+    group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a"])
+    config = SimpleNamespace(kv_cache_tensors=[tensor], kv_cache_groups=[group])
+    assert planes(config, "LBHNC") == [[KvPlane(0, page, page)]]
