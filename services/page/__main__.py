@@ -9,18 +9,16 @@ from millrace.hosting.service import host
 
 from services.page.actor import ACCEPTS, PageActor
 from services.page.config import PageConfig
-from services.page.history import PageRun
 from services.page.server import PageServer
 
 
 def main() -> int:
     """Serves the live cluster, the server's only run."""
-    runs: list[PageRun] = []
+    runs: list[tuple[str, PageActor]] = []
 
     def build(config: PageConfig, deps: ActorDeps) -> PageActor:
-        actor = PageActor(config, incarnation=deps.incarnation)
-        runs.append(PageRun("live", actor))
-        return actor
+        runs.append(("live", PageActor(config, incarnation=deps.incarnation)))
+        return runs[0][1]
 
     return host("page", PageConfig, ACCEPTS, build, shell_of=lambda config: PageServer(config, runs))
 

@@ -3,8 +3,7 @@
 A viewer that reads slowly is passed over until it has read what it was sent, and goes on with a whole frame. Nothing is
 shown without a key beyond loopback; on it, only to a client that names a loopback host, so that no web site reads the
 page through a name of its own that leads here. Orders need the operator's password on the bus, which NATS checks: they
-are verbs of the command line, in a process of their own, with that password. In a simulation they need no key, and are
-carried out by it.
+are verbs of the command line, in a process of their own, with that password.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import mimetypes
 import re
 import sys
 import tempfile
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,24 +32,19 @@ from millrace.http.client_connection import ConnectionLimits
 from millrace.http.exchange import Exchange, HttpRefusal
 from millrace.http.server import HttpServer
 
+from services.page.actor import OrderGiven, PageActor, ShowFrame
 from services.page.config import PageConfig
-from services.page.effects import OrderGiven, ShowFrame
-from services.page.history import PageRun
 
 STATIC = Path(__file__).parent / "static"
 #: A viewer with so much unread gets no more frames, bytes.
 BEHIND_BYTES = 200_000
-VIEWERS_MAX, ORDERS_MAX = 200, 4
+CONNECTIONS_MAX, ORDERS_MAX = 400, 4
 LIMITS = ConnectionLimits(
     body_bytes_max=200_000, buffer_bytes_max=20_000_000, slow_reader_s=60.0, read_s=10.0, idle_s=75.0
 )
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_POLICY = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 _HEADERS = (
-    (b"content-security-policy", _POLICY),
+    (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-cache"),
@@ -72,30 +67,16 @@ class PageServer(TaskShell):
         viewers: Who looks on, and whether they wait for a whole frame.
     """
 
-    def __init__(
-        self,
-        config: PageConfig,
-        runs: Sequence[PageRun],
-        tell: Callable[[Any], None] | None = None,
-        simulated: Callable[[str], None] | None = None,
-    ) -> None:
-        """Makes one that does not listen yet.
-
-        Args:
-            tell: Hands local messages to the actor of the first run; None for that of a process.
-            simulated: Carries out orders in a simulation; raises ValueError for one that makes no sense.
-        """
+    def __init__(self, config: PageConfig, runs: Sequence[tuple[str, PageActor]]) -> None:
+        """``runs``: what viewers call them, and what is known of them; a live one's before anybody connects."""
         super().__init__()
         self._config = config
         self._runs = runs
-        self._tell = tell or self.tell
-        self._simulated = simulated
         self._open = config.host in LOOPBACK or config.host.startswith("127.")
         if not self._open and not config.bus.password:
             raise ConfigError(f"host {config.host}: others reach it, and the bus has no passwords to ask them for")
         self.viewers: dict[Exchange, bool] = {}
         self._orders = asyncio.Semaphore(ORDERS_MAX)
-        self._server: HttpServer | None = None
         self._files = {f"/static/{file.name}": (file.read_bytes(), _kind(file)) for file in STATIC.iterdir()}
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
@@ -113,15 +94,8 @@ class PageServer(TaskShell):
 
     async def start(self) -> int:
         """Listens; returns the port. Raises OSError where it is taken."""
-        self._server = HttpServer(self.handle, _refused, limits=LIMITS, connections_max=2 * VIEWERS_MAX)
-        return await self._server.start(self._config.host, self._config.port, reuse_port=False)
-
-    def close(self) -> None:
-        super().close()
-        for viewer in list(self.viewers):
-            viewer.end()
-        if self._server is not None:
-            self._server.stop_listening()
+        server = HttpServer(self.handle, _refuse, limits=LIMITS, connections_max=CONNECTIONS_MAX)
+        return await server.start(self._config.host, self._config.port, reuse_port=False)
 
     def handle(self, exchange: Exchange) -> None:
         exchange.headers = _HEADERS
@@ -131,68 +105,59 @@ class PageServer(TaskShell):
             exchange.respond(200, *self._files[file])
         elif method == "POST" and path == "/order":
             self._order(exchange)
-        elif not self._may_read(exchange):
+        elif not self.may_read(exchange):
             _answer(exchange, {"error": "the viewer's key is needed"}, 401)
         else:
             self._inform(exchange, path.split("/", 4)[1:])
 
     def _inform(self, exchange: Exchange, words: list[str]) -> None:
-        number = words[1] if len(words) > 1 else "0"
-        run = self._runs[int(number)] if number.isdigit() and int(number) < len(self._runs) else None
+        runs = {str(number): run for number, (_, run) in enumerate(self._runs)}
+        run = runs.get(words[1]) if len(words) > 1 else None
         match words:
             case ["stream"]:
                 self._view(exchange)
             case ["runs"]:
-                _answer(exchange, [run.name for run in self._runs])
+                _answer(exchange, [name for name, _ in self._runs])
             case ["run", _, "history"] if run:
-                _answer(exchange, run.spans())
-            case ["run", _, "history", at] if run and at.isdigit() and (past := run.segment(int(at))):
+                _answer(exchange, run.past.spans())
+            case ["run", _, "history", at] if run and at.isdigit() and (past := run.past.segment(int(at))):
                 exchange.respond(200, past, b"text/plain; charset=utf-8", ((b"content-encoding", b"deflate"),))
-            case ["run", _, "ended"] if run:
-                _answer(exchange, run.actor.ended())
             case ["run", _, "request", request] if run:
                 self.spawn(self._explain(exchange, run, request_of(request)))
             case _:
                 _answer(exchange, {"error": "there is no such page"}, 404)
 
-    def _may_read(self, exchange: Exchange) -> bool:
+    def may_read(self, exchange: Exchange) -> bool:
+        """Whether it is asked on loopback by a loopback name, or with the viewer's key."""
         host = exchange.request.headers.get(b"host", b"").decode("latin-1").rpartition(":")[0].strip("[]")
-        if self._open and host in LOOPBACK:
-            return True
-        password = self._config.bus.password
-        return bool(password) and hmac.compare_digest(exchange.bearer, password.encode())
+        password = self._config.bus.password.encode()
+        return (self._open and host in LOOPBACK) or (bool(password) and hmac.compare_digest(exchange.bearer, password))
 
     # Frames
 
     def show(self, frame: ShowFrame) -> None:
-        """Keeps a frame, and sends it to every viewer that can take it."""
-        self._runs[0].keep(frame)
+        """Sends a frame to every viewer that can take it."""
         for viewer, waits in list(self.viewers.items()):
             if waits and not viewer.waiting_bytes:
                 self.viewers[viewer] = False
-                viewer.write(_event(self._runs[0].actor.whole(frame.at_ms)))
+                viewer.write(_event(self._runs[0][1].whole()))
             elif not waits:
                 self.viewers[viewer] = viewer.waiting_bytes > BEHIND_BYTES
                 viewer.write(b"" if self.viewers[viewer] else _event(frame.data))
 
     def _view(self, exchange: Exchange) -> None:
-        if len(self.viewers) >= VIEWERS_MAX:
-            _answer(exchange, {"error": f"{VIEWERS_MAX} look on already"}, 503)
-            return
-
         exchange.on_gone = lambda _reason: self.viewers.__delitem__(exchange)
-        exchange.start_stream((), _event(self._runs[0].actor.whole(self._runs[0].at_ms)))
+        exchange.start_stream((), _event(self._runs[0][1].whole()))
         self.viewers[exchange] = False
 
-    async def _explain(self, exchange: Exchange, run: PageRun, request: str) -> None:
+    async def _explain(self, exchange: Exchange, run: PageActor, request: str) -> None:
         """Answers with what was heard of a request, and what was traced, also as `millrace explain` tells it."""
-        folder, told = self._config.telemetry.trace_dir, run.actor.told(request)
+        folder, told, text, spans = self._config.telemetry.trace_dir, run.told(request), [], []
         try:
             spans = await asyncio.to_thread(spans_of, Path(folder), request) if folder else []
+            text = told_lines(explained_by_spans(spans))
         except (CliError, OSError):
-            spans = []
-        traced = any(span.name == "ingress" for span in spans)
-        text = told_lines(explained_by_spans(spans)) if traced else []
+            pass  # it was not traced, or not yet whole
         _answer(exchange, {"text": text, "messages": told, "spans": spans}, 200 if told or spans else 404)
 
     # Orders
@@ -200,46 +165,39 @@ class PageServer(TaskShell):
     def _order(self, exchange: Exchange) -> None:
         try:
             asked = msgspec.json.decode(exchange.request.body, type=dict[str, str])
-            order = asked["order"]
             if not exchange.bearer:
                 _answer(exchange, {"error": "orders need the operator's key"}, 401)  # no form of another site has one
-            elif self._simulated is not None and self._may_read(exchange):
-                self._simulated(order)
-                _answer(exchange, {})
-            elif _ORDER.fullmatch(order):
-                self.spawn(self._carry_out(exchange, order, asked.get("file", "")))
             else:
-                _answer(exchange, {"error": f"{order!r} is no order, or names nothing"}, 400)
+                self.carry_out(exchange, asked["order"], asked.get("file", ""))
         except (msgspec.DecodeError, KeyError, ValueError) as error:
             _answer(exchange, {"error": str(error)}, 400)
 
-    async def _carry_out(self, exchange: Exchange, order: str, file: str) -> None:
-        bus, pipe = self._config.bus, asyncio.subprocess.PIPE
-        where = ["--nats", bus.servers[0], "--cluster", bus.cluster, "--user", "operator"]
-        where += [
-            "--password",
-            exchange.bearer.decode(),
-            *(("--dir", self._config.folder) if self._config.folder else ()),
-        ]
+    def carry_out(self, exchange: Exchange, order: str, file: str) -> None:
+        """Carries out an order that came with some key; answers what it says. Raises ValueError for what is none."""
+        if not _ORDER.fullmatch(order):
+            raise ValueError(f"{order!r} is no order, or names nothing")
+        self.spawn(self._run_verb(exchange, order, file))
+
+    async def _run_verb(self, exchange: Exchange, order: str, file: str) -> None:
+        bus, folder = self._config.bus, self._config.folder
+        where = ["--nats", bus.servers[0], "--cluster", bus.cluster, "--dir", folder, "--user", "operator"]
         async with self._orders:  # others wait
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as stored:
                 stored.write(file)
                 stored.flush()
                 words = [stored.name if word == "FILE" else word for word in order.split()]
                 command = (sys.executable, "-u", "-c", _RUN)
-                process = await asyncio.create_subprocess_exec(
-                    *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
-                )
+                process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
                 assert process.stdin is not None
                 assert process.stdout is not None
-                process.stdin.write(msgspec.json.encode([*words, *where]))
+                process.stdin.write(msgspec.json.encode([*words, *where, "--password", exchange.bearer.decode()]))
                 process.stdin.close()
-                self._tell(OrderGiven(text=order))
+                self.tell(OrderGiven(text=order))
                 exchange.start_stream((), b"")
                 async for line in process.stdout:
                     exchange.write(_event(msgspec.json.encode({"line": line.decode(errors="replace").rstrip()})))
                 code = await process.wait()
-        self._tell(OrderGiven(text=order, code=code))
+        self.tell(OrderGiven(text=order, code=code))
         exchange.end(_event(msgspec.json.encode({"code": code})))
 
 
@@ -255,5 +213,5 @@ def _answer(exchange: Exchange, body: Any, status: int = 200) -> None:
     exchange.respond(status, msgspec.json.encode(body, enc_hook=str))
 
 
-def _refused(exchange: Exchange, refusal: HttpRefusal) -> None:
+def _refuse(exchange: Exchange, refusal: HttpRefusal) -> None:
     _answer(exchange, {"error": refusal.message}, refusal.status)

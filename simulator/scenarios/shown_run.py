@@ -12,12 +12,11 @@ from millrace.actor.config import BusConfig
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import TimerFired
 from millrace.contracts.message import Message
+from millrace.http.exchange import Exchange
 from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
 
-from services.page.actor import ACCEPTS, PageActor
+from services.page.actor import ACCEPTS, OrderGiven, PageActor, ShowFrame
 from services.page.config import PageConfig
-from services.page.effects import OrderGiven, ShowFrame
-from services.page.history import PageRun
 from services.page.server import PageServer
 from simulator.scenarios.spec import FaultSpec
 
@@ -33,6 +32,9 @@ BEHIND_S = 0.2
 #: Does harm to a run.
 Harm = Callable[[FaultSpec], None]
 
+#: A run as a page serves it: its name, and what is known of it.
+NamedRun = tuple[str, PageActor]
+
 
 class ShownRun:
     """A run that is shown afterwards.
@@ -40,12 +42,12 @@ class ShownRun:
     Attributes:
         look_ns: Virtual time between two calls of ``keep_pace``.
         harmed: Whether faults come that no scenario names.
-        page: What is shown; from ``join`` on.
+        page: What is shown, under its name; from ``join`` on.
     """
 
     look_ns = SECOND
     harmed = False
-    page: PageRun
+    page: NamedRun
 
     def __init__(self, name: str) -> None:
         """``name``: what viewers call it."""
@@ -55,15 +57,15 @@ class ShownRun:
         """Looks on from now; it hears what an observer may hear. ``begin_ns``: of the load."""
 
         def make(incarnation: int) -> Actor:
-            self.page = PageRun(self._name, shown_actor(cluster, incarnation, begin_ns))
-            return self.page.actor
+            self.page = (self._name, shown_actor(cluster, incarnation, begin_ns))
+            return self.page[1]
 
         simulation.add(
             make, node="page", accepts=ACCEPTS, role=Role.OBSERVER, handlers=lambda _process: {ShowFrame: self.show}
         )
 
     def show(self, frame: ShowFrame) -> None:
-        self.page.keep(frame)
+        """Shows a frame to viewers. Here there are none yet."""
 
     def keep_pace(self) -> None:
         """Waits until real time is as far as virtual time. Here, never."""
@@ -88,9 +90,9 @@ class WatchedRun(ShownRun):
         """As of any shown run; and listens. Raises OSError where the port is taken."""
         super().join(simulation, cluster, begin_ns, harm)
         self._simulation, self._begin_ns, self._harm = simulation, begin_ns, harm
-        self.page.actor.tables.put("c", "page", simulated=True, pace=self._pace)
+        self.page[1].tables.put("c", "page", simulated=True, pace=self._pace)
         config = PageConfig(port=self._port, bus=BusConfig(cluster=cluster))
-        self._server = PageServer(config, [self.page], simulated=self._ordered)
+        self._server = SimulationServer(config, [self.page], self._ordered)
         self._loop.run_until_complete(_listen(self._server, self._say))
         while not self._server.viewers:
             self._loop.run_until_complete(asyncio.sleep(0.05))
@@ -121,7 +123,7 @@ class WatchedRun(ShownRun):
         self._harm(fault)
         self._say("[[faults]]  # as in a scenario's file\n" + "\n".join(f"{k} = {v!r}" for k, v in told.items()))
         given = OrderGiven(text=order.replace("_", " "), code=0)
-        self.page.actor.handle(Message(given), self._simulation.now_ns)
+        self.page[1].handle(Message(given), self._simulation.now_ns)
 
     def _go(self, pace: str) -> None:
         if pace not in PACES:
@@ -131,15 +133,30 @@ class WatchedRun(ShownRun):
             self._runs.set()
         else:
             self._runs.clear()
-        self.page.actor.tables.put("c", "page", pace=float(pace))
+        self.page[1].tables.put("c", "page", pace=float(pace))
 
     def serve(self) -> None:
         """Goes on to show what happened, until it is interrupted."""
-        self.page.actor.tables.put("c", "page", recorded=True, simulated=False, pace=1.0)
-        for effect in self.page.actor.handle(Message(TimerFired(name="frame")), self._simulation.now_ns):
+        self.page[1].tables.put("c", "page", recorded=True, simulated=False, pace=1.0)
+        for effect in self.page[1].handle(Message(TimerFired(name="frame")), self._simulation.now_ns):
             if isinstance(effect, ShowFrame):
                 self.show(effect)
         self._loop.run_forever()
+
+
+class SimulationServer(PageServer):
+    """Serves a simulation as it goes on, which carries out orders itself: whoever may look may give them."""
+
+    def __init__(self, config: PageConfig, runs: Sequence[NamedRun], ordered: Callable[[str], None]) -> None:
+        """``ordered``: carries out an order; raises ValueError for one that makes no sense."""
+        super().__init__(config, runs)
+        self._ordered = ordered
+
+    def carry_out(self, exchange: Exchange, order: str, file: str) -> None:
+        if not self.may_read(exchange):
+            raise ValueError("a simulation is harmed where it may be watched only")
+        self._ordered(order)
+        exchange.respond(200, b"{}")
 
 
 def shown_actor(cluster: str, incarnation: int, begin_ns: int) -> PageActor:
@@ -149,10 +166,10 @@ def shown_actor(cluster: str, incarnation: int, begin_ns: int) -> PageActor:
     return actor
 
 
-async def serve(runs: Sequence[PageRun], port: int, say: Callable[[str], None]) -> None:
+async def serve(runs: Sequence[NamedRun], port: int, say: Callable[[str], None]) -> None:
     """Serves runs that are over, side by side, until it is cancelled. Raises OSError where the port is taken."""
-    for run in runs:
-        run.actor.tables.put("c", "page", recorded=True)
+    for _, run in runs:
+        run.tables.put("c", "page", recorded=True)
     await _listen(PageServer(PageConfig(port=port), runs), say, "compare")
     await asyncio.Event().wait()
 

@@ -16,7 +16,6 @@ from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.workloads.recording import RecordedLoad, RequestServed, StepsComputed
 
 from services.page.actor import PageActor
-from services.page.history import PageRun
 from simulator.scenarios.shown_run import shown_actor
 
 #: Frames of a run at most, and time between two of them at least, ns.
@@ -25,17 +24,16 @@ FRAMES_MAX, FRAME_NS = 6_000, 500_000_000
 MS = 1_000_000
 
 
-def recorded_run(load: RecordedLoad) -> PageRun:
+def recorded_run(load: RecordedLoad) -> PageActor:
     """The run that was recorded. Requests have the names that they have in a replay."""
     rows = [(f"r{number}", row) for number, (_, row) in enumerate(load.requests)]
     begin_ns, end_ns = rows[0][1].at_ns, max(row.at_ns + max(0, row.e2e_ns) for _, row in rows)
     pause_ns = max(FRAME_NS, (end_ns - begin_ns) // FRAMES_MAX)
     actor = shown_actor("recorded", begin_ns - FRAME_NS, begin_ns)
-    run = PageRun("recorded", actor)
     for record in load.instances.values():
         known = KeyChanged(bucket="instance", key=record.instance, value=record, revision=1)
         actor.handle(Message(known), begin_ns)
-        actor.tables.put("i", record.instance, inc=record.incarnation)
+        actor.tables.put("report", record.instance, inc=record.incarnation)
     heard = sorted((each for name, row in rows for each in _life(name, row)), key=itemgetter(0))
     steps = ((row.at_ns, row) for row in load.steps)
     frames = ((at_ns, None) for at_ns in range(begin_ns, end_ns + 2 * pause_ns, pause_ns))
@@ -43,15 +41,15 @@ def recorded_run(load: RecordedLoad) -> PageRun:
         match what:
             case None:
                 _fill(actor, load, at_ns)
-                run.keep(actor.frame(at_ns))
+                actor.frame(at_ns)
             case StepsComputed() if what.instance in load.instances:
                 per_s, step = what.decodes * 1e9 / max(1, what.wall_ns), what.wall_ns / MS / max(1, what.steps)
-                actor.tables.put("i", what.instance, waiting=what.waiting, tps=round(per_s), step=round(step, 1))
+                actor.tables.put("report", what.instance, waiting=what.waiting, tps=round(per_s), step=round(step, 1))
             case Body():
                 actor.handle(Message(what), at_ns)
             case (str() as name, RequestServed() as row):
                 _decodes(actor, name, row, at_ns)
-    return run
+    return actor
 
 
 def _life(name: str, row: RequestServed) -> Iterator[tuple[int, Body | tuple[str, RequestServed]]]:
@@ -109,4 +107,4 @@ def _fill(actor: PageActor, load: RecordedLoad, at_ns: int) -> None:
             running[row["inst"]] += 1
             used[row["inst"]] += -(-int(tokens) // load.instances[row["inst"]].block_size)
     for name, record in load.instances.items():
-        actor.tables.put("i", name, running=running[name], used=min(used[name], record.blocks_total))
+        actor.tables.put("report", name, running=running[name], used=min(used[name], record.blocks_total))

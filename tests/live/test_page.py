@@ -81,7 +81,7 @@ async def viewer_of(rig: UpRig) -> AsyncIterator[Viewer]:
 def serving(tables: dict[str, dict[str, Any]]) -> int:
     """Instances that take requests: their worker is alive, and its engine has told of itself."""
     alive = [row for row in tables["s"].values() if row["role"] == "worker" and row["state"] == "alive"]
-    return sum(tables["i"].get(row["name"], {}).get("inc") == row["incarnation"] for row in alive)
+    return sum(tables["report"].get(row["name"], {}).get("inc") == row["incarnation"] for row in alive)
 
 
 def drained(tables: dict[str, dict[str, Any]]) -> list[str]:
@@ -96,7 +96,7 @@ async def test_a_request_is_seen_where_it_runs_and_its_page_tells_what_explain_t
     async with viewer_of(rig) as viewer, client(60) as http:
         running = asyncio.create_task(stream(http, rig, prompt_text(1), max_tokens=300, ignore_eos=True))
         name, row = await viewer.until(lambda tables: next(iter(tables["q"].items()), None))
-        assert row["inst"] in viewer.tables["i"]
+        assert row["inst"] in viewer.tables["report"]
         assert not (await running).error
         request = name.rpartition(".")[0]
         await viewer.until(lambda tables: request in tables["f"])

@@ -255,7 +255,7 @@ _MADE_UP = """async ([instances, requests, seconds]) => {
   const instance = (n) => ({ model: "m", inc: 1, running: 30, waiting: 2,
     used: 500, total: 1000, step: 20, tps: 600 });
   const tables = { c: { page: { t0: begin, cluster: "made up", connected: true } },
-    q: table(requests, (n) => `q${n}.0`, row), i: table(instances, name, instance),
+    q: table(requests, (n) => `q${n}.0`, row), report: table(instances, name, instance),
     plan: { m: { epoch: 1, model: "m", boundary_epoch: 0, stages } } };
   feed.take({ t: begin, k: tables });
   let [next, at] = [requests, begin];
@@ -271,7 +271,7 @@ _MADE_UP = """async ([instances, requests, seconds]) => {
       q[moved] = { ...(q[moved] ?? {}), inst: name(next + n * 5) };
     }
     feed.at = at; feed.heard = performance.now();
-    feed.take({ t: at, d: { q, i: table(instances, name, (n) => ({ used: 400 + (at / 200 + n * 31) % 500 })) } });
+    feed.take({ t: at, d: { q, report: table(instances, name, (n) => ({ used: 400 + (at / 200 + n * 31) % 500 })) } });
   }, 200);
   const heap = () => performance.memory?.usedJSHeapSize ?? 0;
   await new Promise((done) => setTimeout(done, 1500));
@@ -295,3 +295,32 @@ async def test_many_instances_and_requests_are_drawn(rig: UpRig, instances: int,
         assert measured["cards"] == pytest.approx(cards, abs=2)
         assert measured["particles"] >= min(requests, 6000) * 0.8
         await picture(tab, f"many-{instances}")
+
+
+_TOLD = """() => {
+  const { feed, cluster } = millrace;
+  feed.waiting = [];  // the live stream is put aside
+  const record = { model: "m", blocks_total: 100 }, worker = { role: "worker", state: "alive", incarnation: 1 };
+  const report = { model: "m", inc: 1, running: 2, used: 50, total: 100, sums: [0, 0, 0, 0] };
+  const service = (fields) => ({ drained: [], migrations: [], trouble: "", ...worker, ...fields });
+  const ended = (n) => ({ instances: ["well"], output_tokens: [9], prompt_tokens: 100, cached_tokens: 100 * n });
+  feed.take({ t: 1e6, k: { c: { page: { t0: 1e6 } }, f: { a: ended(0), b: ended(1) },
+    instance: { well: record, mute: record, killed: record, new: record },
+    report: { well: { ...report }, mute: { ...report }, killed: { ...report } },
+    s: { "worker/killed": service({}), supervisor: service({ drained: [["put aside", "m"]] }) } } });
+  feed.take({ t: 1e6 + 3000, d: { report: { well: { sums: [2500, 1000, 50, 100] }, killed: { sums: [2500, 1, 1, 1] } },
+    s: { "worker/killed": { state: "dead" } } } });
+  return Object.fromEntries(Object.entries(cluster.i).map(([name, row]) =>
+    [name, [row.state, row.running, row.step, row.tps, row.hit ?? null]]));
+}"""
+
+
+async def test_states_and_rates_of_instances_follow_from_what_they_told(rig: UpRig) -> None:
+    async with opened(rig) as tab:
+        assert await tab.evaluate(_TOLD) == {
+            "well": ["ready", 2, 20, 40, 0.5],
+            "mute": ["suspect", 2, 0, 0, None],
+            "killed": ["dead", 0, 0, 0, None],
+            "new": ["starting", 0, 0, 0, None],
+            "put aside": ["drained", 0, 0, 0, None],
+        }

@@ -10,7 +10,7 @@ from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.workloads.recording import RecordedLoad, RecordingBegan, RequestServed, StepsComputed
 
-from services.page.history import PageRun
+from services.page.actor import PageActor
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.shown_run import ShownRun
@@ -20,8 +20,8 @@ REQUESTS = 40
 SECOND = 1_000_000_000
 
 
-def frames(run: PageRun) -> list[dict[str, Any]]:
-    kept = [run.segment(first) for first, _ in run.spans()]
+def frames(run: PageActor) -> list[dict[str, Any]]:
+    kept = [run.past.segment(first) for first, _ in run.past.spans()]
     return [json.loads(line) for segment in kept if segment for line in zlib.decompress(segment).splitlines()]
 
 
@@ -32,15 +32,16 @@ def test_a_run_is_shown_from_its_first_request_to_its_last() -> None:
     assert len(outcome.finished) == REQUESTS
     unseen = run_scenario(spec, step_times=load_step_time)
     assert outcome.finished == unseen.finished, "the page costs nobody anything"
-    told = frames(shown.page)
+    _, page = shown.page
+    told = frames(page)
     assert [frame["t"] for frame in told] == sorted(frame["t"] for frame in told)
     whole = [frame["k"] for frame in told if "k" in frame]
-    assert len(whole) == len(shown.page.spans()) > 1
-    seen = {key for frame in told for key in frame.get("d", frame.get("k", {})).get("q", {})}
-    assert len(seen) == len(shown.page.actor.ended()) == REQUESTS
+    assert len(whole) == len(page.past.spans()) > 1
+    seen, ended = ({key for frame in told for key in frame.get("d", frame.get("k", {})).get(t, {})} for t in "qf")
+    assert len(seen) == len(ended) == REQUESTS
     ran = {name for tables in whole for row in tables["f"].values() for name in row["instances"]}
-    assert len(whole[-1]["i"]) == 3
-    assert ran <= whole[-1]["i"].keys()
+    assert len(whole[-1]["report"]) == 3
+    assert ran <= whole[-1]["report"].keys()
 
 
 def test_a_recording_is_shown_with_the_lengths_and_times_that_it_tells() -> None:
@@ -68,9 +69,8 @@ def test_a_recording_is_shown_with_the_lengths_and_times_that_it_tells() -> None
                 tables[table][key] = tables[table].get(key, {}) | (row or {})
                 if row is None:
                     del tables[table][key]
-        most = max(most, tables["i"]["w0"]["running"])
+        most = max(most, tables["report"]["w0"]["running"])
     assert most == 4
-    assert tables["i"]["w0"]["total"] == 100
+    assert tables["instance"]["w0"]["blocks_total"] == 100
     assert tables["q"] == {}
     assert {row["e2e_ns"] for row in tables["f"].values()} == {11 * SECOND}
-    assert list(run.actor.ended()) == ["r0", "r1", "r2", "r3"]

@@ -21,8 +21,8 @@ from millrace.contracts.observers import CandidateForecast, DecisionMade, Reques
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
     BatchComposition,
-    DrainedInstance,
     EngineTotals,
+    InstanceRecord,
     PresenceState,
     SequenceState,
     SequenceStatus,
@@ -31,18 +31,18 @@ from millrace.contracts.status import (
 )
 from millrace.http.exchange import HttpRequest
 
-from services.page.actor import EVENTS_MAX, FINISHED_MAX, GONE_NS, LOST_NS, REQUESTS_KEPT, SILENT_NS, PageActor
+from services.page.actor import EVENTS_MAX, FINISHED_MAX, LOST_NS, REQUESTS_KEPT, PageActor, ShowFrame
 from services.page.config import PageConfig
-from services.page.effects import ShowFrame
-from services.page.history import SEGMENT_MS, PageRun
 from services.page.server import BEHIND_BYTES, PageServer
+from services.page.tables import SEGMENT_MS, Past
+from simulator.scenarios.shown_run import SimulationServer
 
 SECOND = 1_000_000_000
 BEGIN = 1_000 * SECOND
 
 
 class World:
-    """An actor, its clock, and a viewer that merges frames as a browser does."""
+    """An actor, its clock, and a viewer that merges frames as a browser does. Instances w0 to w3 are registered."""
 
     def __init__(self) -> None:
         self.actor = PageActor(PageConfig(), incarnation=BEGIN)
@@ -50,6 +50,11 @@ class World:
         self.seen: dict[str, dict[str, Any]] = {}
         self.bids: list[Any] = []
         self.sent: list[Effect] = self.actor.start(BEGIN)
+        for name in ("w0", "w1", "w2", "w3"):
+            self.register(name)
+
+    def register(self, name: str, value: InstanceRecord | None = None) -> None:
+        self.hear(KeyChanged(bucket="instance", key=name, value=value or record(name), revision=1))
 
     def hear(self, body: Body, later_ns: int = 0) -> list[Effect]:
         self.now_ns += later_ns
@@ -81,6 +86,21 @@ class World:
     def events(self, kind: str) -> list[dict[str, Any]]:
         self.frame()
         return [event for event in self.seen.get("e", {}).values() if event["k"] == kind]
+
+
+def record(name: str) -> InstanceRecord:
+    return InstanceRecord(
+        instance=name,
+        incarnation=1,
+        model="m",
+        engine="vllm",
+        engine_version="1",
+        blocks_total=100,
+        block_size=16,
+        max_model_len=4096,
+        max_sequences=8,
+        token_budget=512,
+    )
 
 
 def decision(request: str, chosen: str, kind: str = "dispatch", **fields: Any) -> DecisionMade:
@@ -172,8 +192,6 @@ def test_a_continuation_is_a_failover_and_a_failure_is_told() -> None:
     world.hear(decision("r", "w0"))
     world.hear(presence("worker", "w0"))
     world.hear(presence("worker", "w0", PresenceState.DEAD))
-    world.hear(snapshot("w0", {"r.0": 1}))  # it was on its way when its worker died
-    assert world.row("i", "w0")["running"] == 0
     world.hear(decision("r", "w1", "continuation"))
     assert [(e["source"], e["chosen"]) for e in world.events("DecisionMade")] == [("w0", "w1")]
     assert world.row("q", "r.0")["cont"] == 1
@@ -189,26 +207,33 @@ def test_a_service_that_left_is_not_said_to_have_died() -> None:
     assert world.row("s", "worker/w0")["state"] == "leaving"
 
 
-def test_an_instance_is_asked_for_one_snapshot_at_a_time() -> None:
+def test_a_snapshot_of_each_instance_is_wanted_in_every_second_frame_and_one_is_taken() -> None:
+    world = World()
+    asked = [[e.subject for e in world.frame() if isinstance(e, Subscribe)] for _ in range(4)]
+    assert asked[:2] == asked[2:]
+    assert sorted(asked[0] + asked[1]) == [f"mr.local.status.m.w{number}" for number in range(4)]
+    heard = world.hear(snapshot("w0", {}))
+    assert [e.subject for e in heard if isinstance(e, Unsubscribe)] == ["mr.local.status.m.w0"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_instance_that_is_registered_no_more_is_gone_unless_it_comes_back(killed: bool) -> None:
     world = World()
     world.hear(snapshot("w0", {}))
-    asked = [e.subject for e in world.frame(SECOND) if isinstance(e, Subscribe)]
-    assert asked == ["mr.local.status.m.w0"]
-    assert not [e for e in world.frame(SECOND) if isinstance(e, Subscribe)]
-    heard = world.hear(snapshot("w0", {}))
-    assert [e.subject for e in heard if isinstance(e, Unsubscribe)] == asked
+    if killed:
+        world.hear(presence("worker", "w0", PresenceState.DEAD))
+    world.hear(KeyChanged(bucket="instance", key="w0", value=None, revision=2))
+    world.hear(snapshot("w0", {}))  # it was on its way
+    world.frame()
+    assert ("w0" in world.seen["report"]) == killed
 
 
-def test_a_silent_instance_is_suspect_and_later_gone_and_a_lost_outcome_ends_a_request() -> None:
+def test_a_lost_outcome_ends_a_request() -> None:
     world = World()
-    world.hear(decision("r", "w0"))
     world.hear(snapshot("w0", {"r.0": 1}))
-    world.frame(SILENT_NS + SECOND)  # nothing was asked of it
-    assert not world.seen["i"]["w0"]["silent"]
-    world.frame(SILENT_NS + SECOND)
-    assert world.seen["i"]["w0"]["silent"]
-    world.frame(max(GONE_NS, LOST_NS) + SECOND)
-    assert world.seen["i"] == {}
+    world.frame(LOST_NS - SECOND)
+    assert "r.0" in world.seen["q"]
+    world.frame(2 * SECOND)
     assert world.seen["q"] == {}
 
 
@@ -223,14 +248,6 @@ def test_tokens_are_told_again_only_where_counting_on_by_their_rate_would_be_wro
     assert len(updates) <= 3
     tokens, at_ms, rate = world.seen["q"]["r.0"]["o"]
     assert tokens + rate * (10_000 - at_ms) / 1000 == pytest.approx(1000, rel=0.15)
-
-
-def test_a_drained_instance_is_kept_while_its_supervisor_tells_of_it() -> None:
-    world = World()
-    for _ in range(3):
-        world.hear(presence("supervisor", "s", drained=[DrainedInstance("w0", "m")]), GONE_NS - SECOND)
-        world.frame()
-    assert world.row("i", "w0")["model"] == "m"
 
 
 def test_plan_and_load_are_told() -> None:
@@ -256,8 +273,7 @@ def test_plan_and_load_are_told() -> None:
     )
     world.hear(LoadsReported(loads=[load]), 2 * SECOND)
     assert world.row("plan", "m")["stages"][0]["roles"] == {"w0": "prefill"}
-    row = world.row("i", "w1")
-    assert (row["running"], row["waiting"], row["used"], row["why"]) == (4, 2, 50, "balance: nothing offered")
+    assert world.row("report", "w1")["why"] == "balance: nothing offered"
 
 
 def test_bids_flash_once() -> None:
@@ -272,7 +288,7 @@ def test_random_messages_leave_every_viewer_with_the_same_tables_and_everything_
     """``World`` compares the merged tables with the whole ones; invariants are checked after each message."""
     rng = Random(5)
     world = World()
-    world.seen = json.loads(world.actor.whole(0))["k"]
+    world.seen = json.loads(world.actor.whole())["k"]
     say: list[Callable[[], Body]] = [
         lambda: decision(f"r{rng.randrange(400)}", f"w{rng.randrange(4)}", rng.choice(["dispatch", "continuation"])),
         lambda: finished(f"r{rng.randrange(400)}", rng.choice(["completed", "failed", "cancelled"])),
@@ -284,7 +300,7 @@ def test_random_messages_leave_every_viewer_with_the_same_tables_and_everything_
     for _ in range(3000):
         world.hear(rng.choice(say)(), rng.randrange(SECOND // 10))
     world.frame()
-    assert world.seen == json.loads(world.actor.whole(0))["k"]
+    assert world.seen == json.loads(world.actor.whole())["k"]
     assert len(world.seen["e"]) <= EVENTS_MAX
     assert len(world.seen["f"]) <= FINISHED_MAX
 
@@ -303,10 +319,10 @@ def test_what_was_heard_of_a_request_is_told_and_the_oldest_are_forgotten() -> N
 
 
 def test_the_past_is_kept_in_segments_within_its_bound() -> None:
-    run = PageRun("live", World().actor, bytes_max=2000)
-    rng = Random(1)
+    run, rng = Past(bytes_max=2000), Random(1)
     for number in range(100):
-        run.keep(ShowFrame(at_ms=number * SEGMENT_MS // 2, data=b"%x" % rng.getrandbits(400)))
+        text = b"%x" % rng.getrandbits(400)
+        run.keep(number * SEGMENT_MS // 2, text, lambda text=text: text)
     spans = run.spans()
     assert 2 < len(spans) < 20
     assert spans[-1][1] == 99 * SEGMENT_MS // 2
@@ -366,7 +382,7 @@ def server_of(config: PageConfig | None = None) -> PageServer:
             if isinstance(effect, ShowFrame):
                 server.show(effect)
 
-    server = PageServer(config, [PageRun("live", world.actor)])
+    server = PageServer(config, [("live", world.actor)])
     server.tick = lambda: deliver(TimerFired(name="frame"))  # type: ignore[attr-defined]
     return server
 
@@ -400,7 +416,7 @@ def test_who_may_look(config: dict[str, Any], host: str, key: str, status: int) 
     server = server_of(PageConfig(bus=BusConfig(password="secret"), **config))
     answer = asked(server, "/run/0/history", host, authorization=key).text
     assert answer.startswith(b"HTTP/1.1 %d" % status)
-    assert b"content-security-policy: default-src 'none'" in answer
+    assert b"content-security-policy: default-src 'self'" in answer
     assert asked(server, "/", host).text.startswith(b"HTTP/1.1 200")
 
 
@@ -438,7 +454,7 @@ def test_an_order_is_a_verb_of_the_command_line_and_needs_a_key(order: str, stat
 
 def test_a_simulation_carries_out_what_the_page_itself_asks_for() -> None:
     done: list[str] = []
-    server = PageServer(PageConfig(), [], simulated=done.append)
+    server = SimulationServer(PageConfig(), [], done.append)
     for host, key in (("127.0.0.1:8001", "Bearer any"), ("127.0.0.1:8001", ""), ("page.example:8001", "Bearer any")):
         asked(server, "/order", host, '{"order": "kill w0"}', authorization=key)
     assert done == ["kill w0"]

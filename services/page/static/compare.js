@@ -2,7 +2,7 @@
 
 import { Feed } from "./feed.js";
 import { River } from "./river.js";
-import { Cluster, ended as readEnd, fill, totals } from "./state.js";
+import { Cluster, fill, totals } from "./state.js";
 import { count, el, link, percent, short, span, table } from "./text.js";
 
 const REQUESTS = 8;
@@ -39,7 +39,7 @@ export class Comparison {
       await this.feed.kept();
       await this.feed.show(this.feed.spans[0]?.[0] ?? 0);
     }
-    this.ended = await Promise.all([feed, this.feed].map(async (each) => Object.entries(await (await each.ask("ended")).json()).map(([id, row]) => [id, readEnd(row)])));
+    this.ended = await Promise.all([feed, this.feed].map((each) => each.ended()));
   }
 
   #begin = (cluster) => cluster.c.page?.begin ?? cluster.t0;

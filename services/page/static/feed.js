@@ -1,5 +1,7 @@
 // Frames of one run, live from the service or from what it keeps of the past, at any speed.
 
+import { Cluster } from "./state.js";
+
 const RETRY_MS = 1000;
 /** A clock that is followed may go back so far; further, and the past is read again. */
 const BACK_MS = 1000;
@@ -133,6 +135,20 @@ export class Feed {
   async #segment(from) {
     const answer = await this.ask(`history/${from}`);
     return answer.ok ? (await answer.text()).split("\n").map((line) => JSON.parse(line)) : [];
+  }
+
+  /** Ids and ends of all requests that ended in what is kept. */
+  async ended() {
+    const past = new Cluster();
+    const found = new Map();
+    for (const [from] of await this.kept()) {
+      for (const frame of await this.#segment(from)) {
+        const { f = {} } = frame.k ?? frame.d;
+        past.apply({ t: frame.t, d: { f } });
+        for (const id of Object.keys(f)) if (past.f[id]) found.set(id, past.f[id]);
+      }
+    }
+    return [...found];
   }
 
   #play() {

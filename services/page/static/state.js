@@ -4,7 +4,14 @@ import { count, percent, plural, short, span } from "./text.js";
 
 /** A whole frame that follows so soon on another one tells of the same run. */
 const NEAR_MS = 3000;
-const TABLES = ["c", "i", "q", "f", "s", "e", "boundary", "plan", "instance", "cascade"];
+const TABLES = ["c", "report", "q", "f", "s", "e", "boundary", "plan", "instance", "cascade"];
+/** An instance is silent that has told nothing for so long since its last turn to be asked; turns are TURN_MS for each
+ * SAMPLES of them, at least two. */
+const SILENT_MS = 1500;
+const TURN_MS = 250;
+const SAMPLES = 40;
+/** What an instance that has told nothing, or runs no more, holds. */
+const EMPTY = { running: 0, waiting: 0, used: 0, step: 0, tps: 0 };
 
 /** States of a sequence, in words. */
 export const STATES = { w: "waits", p: "computes its prompt", r: "decodes", x: "preempted" };
@@ -18,7 +25,8 @@ export class Cluster {
   constructor() {
     this.t = 0;
     /** @type {Rows} */ this.c = {};
-    /** @type {Rows} */ this.i = {};
+    /** @type {Rows} what instances told last */ this.report = {};
+    /** @type {Rows} instances: what they told, and what follows */ this.i = {};
     /** @type {Rows} */ this.q = {};
     /** @type {Rows} */ this.f = {};
     /** @type {Rows} */ this.m = {};
@@ -43,7 +51,7 @@ export class Cluster {
     if (near) frame = { t: frame.t, d: this.#difference(frame.k) };
     if (frame.k) {
       for (const name of TABLES) this[name] = frame.k[name] ?? {};
-      for (const [name, of] of Object.entries(READ)) for (const [key, row] of Object.entries(this[name])) this[name][key] = of(row);
+      for (const [name, of] of Object.entries(READ)) for (const [key, row] of Object.entries(this[name])) this[name][key] = of(row, null);
       this.#conclude();
       return { ...news, whole: true };
     }
@@ -72,7 +80,7 @@ export class Cluster {
       if (row) news.moved.push({ id: key, from: row.inst, to: change.inst });
       else news.born.push(key);
     }
-    if (name in READ) change = READ[name](change);
+    if (name in READ) change = READ[name](change, row);
     if (name === "e" && !row) news.events.push(change);
     table[key] = Object.assign(row ?? {}, change);
   }
@@ -82,10 +90,20 @@ export class Cluster {
     const places = Object.values(this.plan).flatMap((plan) => plan.stages).flatMap((stage) => stage.instances.map((name) => [name, { stage: stage.name, role: stage.roles[name] ?? "both" }]));
     const placed = new Map(places);
     const alive = Object.values(this.s).filter((service) => service.state === "alive");
-    const drained = new Set(alive.flatMap((service) => service.drained.map(([name]) => name)));
+    /** @type {Map<string, string>} models of instances that an operator drained */
+    const drained = new Map(alive.flatMap((service) => service.drained));
     this.m = Object.fromEntries(alive.flatMap((service) => service.migrations).map(([id, a, b, step]) => [id, { a, b, step }]));
-    for (const [name, row] of Object.entries(this.i))
-      Object.assign(row, placed.get(name) ?? { stage: "", role: "both" }, { state: drained.has(name) ? "drained" : stateOf(row, this.s[`worker/${name}`]) });
+    const hits = hitsOf(Object.values(this.f));
+    const known = new Set([...Object.keys(this.report), ...Object.keys(this.instance), ...drained.keys()]);
+    const silentSince = this.t - this.t0 - SILENT_MS - TURN_MS * Math.max(2, Math.ceil(known.size / SAMPLES));
+    this.i = {};
+    for (const name of known) {
+      const record = this.instance[name];
+      const row = { ...EMPTY, model: record?.model ?? drained.get(name), total: record?.blocks_total ?? 0, hit: hits.get(name), ...this.report[name], ...(placed.get(name) ?? { stage: "", role: "both" }) };
+      row.silent = row.sums?.[0] < silentSince;
+      row.state = drained.has(name) ? "drained" : stateOf(row, this.s[`worker/${name}`]);
+      this.i[name] = row.state === "dead" || row.state === "drained" ? { ...row, ...EMPTY } : row;
+    }
   }
 }
 
@@ -97,11 +115,31 @@ function stateOf(row, worker) {
   return row.draining || (worker?.state === "leaving" && row.inc === worker.incarnation) ? "draining" : "ready";
 }
 
+/** Share of prompt tokens that were in the prefix cache of each instance, of requests that ended there. */
+function hitsOf(requests) {
+  const sums = new Map();
+  for (const { inst, cached, prompt } of requests) {
+    const [had, all] = sums.get(inst) ?? [0, 0];
+    sums.set(inst, [had + cached, all + prompt]);
+  }
+  return new Map([...sums].map(([name, [had, all]]) => [name, had / Math.max(1, all)]));
+}
+
+/** What an instance tells; from its sums (when, ms; busy ms; steps; tokens) follow a step's time and tokens a second. */
+function reported(change, row) {
+  if (!change.sums) return change;
+  const [at, busy, steps, tokens] = change.sums;
+  const [before, wasBusy, wasSteps, wasTokens] = row?.sums ?? [0, 0, Infinity, 0];
+  if (!(change.running ?? row?.running)) return { ...change, step: 0, tps: 0 };
+  if (steps <= wasSteps) return change; // nothing to compare with, or a long step
+  return { ...change, step: (busy - wasBusy) / (steps - wasSteps), tps: Math.round((1000 * (tokens - wasTokens)) / (at - before)) };
+}
+
 /** The end of a request, from its message. */
-export function ended(row) {
+function ended(row) {
   const ms = (ns) => (ns === null ? null : ns / 1e6);
   const out = row.output_tokens.reduce((sum, n) => sum + n, 0);
-  return { t: row.t, model: row.model, what: row.outcome, inst: row.instances.at(-1) ?? "", prompt: row.prompt_tokens, out, e2e: ms(row.e2e_ns), ttft: ms(row.ttft_ns), said: ms(row.predicted_e2e_ns), moves: row.migrations, cont: row.continuations };
+  return { t: row.t, model: row.model, what: row.outcome, inst: row.instances.at(-1) ?? "", prompt: row.prompt_tokens, cached: row.cached_tokens, out, e2e: ms(row.e2e_ns), ttft: ms(row.ttft_ns), said: ms(row.predicted_e2e_ns), moves: row.migrations, cont: row.continuations };
 }
 
 /** An event, from its message: what (`k`), of which request (`q`), from where (`a`) to where (`b`), and how in words. */
@@ -128,7 +166,7 @@ function happened(row) {
 }
 
 /** Tables of messages, and what is kept of each. */
-const READ = { f: ended, e: happened };
+const READ = { report: reported, f: ended, e: happened };
 
 /** Output tokens of a sequence at a time (unix ms): as told, and counted on by its rate. */
 export function tokens(cluster, row, t) {
