@@ -14,11 +14,11 @@ from services.page.server import PageServer
 
 def main() -> int:
     """Serves the live cluster, the server's only run."""
-    runs: list[tuple[str, PageActor]] = []
+    runs: list[PageActor] = []
 
     def build(config: PageConfig, deps: ActorDeps) -> PageActor:
-        runs.append(("live", PageActor(config, incarnation=deps.incarnation)))
-        return runs[0][1]
+        runs.append(PageActor(config, incarnation=deps.incarnation))
+        return runs[0]
 
     return host("page", PageConfig, ACCEPTS, build, shell_of=lambda config: PageServer(config, runs))
 

@@ -187,16 +187,9 @@ class PageActor:
 
     def _opened(self, sequence: str, of: DecisionMade | SequenceStatus, at_ns: int, now_ns: int) -> Row:
         """Its row, which is made where there is none."""
-        row = {
-            "inst": "",
-            "prompt": of.prompt_tokens,
-            "max": of.max_tokens,
-            "at": self._ms(at_ns),
-            "moves": 0,
-            "cont": 0,
-        }
         known = self.tables.rows["q"].get(sequence)
-        return known or self.tables.put("q", sequence, **row, o=[0, self._ms(now_ns), 0])
+        row = {"inst": "", "at": self._ms(at_ns), "moves": 0, "cont": 0, "o": [0, self._ms(now_ns), 0]}
+        return known or self.tables.put("q", sequence, prompt=of.prompt_tokens, max=of.max_tokens, **row)
 
     def _on_finished(self, body: RequestFinished, now_ns: int) -> None:
         self._keep(body.request, body, now_ns)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import mimetypes
 import re
 import sys
-import tempfile
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -49,14 +47,15 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-cache"),
 )
+_KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 #: Runs a verb whose words, the password among them, come by standard input: a command line is no place for it.
-_RUN = "import json, sys; from millrace.cli.__main__ import main; sys.exit(main(json.load(sys.stdin)))"
+_RUN = "import json, sys, millrace.cli.__main__ as cli; sys.exit(cli.main(json.loads(sys.stdin.buffer.readline())))"
 #: Views that have an address; ``/r/ID`` is one more.
 VIEWS = ("/", "/table", "/plans", "/compare")
-#: Orders, as typed after `millrace`; the text of FILE comes with it. No word of a viewer's is an option.
+#: Orders, as typed after `millrace`; a file to apply comes with it. No word of a viewer's is an option.
 _ORDER = re.compile(
     r"(drain W( --back)?|migrate W( --to W)?|role W W --detach|scale W [+-]?\d{1,4})".replace("W", r"[^-+\s]\S*")
-    + r"|cluster show|apply FILE( --dry-run)?"
+    + r"|cluster show|apply -( --dry-run)?"
 )
 
 
@@ -67,8 +66,8 @@ class PageServer(TaskShell):
         viewers: Who looks on, and whether they wait for a whole frame.
     """
 
-    def __init__(self, config: PageConfig, runs: Sequence[tuple[str, PageActor]]) -> None:
-        """``runs``: what viewers call them, and what is known of them; a live one's before anybody connects."""
+    def __init__(self, config: PageConfig, runs: Sequence[PageActor]) -> None:
+        """``runs``: what is known of them; a live one's before it listens."""
         super().__init__()
         self._config = config
         self._runs = runs
@@ -77,7 +76,8 @@ class PageServer(TaskShell):
             raise ConfigError(f"host {config.host}: others reach it, and the bus has no passwords to ask them for")
         self.viewers: dict[Exchange, bool] = {}
         self._orders = asyncio.Semaphore(ORDERS_MAX)
-        self._files = {f"/static/{file.name}": (file.read_bytes(), _kind(file)) for file in STATIC.iterdir()}
+        kinds = {file: f"{_KINDS[file.suffix]}; charset=utf-8".encode() for file in STATIC.iterdir()}
+        self._files = {f"/static/{file.name}": (file.read_bytes(), kind) for file, kind in kinds.items()}
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
         return {ShowFrame: self.show}
@@ -111,13 +111,10 @@ class PageServer(TaskShell):
             self._inform(exchange, path.split("/", 4)[1:])
 
     def _inform(self, exchange: Exchange, words: list[str]) -> None:
-        runs = {str(number): run for number, (_, run) in enumerate(self._runs)}
-        run = runs.get(words[1]) if len(words) > 1 else None
+        run = {str(number): run for number, run in enumerate(self._runs)}.get(words[1]) if len(words) > 1 else None
         match words:
             case ["stream"]:
                 self._view(exchange)
-            case ["runs"]:
-                _answer(exchange, [name for name, _ in self._runs])
             case ["run", _, "history"] if run:
                 _answer(exchange, run.past.spans())
             case ["run", _, "history", at] if run and at.isdigit() and (past := run.past.segment(int(at))):
@@ -140,14 +137,14 @@ class PageServer(TaskShell):
         for viewer, waits in list(self.viewers.items()):
             if waits and not viewer.waiting_bytes:
                 self.viewers[viewer] = False
-                viewer.write(_event(self._runs[0][1].whole()))
+                viewer.write(_event(self._runs[0].whole()))
             elif not waits:
                 self.viewers[viewer] = viewer.waiting_bytes > BEHIND_BYTES
                 viewer.write(b"" if self.viewers[viewer] else _event(frame.data))
 
     def _view(self, exchange: Exchange) -> None:
         exchange.on_gone = lambda _reason: self.viewers.__delitem__(exchange)
-        exchange.start_stream((), _event(self._runs[0][1].whole()))
+        exchange.start_stream((), _event(self._runs[0].whole()))
         self.viewers[exchange] = False
 
     async def _explain(self, exchange: Exchange, run: PageActor, request: str) -> None:
@@ -181,32 +178,25 @@ class PageServer(TaskShell):
     async def _run_verb(self, exchange: Exchange, order: str, file: str) -> None:
         bus, folder = self._config.bus, self._config.folder
         where = ["--nats", bus.servers[0], "--cluster", bus.cluster, "--dir", folder, "--user", "operator"]
+        words = msgspec.json.encode([*order.split(), *where, "--password", exchange.bearer.decode()])
         async with self._orders:  # others wait
-            with tempfile.NamedTemporaryFile("w", suffix=".toml") as stored:
-                stored.write(file)
-                stored.flush()
-                words = [stored.name if word == "FILE" else word for word in order.split()]
-                command = (sys.executable, "-u", "-c", _RUN)
-                process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(msgspec.json.encode([*words, *where, "--password", exchange.bearer.decode()]))
-                process.stdin.close()
-                self.tell(OrderGiven(text=order))
-                exchange.start_stream((), b"")
-                async for line in process.stdout:
-                    exchange.write(_event(msgspec.json.encode({"line": line.decode(errors="replace").rstrip()})))
-                code = await process.wait()
+            command = (sys.executable, "-u", "-c", _RUN)
+            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=STDOUT)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(words + b"\n" + file.encode())
+            process.stdin.close()
+            self.tell(OrderGiven(text=order))
+            exchange.start_stream((), b"")
+            async for line in process.stdout:
+                exchange.write(_event(msgspec.json.encode({"line": line.decode(errors="replace").rstrip()})))
+            code = await process.wait()
         self.tell(OrderGiven(text=order, code=code))
         exchange.end(_event(msgspec.json.encode({"code": code})))
 
 
 def _event(data: bytes) -> bytes:
     return b"data: %b\n\n" % data
-
-
-def _kind(file: Path) -> bytes:
-    return f"{mimetypes.guess_type(file.name)[0] or 'text/plain'}; charset=utf-8".encode()
 
 
 def _answer(exchange: Exchange, body: Any, status: int = 200) -> None:

@@ -126,7 +126,7 @@ def _serve(load: RecordedLoad, pages: list[ShownRun], port: int, console: Consol
     from simulator.scenarios.shown_run import serve
     from simulator.whatif.recorded_run import recorded_run
 
-    runs = [("recorded", recorded_run(load)), *(each.page for each in pages)]
+    runs = [recorded_run(load), *(each.page for each in pages)]
     asyncio.run(serve(runs, port, partial(console.print, highlight=False)))
 
 

@@ -32,9 +32,6 @@ BEHIND_S = 0.2
 #: Does harm to a run.
 Harm = Callable[[FaultSpec], None]
 
-#: A run as a page serves it: its name, and what is known of it.
-NamedRun = tuple[str, PageActor]
-
 
 class ShownRun:
     """A run that is shown afterwards.
@@ -42,12 +39,12 @@ class ShownRun:
     Attributes:
         look_ns: Virtual time between two calls of ``keep_pace``.
         harmed: Whether faults come that no scenario names.
-        page: What is shown, under its name; from ``join`` on.
+        page: What is shown; from ``join`` on.
     """
 
     look_ns = SECOND
     harmed = False
-    page: NamedRun
+    page: PageActor
 
     def __init__(self, name: str) -> None:
         """``name``: what viewers call it."""
@@ -57,8 +54,8 @@ class ShownRun:
         """Looks on from now; it hears what an observer may hear. ``begin_ns``: of the load."""
 
         def make(incarnation: int) -> Actor:
-            self.page = (self._name, shown_actor(cluster, incarnation, begin_ns))
-            return self.page[1]
+            self.page = shown_actor(cluster, incarnation, begin_ns, name=self._name)
+            return self.page
 
         simulation.add(
             make, node="page", accepts=ACCEPTS, role=Role.OBSERVER, handlers=lambda _process: {ShowFrame: self.show}
@@ -90,7 +87,7 @@ class WatchedRun(ShownRun):
         """As of any shown run; and listens. Raises OSError where the port is taken."""
         super().join(simulation, cluster, begin_ns, harm)
         self._simulation, self._begin_ns, self._harm = simulation, begin_ns, harm
-        self.page[1].tables.put("c", "page", simulated=True, pace=self._pace)
+        self.page.tables.put("c", "page", simulated=True, pace=self._pace)
         config = PageConfig(port=self._port, bus=BusConfig(cluster=cluster))
         self._server = SimulationServer(config, [self.page], self._ordered)
         self._loop.run_until_complete(_listen(self._server, self._say))
@@ -123,7 +120,7 @@ class WatchedRun(ShownRun):
         self._harm(fault)
         self._say("[[faults]]  # as in a scenario's file\n" + "\n".join(f"{k} = {v!r}" for k, v in told.items()))
         given = OrderGiven(text=order.replace("_", " "), code=0)
-        self.page[1].handle(Message(given), self._simulation.now_ns)
+        self.page.handle(Message(given), self._simulation.now_ns)
 
     def _go(self, pace: str) -> None:
         if pace not in PACES:
@@ -133,12 +130,12 @@ class WatchedRun(ShownRun):
             self._runs.set()
         else:
             self._runs.clear()
-        self.page[1].tables.put("c", "page", pace=float(pace))
+        self.page.tables.put("c", "page", pace=float(pace))
 
     def serve(self) -> None:
         """Goes on to show what happened, until it is interrupted."""
-        self.page[1].tables.put("c", "page", recorded=True, simulated=False, pace=1.0)
-        for effect in self.page[1].handle(Message(TimerFired(name="frame")), self._simulation.now_ns):
+        self.page.tables.put("c", "page", recorded=True, simulated=False, pace=1.0)
+        for effect in self.page.handle(Message(TimerFired(name="frame")), self._simulation.now_ns):
             if isinstance(effect, ShowFrame):
                 self.show(effect)
         self._loop.run_forever()
@@ -147,7 +144,7 @@ class WatchedRun(ShownRun):
 class SimulationServer(PageServer):
     """Serves a simulation as it goes on, which carries out orders itself: whoever may look may give them."""
 
-    def __init__(self, config: PageConfig, runs: Sequence[NamedRun], ordered: Callable[[str], None]) -> None:
+    def __init__(self, config: PageConfig, runs: Sequence[PageActor], ordered: Callable[[str], None]) -> None:
         """``ordered``: carries out an order; raises ValueError for one that makes no sense."""
         super().__init__(config, runs)
         self._ordered = ordered
@@ -159,17 +156,17 @@ class SimulationServer(PageServer):
         exchange.respond(200, b"{}")
 
 
-def shown_actor(cluster: str, incarnation: int, begin_ns: int) -> PageActor:
-    """The actor of a page that is shown all of a run. ``begin_ns``: of its load."""
+def shown_actor(cluster: str, incarnation: int, begin_ns: int, *, name: str) -> PageActor:
+    """The actor of a page that is shown all of a run. ``begin_ns``: of its load; ``name``: what viewers call it."""
     actor = PageActor(PageConfig(bus=BusConfig(cluster=cluster)), incarnation=incarnation, kept_max=1_000_000)
-    actor.tables.put("c", "page", begin=begin_ns // MILLISECOND)
+    actor.tables.put("c", "page", begin=begin_ns // MILLISECOND, run=name)
     return actor
 
 
-async def serve(runs: Sequence[NamedRun], port: int, say: Callable[[str], None]) -> None:
+async def serve(runs: Sequence[PageActor], port: int, say: Callable[[str], None]) -> None:
     """Serves runs that are over, side by side, until it is cancelled. Raises OSError where the port is taken."""
-    for _, run in runs:
-        run.tables.put("c", "page", recorded=True)
+    for run in runs:
+        run.tables.put("c", "page", recorded=True, runs=[each.tables.rows["c"]["page"]["run"] for each in runs])
     await _listen(PageServer(PageConfig(port=port), runs), say, "compare")
     await asyncio.Event().wait()
 

@@ -29,7 +29,7 @@ def recorded_run(load: RecordedLoad) -> PageActor:
     rows = [(f"r{number}", row) for number, (_, row) in enumerate(load.requests)]
     begin_ns, end_ns = rows[0][1].at_ns, max(row.at_ns + max(0, row.e2e_ns) for _, row in rows)
     pause_ns = max(FRAME_NS, (end_ns - begin_ns) // FRAMES_MAX)
-    actor = shown_actor("recorded", begin_ns - FRAME_NS, begin_ns)
+    actor = shown_actor("recorded", begin_ns - FRAME_NS, begin_ns, name="recorded")
     for record in load.instances.values():
         known = KeyChanged(bucket="instance", key=record.instance, value=record, revision=1)
         actor.handle(Message(known), begin_ns)

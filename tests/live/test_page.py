@@ -150,16 +150,16 @@ async def test_a_model_is_scaled_and_the_clusters_file_is_changed(rig: UpRig) ->
         _, said = await order(rig, key, "cluster show")
         assert said[-1] == {"code": 0}, said
         file = "\n".join(each["line"] for each in said[:-1]) + "\n[policies.dispatch]\nname = 'round_robin'\n"
-        _, said = await order(rig, key, "apply FILE --dry-run", file)
+        _, said = await order(rig, key, "apply - --dry-run", file)
         assert said[-1] == {"code": 0}, said
         assert any(each.get("line", "").startswith("ingress-0") for each in said), said
-        _, said = await order(rig, key, "apply FILE", file)
+        _, said = await order(rig, key, "apply -", file)
         assert said[-1] == {"code": 0}, said
         await viewer.until(
-            lambda tables: ("apply FILE", 0) in [(e["text"], e["code"]) for e in events(tables, "OrderGiven")]
+            lambda tables: ("apply -", 0) in [(e["text"], e["code"]) for e in events(tables, "OrderGiven")]
         )
         log = (rig.folder / "logs" / "page.log").read_text()
-        assert any("apply FILE" in line and "code" in line for line in log.splitlines()), log
+        assert any("apply -" in line and "code" in line for line in log.splitlines()), log
 
 
 async def test_a_killed_worker_and_the_failover_of_its_requests_are_seen(rig: UpRig) -> None:

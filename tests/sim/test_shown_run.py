@@ -32,7 +32,7 @@ def test_a_run_is_shown_from_its_first_request_to_its_last() -> None:
     assert len(outcome.finished) == REQUESTS
     unseen = run_scenario(spec, step_times=load_step_time)
     assert outcome.finished == unseen.finished, "the page costs nobody anything"
-    _, page = shown.page
+    page = shown.page
     told = frames(page)
     assert [frame["t"] for frame in told] == sorted(frame["t"] for frame in told)
     whole = [frame["k"] for frame in told if "k" in frame]

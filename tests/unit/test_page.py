@@ -382,7 +382,7 @@ def server_of(config: PageConfig | None = None) -> PageServer:
             if isinstance(effect, ShowFrame):
                 server.show(effect)
 
-    server = PageServer(config, [("live", world.actor)])
+    server = PageServer(config, [world.actor])
     server.tick = lambda: deliver(TimerFired(name="frame"))  # type: ignore[attr-defined]
     return server
 
@@ -433,7 +433,7 @@ def test_a_bus_without_passwords_is_shown_on_loopback_only() -> None:
         ("migrate r.0 --to w1", 401),
         ("role w0 decode --detach", 401),
         ("scale m -1", 401),
-        ("apply FILE --dry-run", 401),
+        ("apply - --dry-run", 401),
         ("", 400),
         ("up", 400),
         ("drain", 400),

@@ -78,7 +78,7 @@ NAMES_SHOWN = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
-    parser.add_argument("file", metavar="FILE", nargs="?", help="the cluster's file (default: as it runs)")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="the cluster's file; - reads it (default: as it runs)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="over the file")
     parser.add_argument("--dry-run", action="store_true", help="only show what would change")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -34,14 +35,15 @@ def parse_cluster(payload: str | bytes, folder: Path | None = None) -> ClusterSp
 
 
 def read_cluster(path: str | Path) -> ClusterSpec:
-    """Reads and checks a cluster's file.
+    """Reads and checks a cluster's file; ``-`` for standard input.
 
     Raises:
         ConfigError: naming the file and the field.
     """
     file = Path(path)
     try:
-        return parse_cluster(file.read_bytes(), file.absolute().parent)
+        text = sys.stdin.buffer.read() if path == "-" else file.read_bytes()
+        return parse_cluster(text, file.absolute().parent)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
     except ConfigError as error:

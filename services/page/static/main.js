@@ -15,6 +15,8 @@ const byId = (id) => document.getElementById(id);
 const VIEWER_KEY = "millrace-viewer-key";
 /** Time between two renderings of what is text. */
 const TEXT_MS = 500;
+/** Of a run that is over, whatever its past frames say. */
+const OVER = { recorded: true, simulated: false };
 
 const cluster = new Cluster();
 const orders = new Orders(byId("order"));
@@ -36,7 +38,9 @@ const feed = new Feed({
   take: (frame) => {
     const news = cluster.apply(frame);
     feed.pace = cluster.c.page?.pace ?? 1;
+    runs = cluster.c.page?.runs ?? runs;
     if (cluster.c.page?.recorded && !feed.recorded) return recorded(news.whole);
+    if (feed.recorded && cluster.c.page) Object.assign(cluster.c.page, OVER);
     if (flows() || news.whole) river.take(news, performance.now());
     else river.stale = true;
   },
@@ -53,7 +57,7 @@ async function recorded(anew) {
   if (shown() === "compare") show();
 }
 
-/** Names of the runs, and how two of them compare. @type {string[]} */
+/** Names of the runs that can be compared. @type {string[]} */
 let runs = [];
 const comparison = new Comparison({ cluster, feed, river }, byId("other"), ({ instance: name, members, sequence }) => {
   if (sequence) visit(`/r/${sequence.replace(/\.\d+$/, "")}`);
@@ -61,13 +65,6 @@ const comparison = new Comparison({ cluster, feed, river }, byId("other"), ({ in
 });
 const simulated = () => feed.live && cluster.c.page?.simulated;
 const flows = () => shown() === "river" || shown() === "compare";
-
-async function learnRuns() {
-  const answer = await fetch("/runs", { headers: feed.headers() });
-  if (!answer.ok) return;
-  runs = await answer.json();
-  byId("comparing").hidden = runs.length < 2;
-}
 
 /** The view that the address names. */
 function shown() {
@@ -147,6 +144,7 @@ function renderText() {
   const t = feed.now();
   say(byId("cluster"), cluster.c.page?.cluster ?? "");
   say(byId("sums"), sums(cluster));
+  byId("comparing").hidden = runs.length < 2;
   if (feed.refused) return fresh(panel, [keyForm()]);
   if (shown() === "compare" && !chosen) fresh(panel, comparison.panel(runs));
   else fresh(panel, chosen ? instance(cluster, chosen, t, orders.open) : overview(cluster, t));
@@ -263,7 +261,6 @@ setInterval(renderTime, 250);
   requestAnimationFrame(draw);
 })();
 show();
-learnRuns().then(show, () => {});
 feed.kept().catch(() => {});
 feed.follow();
 Object.assign(window, { millrace: { cluster, feed, river, comparison } }); // for tests, and for the curious

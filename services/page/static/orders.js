@@ -110,7 +110,7 @@ export class Orders {
 
 /** An order as it is typed after `millrace`. */
 function command({ verb, what = "", to = "" }) {
-  const fixed = { back: `drain ${what} --back`, role: `role ${what} ${to} --detach`, show: "cluster show", check: "apply FILE --dry-run", apply: "apply FILE" };
+  const fixed = { back: `drain ${what} --back`, role: `role ${what} ${to} --detach`, show: "cluster show", check: "apply - --dry-run", apply: "apply -" };
   if (verb === "migrate" && to) return `migrate ${what} --to ${to}`;
   return fixed[verb] ?? `${verb} ${what} ${to}`.trim();
 }

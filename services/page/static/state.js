@@ -16,6 +16,9 @@ const EMPTY = { running: 0, waiting: 0, used: 0, step: 0, tps: 0 };
 /** States of a sequence, in words. */
 export const STATES = { w: "waits", p: "computes its prompt", r: "decodes", x: "preempted" };
 
+/** What is said of a service whose process is another one. */
+export const STARTED_ANEW = "has started anew";
+
 /** An instance takes requests. */
 export const takes = (row) => row.state === "ready";
 
@@ -155,7 +158,7 @@ function happened(row) {
     case "RequestFinished":
       return { t, k: row.outcome, q: row.request, a: row.instances.at(-1) ?? "", n: row.detail };
     case "ServicePresence":
-      return { t, k: row.state === "dead" ? "dead" : "state", a: row.name, n: { dead: `its process, a ${row.role}, ended`, leaving: "leaves", alive: "has started anew" }[row.state] };
+      return { t, k: row.state === "dead" ? "dead" : "state", a: row.name, n: { dead: `its process, a ${row.role}, ended`, leaving: "leaves", alive: STARTED_ANEW }[row.state] };
     case "Plan":
       return { t, k: "plan", a: row.model, n: `plan ${row.epoch}: ${row.reason}` };
     case "ProvisioningDecided":

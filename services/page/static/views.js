@@ -1,7 +1,7 @@
 // Tables of everything, and the plans.
 
-import { age, context, fill, overdue, river, scaleEffect, STATES } from "./state.js";
-import { count, el, link, percent, short, span, table } from "./text.js";
+import { age, context, fill, overdue, river, scaleEffect, STARTED_ANEW, STATES } from "./state.js";
+import { count, el, link, percent, plural, short, span, table } from "./text.js";
 import { offer } from "./orders.js";
 import { events } from "./panel.js";
 
@@ -38,7 +38,7 @@ export function plansView(cluster, t, orders) {
   const changes = Object.values(cluster.e).filter((event) => kinds.has(event.k));
   const nothing = plans.length ? null : el("p", { class: "quiet" }, cluster.c.page?.recorded ? "This run has no plan." : "No plan is known yet: the coordinator writes one when instances are there.");
   const file = cluster.c.page?.folder ? el("section", {}, el("h2", {}, "The cluster's file"), el("p", {}, "What runs here, as a file: change it, see what would become of each process, and apply it."), el("button", { type: "button", class: "order", "data-verb": "apply", click: orders.edit }, "Change the cluster")) : null;
-  return [nothing, ...plans, ...cascades, file, el("section", {}, el("h2", {}, "What changed"), events(cluster, changes, t))].filter(Boolean);
+  return [nothing, changeSection(cluster, t), ...plans, ...cascades, file, el("section", {}, el("h2", {}, "What changed"), events(cluster, changes, t))].filter(Boolean);
 }
 
 function planSection(cluster, name, plan, shape, orders) {
@@ -67,8 +67,27 @@ function planSection(cluster, name, plan, shape, orders) {
     cluster.c.page?.recorded || cluster.c.page?.simulated ? null : [1, -1].map((change) => offer(orders.open, { verb: "scale", what: plan.model, to: change > 0 ? "+1" : "-1", label: change > 0 ? "One instance more" : "One less", effect: () => scaleEffect(cluster, plan.model, change, cluster.t) })));
 }
 
+/** What the planner of a cascade chose of its front: thresholds, and what it expects of them. */
 function cascadeSection(name, plan) {
-  const rows = (plan.tiers ?? []).map((tier, n) => [n, tier.model, tier.threshold === undefined ? "" : String(tier.threshold)]);
-  return el("section", {}, el("h2", {}, `Cascade ${name}`), el("p", {}, `Plan ${plan.epoch ?? ""}: ${plan.reason ?? ""}`), table("Tiers", ["tier", "model", "threshold"], rows));
+  const delivers = (tier, n) => (n === plan.tiers.length - 1 ? "every answer" : tier.threshold ? `from a score of ${tier.threshold.toFixed(1)}` : "every answer");
+  const rows = plan.tiers.map((tier, n) => [n + 1, tier.model, delivers(tier, n), `${tier.instances}${tier.awaited ? ", more to come" : ""}`, percent(tier.share), tier.p95_ns ? span(tier.p95_ns / 1e6) : "unknown"]);
+  const quality = plan.quality === null ? "Nothing was judged yet." : `Expected quality ${plan.quality.toFixed(1)} of 100${plan.quality_low === null ? "" : `, at least ${plan.quality_low.toFixed(1)} with 95 % confidence`}${plan.p95_ns ? `; 95 % end within ${span(plan.p95_ns / 1e6)}` : ""}.`;
+  return el("section", {}, el("h2", {}, `Cascade ${name}`), el("p", {}, `Plan ${plan.epoch}${plan.coordinator ? ` by ${plan.coordinator}` : ""}, judged by ${plan.judge}: ${plan.reason || "no reason given"}. ${quality}`),
+    plan.meets ? null : el("p", { class: "late" }, "No plan reaches what is asked; this is the best that was found."),
+    table("Tiers", ["tier", "model", "delivers", "instances", "share of requests", "95 % of attempts end within"], rows));
 }
 
+/** Instances that start, drain or ended, and how many of each model have started anew: an upgrade or `millrace apply`. */
+function changeSection(cluster, t) {
+  const RECENT_MS = 600_000;
+  const anew = new Set(Object.values(cluster.e).filter((event) => event.k === "state" && event.n === STARTED_ANEW && t - cluster.t0 - event.t < RECENT_MS).map((event) => event.a));
+  const busy = (name) => Object.values(cluster.q).filter((row) => row.inst === name).length;
+  const rows = Object.entries(cluster.i).filter(([, row]) => row.state !== "ready").map(([name, row]) => [name, row.model, row.state, busy(name)]);
+  const models = [...new Set(Object.values(cluster.i).map((row) => row.model))];
+  const of = (model) => Object.keys(cluster.i).filter((name) => cluster.i[name].model === model);
+  const done = models.map((model) => [model, of(model).filter((name) => anew.has(name)).length, of(model).length]).filter(([, some]) => some);
+  if (!rows.length && !done.length) return null;
+  return el("section", {}, el("h2", {}, "Under way"),
+    done.map(([model, some, all]) => el("p", {}, `${some} of ${plural(all, "instance")} of ${model} started anew within ten minutes.`)),
+    rows.length ? table("Instances that are not ready", ["instance", "model", "state", "requests there"], rows) : null);
+}
