@@ -13,11 +13,13 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from millrace.workloads.recording import read_recording
+from millrace.workloads.shape import WorkloadError
 
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, free_port, prompt_text, stream
@@ -190,11 +192,15 @@ async def test_an_idle_instance_says_that_a_drain_moves_nothing(rig: UpRig) -> N
         await tab.wait_for_selector("#panel p:text('Nothing runs or waits there: it stops at once')")
 
 
+def simulated(*words: str) -> AbstractAsyncContextManager[str]:
+    """As ``served``, by `millrace sim`."""
+    return served("sim", "--scenario", "examples/scenarios/mixed.toml", "--set", "workload.warm_up=0", *words)
+
+
 @asynccontextmanager
-async def simulated(*words: str) -> AsyncIterator[str]:
-    """The address of a page that `millrace sim` serves, while the block lasts."""
-    scenario = ("--scenario", "examples/scenarios/mixed.toml", "--set", "workload.warm_up=0", *words)
-    command = (sys.executable, "-m", "millrace.cli", "sim", *scenario, "--page", str(free_port()))
+async def served(*words: str) -> AsyncIterator[str]:
+    """The address of a page that a verb of the simulator serves, while the block lasts."""
+    command = (sys.executable, "-m", "millrace.cli", *words, "--page", str(free_port()))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *command, stdout=pipe, cwd=ROOT, env=os.environ | {"PYTHONPATH": "libs"}
@@ -239,6 +245,30 @@ async def test_two_runs_stand_side_by_side_with_their_differences() -> None:
         await picture(tab, "compare")
         await tab.locator("#panel [data-run=b]").select_option("0")
         await until(tab, "[...millrace.river.marks, ...millrace.comparison.river.marks].length === 0")
+
+
+def requests_recorded(rig: UpRig) -> int:
+    try:
+        return len(read_recording(rig.folder / "recording").requests)
+    except WorkloadError:
+        return 0  # nothing is written yet
+
+
+async def test_what_a_cluster_recorded_stands_beside_its_replay(rig: UpRig) -> None:
+    async with client(120) as http:
+        await asyncio.gather(*(stream(http, rig, prompt_text(n), max_tokens=40 + 10 * n) for n in range(12)))
+    async with asyncio.timeout(LIMIT_S):
+        while requests_recorded(rig) < 12:  # noqa: ASYNC110 another process writes it
+            await asyncio.sleep(0.2)
+    async with served("what-if", "--dir", str(rig.folder), "--most", "40") as url, opened_at(url) as tab:
+        await until(tab, "millrace.feed.recorded && millrace.comparison.river.particles.size > 0")
+        runs = await tab.locator("#panel [data-run=a] option").all_inner_texts()
+        assert runs[0] == "recorded"
+        assert len(runs) == 2
+        ended = await until(tab, "millrace.comparison.ended.every((e) => e.length) && millrace.comparison.ended")
+        assert {name for name, _ in ended[0]} == {name for name, _ in ended[1]}
+        assert await tab.evaluate("Object.keys(millrace.cluster.i).length") == INSTANCES
+        await picture(tab, "recorded")
 
 
 #: Frames of a cluster that is made up: instances, requests; every frame some requests come, move and end.

@@ -113,10 +113,11 @@ export class River {
     const parts = { role: part("role"), load: part("load"), rate: part("rate"), mark: part("mark"), kv: part("kv"), pool: part("pool") };
     parts.level = part("level");
     parts.pool.append(parts.level);
+    const number = name.search(/[-_.]?\d*$/); // the end of a long name tells instances apart, and is always shown
     const node = el(
       "button",
       { class: "card", type: "button", "data-name": name, click: () => this.open({ instance: members.length > 1 ? null : name, members }) },
-      el("span", { class: "title" }, el("span", { class: "name" }, name), parts.role, parts.mark, parts.kv),
+      el("span", { class: "title" }, el("span", { class: "name", title: name }, el("span", {}, name.slice(0, number)), el("span", {}, name.slice(number))), parts.role, parts.mark, parts.kv),
       parts.pool,
       el("span", { class: "foot" }, parts.load, parts.rate),
     );
