@@ -53,6 +53,9 @@ REPORT_MS_MIN, REPORT_MS_MAX = 25, 250
 #: no core), and instances whose every message comes later would pass for dead.
 WORKER_US_MAX = 50_000.0
 
+#: Stages are planned so often in a replay at least: a live plan is half a minute old before there is another.
+PLANNINGS_MIN = 20
+
 #: Messages that a worker sends or gets from a request's placement until its first token.
 WORKER_HOPS = 2
 
@@ -170,7 +173,10 @@ class LoadFile(msgspec.Struct, frozen=True, kw_only=True):
         report_ms = int(1000 * self.span_s / speed * instances / REPORTS_MAX)
         report_ms = max(REPORT_MS_MIN, min(REPORT_MS_MAX, report_ms))
         intervals = {"status_ms": report_ms, "summary_ms": report_ms}
-        own = {"workload": workload, "prediction": prediction, "intervals": intervals, "output": {"plots": False}}
+        stages = {**table["stages"]}
+        stages["period_s"] = min(stages["period_s"], max(1.0, self.span_s / speed / PLANNINGS_MIN))
+        own = {"workload": workload, "prediction": prediction, "intervals": intervals, "stages": stages}
+        own["output"] = {"plots": False}
         return scenario_of({**table, "cluster": cluster, **own})
 
 

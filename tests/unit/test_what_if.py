@@ -28,7 +28,7 @@ from simulator.whatif.figures import (
     compared_shares,
     reason,
 )
-from simulator.whatif.replaying import Replayed
+from simulator.whatif.replaying import LoadFile, Replayed
 from simulator.whatif.step_fit import ComputedSteps, computed, fit, slowdown
 
 S = 1_000_000_000
@@ -305,6 +305,13 @@ def test_requests_that_did_not_complete_are_not_within_the_objectives() -> None:
     share = compared_shares(before, after, OBJECTIVES)
     assert (share.before, share.after) == (0.9, 0.8)
     assert share.low < share.high
+
+
+@pytest.mark.parametrize(("span_s", "period_s"), [(10.0, 1.0), (100.0, 5.0), (3600.0, 30.0)])
+def test_stages_are_planned_often_enough_to_show_in_a_short_replay(span_s: float, period_s: float) -> None:
+    tables = cluster_tables(SPEC, lambda model, group: (EngineParameters(), "a100-llama-3-8b"))
+    file = LoadFile(path="load.jsonl", count=9, span_s=span_s, expected=True, shares=True)
+    assert file.scenario(tables).stages.period_s == period_s
 
 
 # Searches
