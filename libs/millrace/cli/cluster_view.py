@@ -106,6 +106,10 @@ class ClusterView:
             found += [(n, roles[n], role) for n, role in plan.role_orders.items() if roles.get(n, role) is not role]
         return sorted(found)
 
+    def plans(self) -> dict[str, Plan]:
+        """The plan of each model."""
+        return self._plans
+
     def advice(self) -> list[Advice]:
         """The autopilot's, of each plan that has one."""
         return [plan.advice for _, plan in sorted(self._plans.items()) if plan.advice is not None]

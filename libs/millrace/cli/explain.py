@@ -3,7 +3,8 @@
 REQUEST is a request id (the `id` of the API's response, or the client's own `x-request-id`), a sequence id or a trace
 id. Reads `.millrace/traces/`.
 
-INSTANCE is a running one: explains what its broker does about the requests there, or why it moves none.
+INSTANCE is a running one: explains what its broker does about the requests there, or why it moves none. MODEL is a
+served one: explains its plan, and what the autopilot advises.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from millrace.contracts.broker import LoadReported
-
-#: Ids that ingress gives; whoever asks for one need not wait for loads.
+#: Ids that ingress gives; whoever asks for one need not wait for the cluster.
 _REQUEST_ID = re.compile(r"(chatcmpl-|cmpl-)?[0-9a-f]{16,}(\.\d+)?")
 
 
@@ -24,17 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     from millrace.cli.cluster import add_connection_options
 
-    parser.add_argument("request", metavar="REQUEST|INSTANCE")
+    parser.add_argument("request", metavar="REQUEST|INSTANCE|MODEL")
     add_connection_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the explanation."""
-    from millrace.cli.explain_instance import told_of
     from millrace.cli.explain_text import told
 
-    load = _load(arguments)
-    for line in told_of(load) if load is not None else told(_explained(arguments)):
+    for line in _told_by_cluster(arguments) or told(_explained(arguments)):
         print(line)
     return 0
 
@@ -48,16 +44,16 @@ def _explained(arguments: argparse.Namespace) -> Any:
     return explained_by_spans(spans_of(folder, request_of(arguments.request)))
 
 
-def _load(arguments: argparse.Namespace) -> LoadReported | None:
-    """The load of an instance of that name; None where it is no instance, or no cluster runs."""
+def _told_by_cluster(arguments: argparse.Namespace) -> list[str]:
+    """Lines on a model or an instance of that name; none where there is neither, or no cluster runs."""
     import asyncio
 
     from millrace.cli.errors import CliError
-    from millrace.cli.explain_instance import load_of
+    from millrace.cli.explain_instance import told_by_cluster
 
     if _REQUEST_ID.fullmatch(arguments.request):
-        return None
+        return []
     try:
-        return asyncio.run(load_of(arguments))
+        return asyncio.run(told_by_cluster(arguments))
     except CliError:
-        return None
+        return []

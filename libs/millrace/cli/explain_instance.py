@@ -1,22 +1,61 @@
-"""The work of `millrace explain INSTANCE`: what its broker does about its requests, or why it moves none."""
+"""The work of `millrace explain INSTANCE` and `MODEL`: moves that its broker makes, or why it makes none; its plan."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 from nats.aio.msg import Msg
 
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import resolve_connection
+from millrace.cli.listening import STORE_TIMEOUT_S, listen
 from millrace.cli.message_summaries import load_summary
+from millrace.cli.status_table import advice_text
 from millrace.contracts.broker import LoadReported, LoadsReported
 from millrace.contracts.codec import MalformedMessage, decode
+from millrace.contracts.plan import Plan
 from millrace.contracts.subjects import Subjects
 
 #: Brokers tell the loads of their instances twice a second.
 LISTEN_S = 1.6
+
+LOOK_S = 0.02
+
+
+async def told_by_cluster(arguments: argparse.Namespace) -> list[str]:
+    """Lines on a model's plan, or an instance's load; none where there is neither.
+
+    Raises:
+        CliError: there is no cluster to listen to.
+    """
+    async with listen(resolve_connection(arguments)) as view:
+        if await _until(lambda: bool(view.plans()), STORE_TIMEOUT_S) and arguments.request in view.plans():
+            return told_of_plan(view.plans()[arguments.request])
+    load = await load_of(arguments)
+    return [] if load is None else told_of(load)
+
+
+async def _until(holds: Callable[[], bool], limit_s: float) -> bool:
+    end_s = time.monotonic() + limit_s
+    while not holds() and time.monotonic() < end_s:  # noqa: ASYNC110 - the view tells nobody
+        await asyncio.sleep(LOOK_S)
+    return holds()
+
+
+def told_of_plan(plan: Plan) -> list[str]:
+    """Its stages and why they are, and what the autopilot advises."""
+    stages = ", ".join(
+        f"{stage.name} from {stage.length_min:,} tokens: {len(stage.instances)}" for stage in plan.stages
+    )
+    lines = [f"plan {plan.epoch} of {plan.model}, by {plan.policy or 'its coordinator'}: {plan.reason}"]
+    lines.append(f"  instances of stage {stages}")
+    if plan.advice is not None:
+        lines.append(f"  {advice_text(plan.advice)}")
+    return lines
 
 
 async def load_of(arguments: argparse.Namespace) -> LoadReported | None:

@@ -80,7 +80,7 @@ def cluster_tables(
     if len(shown) < len(instances):
         parts.append(Text(f"{len(instances) - len(shown)} more instances", style="dim"))
     parts += [Text(f"{name} does {role}, ordered to {wanted}") for name, role, wanted in view.orders()]
-    parts += [_advice(advice) for advice in view.advice()]
+    parts += [Text(advice_text(advice), style="yellow" if advice.settings else "dim") for advice in view.advice()]
     migrations = view.migrations(now_ns)
     if migrations:
         parts += [Text(""), _migrations(migrations[:migrations_max], width)]
@@ -107,11 +107,11 @@ def _headline(cluster: str, totals: Totals, width: int) -> Text:
     return Text(head, style="bold").append(said, style="not bold")
 
 
-def _advice(advice: Advice) -> Text:
-    if not advice.settings:
-        return Text(f"autopilot: {advice.evidence}", style="dim")
+def advice_text(advice: Advice) -> str:
+    """The autopilot's sentence, with the line that applies it."""
     words = " ".join(f"--set {shlex.quote(setting)}" for setting in advice.settings.split())
-    return Text(f"autopilot: `millrace apply {words}`: {advice.evidence}", style="yellow")
+    applied = f" `millrace apply {words}`:" if words else ""
+    return f"autopilot:{applied} {advice.evidence}"
 
 
 def _stages(rows: list[StageRow]) -> Table:
