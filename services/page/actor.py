@@ -45,8 +45,8 @@ MS = 1_000_000
 FRAME_NS = 250 * MS
 #: In every second frame a snapshot of each instance is wanted, of so many at most in one: the others have a later turn.
 SAMPLES_MAX = 40
-#: A sequence that no snapshot shows for so long has ended, and its outcome was lost; one that has no instance may wait.
-LOST_NS, WAITING_LOST_NS = 20_000 * MS, 600_000 * MS
+#: A sequence that nothing tells of for so long has ended: it was refused in the end, or its outcome was lost.
+LOST_NS = 30_000 * MS
 #: A snapshot may be older than a placement that was heard before it.
 SETTLE_NS = 600 * MS
 SEQUENCES_MAX, SERVICES_MAX, EVENTS_MAX, FINISHED_MAX, BIDS_MAX = 20_000, 5_000, 200, 60, 60
@@ -146,8 +146,7 @@ class PageActor:
 
     def _on_frame(self, now_ns: int) -> list[Effect]:
         for name, (seen_ns, _) in list(self._seen.items()):
-            lost_ns = LOST_NS if self.tables.rows["q"][name]["inst"] else WAITING_LOST_NS
-            if now_ns - seen_ns > lost_ns or len(self._seen) > SEQUENCES_MAX:
+            if now_ns - seen_ns > LOST_NS or len(self._seen) > SEQUENCES_MAX:
                 self._end(name)
         known = self.tables.rows["instance"]
         turns = max(2, -(-len(known) // SAMPLES_MAX))

@@ -60,11 +60,7 @@ _ORDER = re.compile(
 
 
 class PageServer(TaskShell):
-    """Serves one page of one or more runs, of which the first may go on.
-
-    Attributes:
-        viewers: Who looks on, and whether they wait for a whole frame.
-    """
+    """Serves one page of one or more runs, of which the first may go on."""
 
     def __init__(self, config: PageConfig, runs: Sequence[PageActor]) -> None:
         """``runs``: what is known of them; a live one's before it listens."""
@@ -74,7 +70,7 @@ class PageServer(TaskShell):
         self._open = config.host in LOOPBACK or config.host.startswith("127.")
         if not self._open and not config.bus.password:
             raise ConfigError(f"host {config.host}: others reach it, and the bus has no passwords to ask them for")
-        self.viewers: dict[Exchange, bool] = {}
+        self.viewers: dict[Exchange, bool] = {}  # who looks on, and whether they wait for a whole frame
         self._orders = asyncio.Semaphore(ORDERS_MAX)
         kinds = {file: f"{_KINDS[file.suffix]}; charset=utf-8".encode() for file in STATIC.iterdir()}
         self._files = {f"/static/{file.name}": (file.read_bytes(), kind) for file, kind in kinds.items()}

@@ -161,6 +161,18 @@ async def test_an_instance_tells_what_a_drain_would_do_and_is_drained_by_its_ope
         await tab.wait_for_selector(f".card[data-name={name}][data-state=ready]")
 
 
+async def first_answers(rig: UpRig) -> None:
+    """A newcomer finds three answers at the address that was printed, and the fourth by a click there."""
+    printed = next(line.split()[1] for line in rig.output().splitlines() if line.split()[:1] == ["look"])
+    async with opened_at(printed) as tab:
+        for question in ("Slowest request now", "Fullest instance", "Last failover"):
+            answer = tab.locator(f"#panel section:has(h2:text('{question}'))")
+            await answer.locator("p").first.wait_for()
+            print(f"{question}: {' '.join((await answer.inner_text()).split())}")
+        await tab.locator("#panel section:has(h2:text('Fullest instance')) button").click()
+        await tab.wait_for_selector("#panel h2:text('What a drain would do')")
+
+
 async def test_a_killed_worker_is_seen_and_the_past_shows_it_alive(rig: UpRig) -> None:
     async with load(rig), opened(rig) as tab:
         await until(tab, "millrace.river.particles.size >= 10")
@@ -177,6 +189,7 @@ async def test_a_killed_worker_is_seen_and_the_past_shows_it_alive(rig: UpRig) -
         print(f"seen {await watching - 200:.0f} ms after the kill")
         await tab.wait_for_selector("section:has(h2:text('Last failover')) strong")
         await picture(tab, "failover")
+        await first_answers(rig)
         await tab.evaluate(f"millrace.feed.go({before})")
         await tab.wait_for_selector(f".card[data-name={victim}][data-state=ready]")
         assert await tab.evaluate("document.body.dataset.time") == "past"

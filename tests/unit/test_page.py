@@ -228,9 +228,10 @@ def test_an_instance_that_is_registered_no_more_is_gone_unless_it_comes_back(kil
     assert ("w0" in world.seen["report"]) == killed
 
 
-def test_a_lost_outcome_ends_a_request() -> None:
+@pytest.mark.parametrize("last", ["w0", ""])
+def test_a_request_whose_outcome_does_not_come_ends_where_it_ran_and_where_it_waited_for_an_instance(last: str) -> None:
     world = World()
-    world.hear(snapshot("w0", {"r.0": 1}))
+    world.hear(decision("r", last))
     world.frame(LOST_NS - SECOND)
     assert "r.0" in world.seen["q"]
     world.frame(2 * SECOND)

@@ -180,7 +180,7 @@ function renderTime() {
   const [first, end] = [feed.spans[0]?.[0] ?? cluster.t, Math.max(feed.spans.at(-1)?.[1] ?? 0, feed.live ? cluster.t : 0)];
   const now = feed.now();
   if (document.activeElement !== byId("slider") || feed.live) byId("slider").value = feed.live ? 1000 : (1000 * (now - first)) / Math.max(1, end - first);
-  const state = feed.live ? (feed.connected ? "" : "the page's service does not answer") : `${span(end - now)} ago`;
+  const state = feed.live ? (feed.connected ? "" : "the page's service does not answer") : `${span(Math.max(0, end - now))} ago`;
   say(byId("time"), `${cluster.t ? clock(feed.live ? cluster.t : now) : ""} ${state}`);
 }
 

@@ -103,6 +103,7 @@ export class Cluster {
     for (const name of known) {
       const record = this.instance[name];
       const row = { ...EMPTY, model: record?.model ?? drained.get(name), total: record?.blocks_total ?? 0, hit: hits.get(name), ...this.report[name], ...(placed.get(name) ?? { stage: "", role: "both" }) };
+      if (!row.running) row.step = row.tps = 0;
       row.silent = row.sums?.[0] < silentSince;
       row.state = drained.has(name) ? "drained" : stateOf(row, this.s[`worker/${name}`]);
       this.i[name] = row.state === "dead" || row.state === "drained" ? { ...row, ...EMPTY } : row;
@@ -133,7 +134,6 @@ function reported(change, row) {
   if (!change.sums) return change;
   const [at, busy, steps, tokens] = change.sums;
   const [before, wasBusy, wasSteps, wasTokens] = row?.sums ?? [0, 0, Infinity, 0];
-  if (!(change.running ?? row?.running)) return { ...change, step: 0, tps: 0 };
   if (steps <= wasSteps) return change; // nothing to compare with, or a long step
   return { ...change, step: (busy - wasBusy) / (steps - wasSteps), tps: Math.round((1000 * (tokens - wasTokens)) / (at - before)) };
 }
