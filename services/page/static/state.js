@@ -10,6 +10,8 @@ const TABLES = ["c", "report", "q", "f", "s", "e", "boundary", "plan", "instance
 const SILENT_MS = 1500;
 const TURN_MS = 250;
 const SAMPLES = 40;
+/** Place of an instance that no plan names. */
+const OUTSIDE = { stage: "", role: "both" };
 /** What an instance that has told nothing, or runs no more, holds. */
 const EMPTY = { running: 0, waiting: 0, used: 0, step: 0, tps: 0 };
 
@@ -54,6 +56,7 @@ export class Cluster {
     if (near) frame = { t: frame.t, d: this.#difference(frame.k) };
     if (frame.k) {
       for (const name of TABLES) this[name] = frame.k[name] ?? {};
+      this.i = {};
       for (const [name, of] of Object.entries(READ)) for (const [key, row] of Object.entries(this[name])) this[name][key] = of(row, null);
       this.#conclude();
       return { ...news, whole: true };
@@ -99,14 +102,16 @@ export class Cluster {
     const hits = hitsOf(Object.values(this.f));
     const known = new Set([...Object.keys(this.report), ...Object.keys(this.instance), ...drained.keys()]);
     const silentSince = this.t - this.t0 - SILENT_MS - TURN_MS * Math.max(2, Math.ceil(known.size / SAMPLES));
-    this.i = {};
+    for (const name of Object.keys(this.i)) if (!known.has(name)) delete this.i[name];
     for (const name of known) {
       const record = this.instance[name];
-      const row = { ...EMPTY, model: record?.model ?? drained.get(name), total: record?.blocks_total ?? 0, hit: hits.get(name), ...this.report[name], ...(placed.get(name) ?? { stage: "", role: "both" }) };
+      const row = (this.i[name] ??= { ...EMPTY, model: record?.model ?? drained.get(name), total: record?.blocks_total ?? 0 });
+      Object.assign(row, this.report[name], placed.get(name) ?? OUTSIDE);
+      if (hits.has(name)) row.hit = hits.get(name);
       if (!row.running) row.step = row.tps = 0;
       row.silent = row.sums?.[0] < silentSince;
       row.state = drained.has(name) ? "drained" : stateOf(row, this.s[`worker/${name}`]);
-      this.i[name] = row.state === "dead" || row.state === "drained" ? { ...row, ...EMPTY } : row;
+      if (row.state === "dead" || row.state === "drained") Object.assign(row, EMPTY);
     }
   }
 }
