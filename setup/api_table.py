@@ -67,7 +67,7 @@ INSTEAD = {
     "/v1/completions/": "`/tokenize` renders and counts, `/detokenize` goes back",
     "/v1/messages/render": "`/tokenize` renders and counts",
     "/v2/embed": "use `/v1/embeddings`",
-    "/v1/audio/": "only text is served",
+    "/v1/audio/": "no audio is served",
     "/v1/systemone": "use `structured_outputs.choice`",
     "/generative_scoring": "use `logprobs` of one token with `allowed_token_ids`",
     "/inference/v1/": "send token ids as `prompt` with `return_token_ids`; hang up to cancel",

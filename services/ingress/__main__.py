@@ -49,7 +49,7 @@ from services.ingress.http.metrics import HttpMetrics
 from services.ingress.http.open_calls import LOOK_S, OpenCalls, Tracer
 from services.ingress.http.responses import Responses
 from services.ingress.parsing.messages import ParsedModel
-from services.ingress.parsing.process import ParserProcess
+from services.ingress.parsing.process import IMAGES, IMAGES_S, ParserProcess
 from services.ingress.state import IngressDeps
 from services.ingress.tokens.detokenizer import TextModel
 
@@ -101,6 +101,7 @@ class IngressProcess:
         self._actor = build(config, deps)
         parsers = {model.name: _parsers(model) for model in config.models}
         self._parsers = self._parser_process(parsers)
+        self._images = self._image_process(tokenizers)
         served = {n: self._served(n, t, parsers[n]) for n, t in tokenizers.items()}
         self._models = ModelRegistry(
             served, self._serving, self._cascades, self._serving_now, self._actor.state.cluster.adapters
@@ -119,6 +120,8 @@ class IngressProcess:
             on_bug=self._report_bug,
             keep_alive_s=config.http.keep_alive_s,
             parsers=self._parsers,
+            images=self._images,
+            image_hosts=config.http.image_hosts,
         )
         self._adapters = AdapterOrders(deliver=self._deliver, models=self._models, calls=self._calls)
         self._responses = Responses(
@@ -156,8 +159,7 @@ class IngressProcess:
         self._telemetry.logger.info("listening", host=config.http.host, port=port)
         loop = asyncio.get_running_loop()
         tasks = [loop.create_task(self._watch_files()), loop.create_task(self._keep_alive())]
-        if self._parsers is not None:
-            tasks.append(loop.create_task(self._parsers.run()))
+        tasks += [loop.create_task(each.run()) for each in (self._parsers, self._images) if each is not None]
 
         parent = os.getppid()
 
@@ -261,6 +263,12 @@ class IngressProcess:
             if each.needs_vllm
         ]
         return ParserProcess(models, self._telemetry.logger.warning) if models else None
+
+    def _image_process(self, tokenizers: Mapping[str, ModelTokenizer]) -> ParserProcess | None:
+        models = [ParsedModel(each.name, each.path) for each in self._config.models if tokenizers[each.name].images]
+        if not models or importlib.util.find_spec("vllm") is None:
+            return None
+        return ParserProcess(models, self._telemetry.logger.warning, host=IMAGES, answer_s=IMAGES_S, lazy=True)
 
     async def _keep_alive(self) -> None:
         while True:

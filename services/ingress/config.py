@@ -29,6 +29,8 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         keys_file: File of API keys (hashed); empty for no keys.
         cors_origins: Origins of web pages that may call the API from a browser, such as ``https://chat.example``; ``*``
             for any.
+        image_hosts: Hosts from which images in messages are fetched by their URLs. Ingress asks them from within your
+            network: name no others.
         store_responses: Responses of ``/v1/responses`` may be stored; where false, none is, whatever a client asks.
     """
 
@@ -42,6 +44,7 @@ class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ssl_keyfile: Annotated[str, WIRED] = ""
     keys_file: Annotated[str, WIRED] = ""
     cors_origins: list[str] = []
+    image_hosts: list[str] = []
     store_responses: bool = True
 
     @property

@@ -65,7 +65,7 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str | None]] = {
     "an empty role": (CHAT, chat(messages=[{"role": "", "content": "a"}]), 400, "messages[0].role", None),
     "an image": (
         CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), 400,
-        "messages[0].content[0].type", "unsupported_parameter",
+        "messages[0].content[0].image_url", "unsupported_parameter",
     ),
     "a text for a number": (CHAT, chat(temperature="hot"), 400, "temperature", "invalid_value"),
     "a temperature past its bound": (CHAT, chat(temperature=3), 400, "temperature", "invalid_value"),

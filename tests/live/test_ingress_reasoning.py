@@ -82,7 +82,7 @@ async def test_a_request_that_vllm_refuses_is_a_400(rig: Rig):
 
 async def test_calls_are_503_where_the_parsers_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The first waits for the start that fails, the next ones do not."""
-    monkeypatch.setattr("services.ingress.parsing.process._HOST", "services.ingress.parsing.nothing")
+    monkeypatch.setattr("services.ingress.parsing.process.PARSERS", "services.ingress.parsing.nothing")
     async with (
         served(tmp_path, parsers={"tools": ModelParsers("qwen3", "hermes")}) as rig,
         httpx.AsyncClient(base_url=rig.url, timeout=20) as client,

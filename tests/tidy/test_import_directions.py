@@ -31,6 +31,7 @@ SHELLS = (
     "supervisor/store_guard.py",
     "supervisor/probes.py",
     "ingress/parsing/host.py",
+    "ingress/parsing/images.py",
     "ingress/parsing/light_vllm.py",
     "ingress/parsing/process.py",
     "tagger/shell.py",

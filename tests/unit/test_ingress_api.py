@@ -13,6 +13,7 @@ from millrace.contracts.worker import Sampling, StructuredOutput
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from services.ingress.api.errors import REFUSALS, ApiError, refusal
+from services.ingress.api.images import images_of
 from services.ingress.api.logprobs import CompletionLogprobs
 from services.ingress.api.models import LENGTH_UNKNOWN, ModelRegistry, ServedModel, Serving
 from services.ingress.api.openapi import openapi_document
@@ -20,6 +21,7 @@ from services.ingress.api.parsed_requests import (
     Bounds,
     Caller,
     build_call,
+    parse_batch_request,
     parse_chat_request,
     parse_completion_request,
 )
@@ -596,3 +598,68 @@ def test_the_api_page_names_every_parameter_that_is_taken():
     for kind in (ChatRequest, CompletionRequest):
         taken = {field.name for field in msgspec.structs.fields(kind)} - HINTS[kind].keys()
         assert {name for name in taken if f"`{name}`" not in page and f"`{name}:" not in page} == set()
+
+
+SEES = (
+    "{% for m in messages %}{% for p in m.content %}"
+    "{{ '<i>' if p.type == 'image' else p.text }}{% endfor %}{% endfor %}"
+)
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk=", "detail": "low"}}
+
+
+def seeing() -> ModelRegistry:
+    tokenizer = ModelTokenizer(
+        byte_tokenizer(), ChatTemplate(SEES, {}), max_model_len=LENGTH, config={"vision_config": {}}
+    )
+    model = ServedModel(name="m", tokenizer=tokenizer, max_model_len=LENGTH)
+    return ModelRegistry({"m": model}, lambda name: ALIVE)
+
+
+def seen(*parts: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}], **fields}
+
+
+def test_images_are_read_in_their_places_and_keep_prefixes_apart():
+    body = seen({"type": "text", "text": "a"}, IMAGE, {"text": "b"}, IMAGE)
+    parsed = parse_chat_request(json.dumps(body).encode(), seeing(), BOUNDS)
+    assert (parsed.texts, parsed.image_files) == (["a<i>b<i>"], [b"hi", b"hi"])
+    salts = set()
+    for files in ([b"hi", b"hi"], [b"hih", b"i"], [b"hi"]):
+        parsed = msgspec.structs.replace(parsed, images=images_of(files, [1, 2]))
+        call = build_call(parsed, [[3, 4, 5]], Caller(request="r"), LENGTH)
+        assert call.sampling.images is not None
+        assert (call.sampling.images.data, call.sampling.images.prompt, call.prompts) == (files, [1, 2], [[3, 4, 5]])
+        salts.add(call.sampling.prefix_salt)
+    assert len(salts) == 3
+
+
+def test_images_and_token_ids_go_into_one_message():
+    body = json.dumps(seen(IMAGE, max_tokens=100_000)).encode()
+    large = images_of([bytes(700_000)], [1])
+    parsed = msgspec.structs.replace(parse_chat_request(body, seeing(), BOUNDS), images=large)
+    with pytest.raises(ApiError, match="539985 bytes"):
+        build_call(parsed, [[3, 4]], Caller(request="r"), 200_000)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (seen(IMAGE, truncate_prompt_tokens=4), "not cut"),
+        (seen(IMAGE, kv_transfer_params={"prompt_token_ids": [1]}), "Token ids with images"),
+        (seen({"type": "image_url"}), "`messages[0].content[0].image_url`"),
+        (seen({"type": "text"}), "`messages[0].content[0].text`"),
+        (seen({"type": "image_url", "image_url": {"url": "data:text/plain,a"}}), "must begin with"),
+        (seen({"type": "input_audio"}), "Audio inputs are not supported"),
+        (seen({"type": "video_url"}), "Videos are not supported"),
+    ],
+)
+def test_parts_that_cannot_be_used_are_told(body: dict[str, Any], words: str):
+    assert words in error_of(body, seeing()).message
+
+
+def test_images_are_refused_where_they_would_be_ignored():
+    assert "This model takes no images" in error_of(seen(IMAGE)).message
+    with pytest.raises(ApiError, match="chats alone"):
+        tokenize(json.dumps(seen(IMAGE)).encode(), seeing())
+    with pytest.raises(ApiError, match="send such a chat alone"):
+        parse_batch_request(json.dumps({"messages": [seen(IMAGE)["messages"]]}).encode(), seeing(), BOUNDS)

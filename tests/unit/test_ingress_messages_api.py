@@ -20,6 +20,7 @@ from tests.unit.test_ingress_cascade_api import REPORT
 from tests.unit.test_ingress_responses_api import SYSTEM_FIRST, TEMPLATE, deltas_of, read
 
 HI: Any = [{"role": "user", "content": "hi"}]
+IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 WEATHER: Any = {"name": "weather", "input_schema": {"type": "object", "properties": {"town": {"type": "string"}}}}
 READ: Any = {"name": "read", "type": "custom", "description": "Read", "input_schema": {}}
 CALLS = (
@@ -227,7 +228,7 @@ def test_a_count_needs_no_bound():
         ({"max_tokens": None}, "`max_tokens`"),
         ({"max_tokens": 1000}, "maximum context length"),
         ({"messages": []}, "`messages`"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "Images are not supported"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "This model takes no images"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "Files are not supported"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "content[0].tool_use_id`"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1"}]}]}, "content[0].name`"),

@@ -53,6 +53,20 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
 
 
+class Images(msgspec.Struct, frozen=True, kw_only=True):
+    """Images of a prompt. Its token ids have their places already, as many tokens for each as it takes.
+
+    Attributes:
+        data: Each image's file (PNG, JPEG, ...), in the prompt's order.
+        prompt: The prompt's token ids with one placeholder for each, from which an engine makes the others again.
+        digest: Hash of the files.
+    """
+
+    data: list[bytes]
+    prompt: list[int]
+    digest: str
+
+
 class Pooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Asks for what a model pools of its prompt (a vector, scores of classes) in place of a text. Field meanings are
     those of vLLM's ``PoolingParams``.
@@ -101,6 +115,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         thinking_token_budget: Tokens of reasoning after which the engine ends it; None for no bound of its own.
         cache_salt: Kept apart in prefix caches from sequences with another one; empty for none.
         adapter: LoRA adapter that it is decoded with, in every epoch; None for the model itself.
+        images: Of the prompt; None for text alone.
         pooling: Nothing is sampled: the output tokens stand for the pieces of what is pooled. None for a text.
     """
 
@@ -125,14 +140,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str = ""
     structured: StructuredOutput | None = None
     adapter: Adapter | None = None
+    images: Images | None = None
     pooling: Pooling | None = None
 
     @property
     def prefix_salt(self) -> str:
         """Text that is equal for sequences whose blocks of equal tokens hold the same KV and may be shared."""
-        if self.adapter is None:
-            return self.cache_salt
-        return f"{self.adapter.name}@{self.adapter.fingerprint} {self.cache_salt}"
+        salt = self.cache_salt if self.images is None else f"{self.images.digest} {self.cache_salt}"
+        return salt if self.adapter is None else f"{self.adapter.name}@{self.adapter.fingerprint} {salt}"
 
     @property
     def room(self) -> int:

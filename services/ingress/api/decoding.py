@@ -27,9 +27,6 @@ _SURROGATES = re.compile(rb"\\\\|\\ud[89ab]..\\ud[c-f]..|(?P<lone>\\ud[89a-f]..)
 _MAPS: dict[str, Any] = {"logit_bias": LogitBias, "metadata": dict[str, str]}
 _KEYS_TOLD = 10
 _MEDIA_NAMES = {
-    "image": "Images",
-    "image_url": "Images",
-    "input_image": "Images",
     "input_audio": "Audio inputs",
     "audio_url": "Audio inputs",
     "video_url": "Videos",
@@ -45,11 +42,11 @@ OF_VLLM = {
     "request_id": "send it as the header `x-request-id`",
     "session_id": "requests are placed by what is cached of their prompts; leave it out",
     "kv_transfer_params": "KV is moved by Millrace; leave it out",
-    "ec_transfer_params": "only text is served",
-    "mm_processor_kwargs": "only text is served",
-    "media_io_kwargs": "only text is served",
-    "mm_payload": "only text is served",
-    "return_mm_kwargs": "only text is served",
+    "ec_transfer_params": "engines encode images themselves; leave it out",
+    "mm_processor_kwargs": "set it in `worker.engine_args`",
+    "media_io_kwargs": "images become RGB on white",
+    "mm_payload": "send images in `messages`",
+    "return_mm_kwargs": "leave it out",
     "logprob_token_ids": "use `logprobs`",
     "return_token_offsets": "use `/tokenize` on the text",
     "return_prompt_text": "use `/detokenize` on `prompt_token_ids`",
@@ -100,7 +97,7 @@ def _invalid(text: str, body: bytes, kind: type[Any]) -> ApiError:
     sentence = text[: at.start()] if at else text
     media = _MEDIA.match(sentence)
     if media and ".content[" in path:
-        message = f"{_MEDIA_NAMES[media['name']]} are not supported: a content part must be of type `text`."
+        message = f"{_MEDIA_NAMES[media['name']]} are not supported: a content part is text or an image."
         return ApiError(400, message, param=path, code="unsupported_parameter")
     for pattern, word, code in ((_UNKNOWN, "Unknown", "unknown_parameter"), (_MISSING, "Missing", "missing_parameter")):
         named = pattern.match(sentence)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from services.ingress.api.errors import ApiError, bad_value, unsupported
-from services.ingress.api.requests import ChatMessage, ChatRequest, TokenizeRequest
+from services.ingress.api.requests import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
 from services.ingress.api.tokenizer import ChatTemplate, TemplateRefused
 
 #: Names that `chat_template_kwargs` may not set: they are the request's own.
@@ -29,6 +29,8 @@ def prompt_text(request: ChatRequest | TokenizeRequest, template: ChatTemplate |
             "continue_final_message", "`continue_final_message` and `add_generation_prompt` exclude each other."
         )
     extra = template_values(request)
+    if not isinstance(request, ChatRequest) and any(map(_has_images, request.messages or [])):
+        raise unsupported("messages", "Images are taken by chats alone.")
     messages = [_plain(m, template, f"messages[{i}]") for i, m in enumerate(request.messages or [])]
     tools = msgspec.to_builtins(request.tools) if request.tools else None
     if tools is not None and not template.traits.tools:
@@ -73,6 +75,10 @@ def _plain(message: ChatMessage, template: ChatTemplate, param: str) -> dict[str
     role = message.role
     if role == "developer" and not template.traits.developer:
         role = "system"  # OpenAI's newer name for it
+    for i, part in enumerate(content if isinstance(content, list) else ()):
+        if part.type == "text" and part.text is None:
+            where = f"{param}.content[{i}].text"
+            raise bad_value(where, f"Missing parameter: `{where}`.", "missing_parameter")
     out: dict[str, Any] = {"role": role, "content": _content(content, template.traits.content_parts)}
     if message.name is not None:
         out["name"] = message.name
@@ -90,12 +96,16 @@ def text_of(message: ChatMessage) -> str:
     return str(_content(message.content, False))
 
 
-def _content(content: str | list[Any] | None, as_parts: bool) -> Any:
+def _has_images(message: ChatMessage) -> bool:
+    return isinstance(message.content, list) and any(part.type == "image_url" for part in message.content)
+
+
+def _content(content: str | list[ContentPart] | None, as_parts: bool) -> Any:
     if as_parts:
-        parts = [content] if isinstance(content, str) else [p.text for p in content or []]
-        return [{"type": "text", "text": text} for text in parts]
+        parts = [ContentPart(text=content)] if isinstance(content, str) else content or []
+        return [{"type": "image"} if p.type == "image_url" else {"type": "text", "text": p.text} for p in parts]
     if isinstance(content, list):
-        return "\n".join(part.text for part in content)
+        return "\n".join(part.text for part in content if part.text is not None)
     return content or ""
 
 
@@ -111,7 +121,7 @@ def _call(call: Any, param: str) -> dict[str, Any]:
 def _open_end(text: str, last: dict[str, Any]) -> str:
     """Cut what the template put after the last message's content."""
     content = last["content"]
-    tail = content[-1]["text"] if isinstance(content, list) else content
+    tail = content[-1].get("text", "") if isinstance(content, list) else content
     at = text.rfind(tail.strip())
     if not tail.strip() or at < 0:
         raise bad_value("continue_final_message", "The final message has no text to continue in this template.")

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from millrace.contracts.worker import PIECES_MAX, Pooling, Sampling, StructuredOutput
+from millrace.contracts.worker import PIECES_MAX, Images, Pooling, Sampling, StructuredOutput
 
 from services.ingress.api.answer_forms import AnswerForm
 from services.ingress.api.decoding import decode_body
-from services.ingress.api.errors import ApiError, bad_value
+from services.ingress.api.errors import ApiError, bad_value, unsupported
+from services.ingress.api.images import image_files, refuse_large
 from services.ingress.api.messages import prompt_text, template_values
 from services.ingress.api.model_schema_bounds import bounded_output
 from services.ingress.api.models import ModelRegistry, ServedModel
@@ -69,6 +70,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         begun: Of a call without a client: output tokens that it has from another ingress. None for others.
         pooling: What is pooled in place of a text; None for a text.
         second_from: As in Call.
+        image_files: Of its images, before it is tokenised; in place of one that has to be fetched its URL.
+        images: The same behind that; None for none.
     """
 
     kind: CallKind
@@ -88,6 +91,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     begun: list[int] | None = None
     pooling: Pooling | None = None
     second_from: list[int] = []
+    image_files: list[bytes | str] = []
+    images: Images | None = None
 
     @property
     def variants(self) -> tuple[ParsedRequest, ...]:
@@ -121,6 +126,7 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
     template = model.tokenizer.template
     tools = plan_tools(request, template.traits, model.parsers) if template is not None else NO_TOOLS
     given, ids = request.kv_transfer_params, None
+    files = image_files(request, model.tokenizer)
     text = prompt_text(request, template)
     if given is not None:
         _, ids = prompts_of(given.prompt_token_ids, model.tokenizer.vocabulary.size)
@@ -135,6 +141,7 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
         tools=tools,
         include_usage=usage,
         continuous_usage=continuous,
+        image_files=files,
         # As vLLM has it: the last message where the answer goes on in its role.
         echo=bool(request.echo)
         and (request.messages[-1].role == "assistant" or request.add_generation_prompt is False),
@@ -155,6 +162,8 @@ def parse_batch_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> P
 
     def parse(model: ServedModel) -> ParsedRequest:
         parsed = [parse_chat(chat, model) for chat in chats]
+        if any(each.image_files for each in parsed):
+            raise unsupported("messages", "Images are not supported here: send such a chat alone.")
         return msgspec.structs.replace(parsed[0], texts=[text for each in parsed for text in each.texts or []])
 
     return for_each_member(batch, models, parse)
@@ -230,6 +239,9 @@ def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, 
         tokenizer=parsed.model.tokenizer,
         adapter=parsed.model.adapter,
     )
+    if parsed.images is not None:
+        refuse_large(parsed.images, len(prompts[0]), sampling.max_tokens)
+        sampling = msgspec.structs.replace(sampling, images=parsed.images)
     return Call(
         request=caller.request,
         kind=parsed.kind,

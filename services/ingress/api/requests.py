@@ -117,11 +117,18 @@ class NamedTool(Struct, kw_only=True, forbid_unknown_fields=True):
 # (`cache_control`, `provider_specific_fields`, `thinking_blocks`).
 
 
-class ContentPart(Struct, kw_only=True):
-    """A part of a message: only text."""
+class ImageUrl(Struct, kw_only=True):
+    """An image: ``data:image/png;base64,...``, or where it is on the web."""
 
-    type: Literal["text"]
-    text: str
+    url: str
+
+
+class ContentPart(Struct, kw_only=True):
+    """A part of a message: text, or an image."""
+
+    type: Literal["text", "image_url"] = "text"
+    text: str | None = None
+    image_url: ImageUrl | None = None
 
 
 class CalledFunction(Struct, kw_only=True):

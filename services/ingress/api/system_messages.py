@@ -28,4 +28,4 @@ def system_first(messages: list[ChatMessage]) -> list[ChatMessage]:
 
 def _text(message: ChatMessage) -> str:
     content = message.content
-    return content or "" if not isinstance(content, list) else "\n".join(part.text for part in content)
+    return content or "" if not isinstance(content, list) else "\n".join(part.text or "" for part in content)

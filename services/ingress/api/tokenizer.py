@@ -152,6 +152,8 @@ class ModelTokenizer:
         self.labels = _labels(config)
         #: Whether the model tells two texts of a pair apart by token types.
         self.token_types = config.get("type_vocab_size", 0) > 1
+        #: Whether the model sees images.
+        self.images = "vision_config" in config
         #: Whether its tokenizer puts something between them: not where vLLM makes the classifier of a language model.
         self.pairs_apart = bool(config.get("use_sep_token", not config.get("classifier_from_token")))
 

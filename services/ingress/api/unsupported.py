@@ -35,8 +35,8 @@ _SHARED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_decoding_backend": ((None,), _GUIDED),
 }
 _CHAT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "audio": ((None,), "only text is served"),
-    "modalities": ((None, ["text"]), "only text is served"),
+    "audio": ((None,), "the output is text"),
+    "modalities": ((None, ["text"]), "the output is text"),
     "prediction": ((None,), "leave it out"),
     "verbosity": ((None,), "leave it out"),
     "web_search_options": ((None,), "leave it out"),

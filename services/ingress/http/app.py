@@ -195,7 +195,7 @@ class App:
     def _count_tokens(self, exchange: Exchange, holder: KeyHolder) -> None:
         parsed = parse_count_request(exchange.request.body, self._models)
 
-        def answer(prompts: list[list[list[int]]]) -> None:
+        def answer(_: ParsedRequest, prompts: list[list[list[int]]]) -> None:
             self._answer(exchange, _encode({"input_tokens": len(prompts[0][0])}))
 
         self._calls.tokenise(exchange, "/v1/messages/count_tokens", parsed, answer)

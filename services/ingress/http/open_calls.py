@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,8 @@ from services.ingress.api.answer_forms import Keep, hand_on
 from services.ingress.api.cascade_reports import answering_headers
 from services.ingress.api.cascade_requests import able_variants, build_any_call
 from services.ingress.api.dialects import error_body
-from services.ingress.api.errors import SERVER, ApiError, bad_value, refusal
+from services.ingress.api.errors import SERVER, ApiError, bad_value, refusal, unsupported
+from services.ingress.api.images import images_of
 from services.ingress.api.messages import text_of
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.output_readers import JsonCallReader, OutputReader, PromptOnlyReader
@@ -60,16 +61,24 @@ from services.ingress.calls.messages import (
     FailCall,
     RefuseCall,
 )
+from services.ingress.http.image_fetch import fetched
 from services.ingress.http.keys import KeyHolder
 from services.ingress.http.metrics import HttpMetrics
-from services.ingress.parsing.messages import OpenParser, ParserOpened
-from services.ingress.parsing.process import ParserProcess, ProcessReader
+from services.ingress.parsing.messages import ExpandImages, ImagesExpanded, OpenParser, ParserOpened
+from services.ingress.parsing.process import ImageQuestion, ParserProcess, ProcessReader
 from services.ingress.vllm_metrics import load_report
 
 #: Interval of ``OpenCalls.keep_alive``, seconds.
 LOOK_S = 0.5
 
+#: Requests whose images wait to be read: 49 MB of files.
+IMAGES_WAITING_MAX = 64
+
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+#: Told the request, which may have got its images by then, and the token ids of each variant's prompts.
+Tokenised = Callable[[ParsedRequest, list[list[list[int]]]], None]
 
 
 class ResponseView:
@@ -162,6 +171,8 @@ class OpenCalls:
         on_bug: Callable[[BaseException, str], None],
         keep_alive_s: float,
         parsers: ParserProcess | None = None,
+        images: ParserProcess | None = None,
+        image_hosts: Sequence[str] = (),
     ) -> None:
         """Args:
         deliver: Gives the core a body with a trace context.
@@ -169,8 +180,12 @@ class OpenCalls:
         on_bug: Told of an exception that should not have been, with the path.
         keep_alive_s: Longest time without a byte in a stream.
         parsers: None where no model's output needs one.
+        images: Expands prompts with images; None where no model takes them.
+        image_hosts: From these images are fetched by their URLs.
         """
         self._parsers = parsers
+        self._images = images
+        self._image_hosts = frozenset(image_hosts)
         self._deliver = deliver
         self._models = models
         self._metrics = metrics
@@ -210,7 +225,7 @@ class OpenCalls:
         """
         if parsed.token_ids is None:
             parsed = able_variants(parsed, self._models.limit)
-        self.tokenise(exchange, path, parsed, lambda ids: self._start(exchange, path, parsed, ids, holder))
+        self.tokenise(exchange, path, parsed, lambda parsed, ids: self._start(exchange, path, parsed, ids, holder))
 
     def submit_pooled(self, exchange: Exchange, path: str, pooled: PooledCall, holder: KeyHolder) -> None:
         """Tokenize and start a call whose output is pooled.
@@ -238,17 +253,15 @@ class OpenCalls:
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._tokenised(task, exchange, path))
 
-    def tokenise(
-        self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Callable[[list[list[list[int]]]], None]
-    ) -> None:
-        """Hand on the token ids of each variant's prompts, later where that needs a thread.
+    def tokenise(self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Tokenised) -> None:
+        """Hand on the token ids of each variant's prompts, later where that needs a thread or the image process.
 
         Raises:
-            ApiError: what ``then`` raises (where tokenising needed no thread).
+            ApiError: what ``then`` raises (where tokenising needed neither).
         """
         if parsed.token_ids is not None:
-            then([parsed.token_ids] * len(parsed.variants))
-        elif sum(len(text) for each in distinct(parsed) for text in each.texts or []) > LOOP_CHARACTERS_MAX:
+            then(parsed, [parsed.token_ids] * len(parsed.variants))
+        elif parsed.image_files or _characters(parsed) > LOOP_CHARACTERS_MAX:
             task = asyncio.get_running_loop().create_task(self._tokenise_later(exchange, path, parsed, then))
             self._tasks.add(task)
             task.add_done_callback(lambda task: self._tokenised(task, exchange, path))
@@ -257,21 +270,50 @@ class OpenCalls:
                 each.key: [each.model.tokenizer.encode(text, special=each.special) for text in each.texts or []]
                 for each in distinct(parsed)
             }
-            then([ids[each.key] for each in parsed.variants])
+            then(parsed, [ids[each.key] for each in parsed.variants])
 
-    async def _tokenise_later(
-        self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Callable[[list[list[list[int]]]], None]
-    ) -> None:
+    async def _tokenise_later(self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Tokenised) -> None:
         ids = {}
         for each in distinct(parsed):
             encode = each.model.tokenizer.encode_off_loop
             ids[each.key] = [await encode(text, special=each.special) for text in each.texts or []]
-        if exchange.closed:
-            return
+        prompts = [ids[each.key] for each in parsed.variants]
         try:
-            then([ids[each.key] for each in parsed.variants])
+            if parsed.image_files:
+                parsed, prompts = await self._expanded(parsed, prompts)
+            if not exchange.closed:
+                then(parsed, prompts)
         except ApiError as error:
-            self.answer_error(exchange, path, error)
+            if not exchange.closed:
+                self.answer_error(exchange, path, error)
+
+    async def _expanded(
+        self, parsed: ParsedRequest, prompts: list[list[list[int]]]
+    ) -> tuple[ParsedRequest, list[list[list[int]]]]:
+        """The request with its images, and its prompt with as many tokens for each as it takes.
+
+        Raises:
+            ApiError: 400 for an image that cannot be used, 503 where the image process does not answer.
+        """
+        if self._images is None or parsed.members:
+            why = "a cascade takes none" if parsed.members else "vLLM is not installed beside ingress"
+            raise unsupported("messages", f"Images are not supported: {why}.")
+        files = [
+            await asyncio.to_thread(fetched, file, self._image_hosts) if isinstance(file, str) else file
+            for file in parsed.image_files
+        ]
+        images = images_of(files, prompts[0][0])
+        if len(self._images) >= IMAGES_WAITING_MAX:
+            raise ApiError(503, "too many requests with images wait", kind=SERVER, code="overloaded")
+        told = asyncio.get_running_loop().create_future()
+        question = ExpandImages(self.next_id(), parsed.model.name, images.prompt, files)
+        ImageQuestion(self._images, question, told.set_result)
+        answer: ImagesExpanded | None = await told
+        if answer is None:
+            raise ApiError(503, "the process that reads images does not answer", kind=SERVER, code="no_images")
+        if answer.refusal:
+            raise bad_value("messages", f"Images are refused: {answer.refusal}", "invalid_image")
+        return msgspec.structs.replace(parsed, images=images), [[answer.prompt]]
 
     def _tokenised(self, task: asyncio.Task[None], exchange: Exchange, path: str) -> None:
         self._tasks.discard(task)
@@ -574,6 +616,10 @@ class OpenCalls:
         extra += error.headers
         self._metrics.responses.add(path, str(error.status))
         exchange.respond(error.status, error_body(path, error), headers=extra)
+
+
+def _characters(parsed: ParsedRequest) -> int:
+    return sum(len(text) for each in distinct(parsed) for text in each.texts or [])
 
 
 def client_id(exchange: Exchange) -> bytes:

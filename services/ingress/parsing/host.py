@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,11 +221,11 @@ class ParserHost:
         return opened
 
 
-def main() -> None:
-    """Serve the socket until ingress closes it."""
+def main(make: Callable[[list[ParsedModel]], Any]) -> None:
+    """Serve the socket with a host until ingress closes it."""
     logging.disable(logging.WARNING)
     pipe = socket.socket(fileno=int(sys.argv[1])).makefile("rwb", buffering=1 << 16)
-    host = ParserHost(msgspec.json.decode(sys.argv[2], type=list[ParsedModel]))
+    host = make(msgspec.json.decode(sys.argv[2], type=list[ParsedModel]))
     _send(pipe, ParsersReady(host.faults))
     while len(head := pipe.read(4)) == 4:
         answer = host.answer(_decode(pipe.read(int.from_bytes(head, "little"))))
@@ -241,4 +241,4 @@ def _send(pipe: Any, answer: Answer) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    main()
+    main(ParserHost)

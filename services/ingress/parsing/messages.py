@@ -68,20 +68,43 @@ class CloseParser(msgspec.Struct, frozen=True, tag=True, array_like=True):
     call: str
 
 
+class ExpandImages(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Asks for a prompt with as many tokens for each image as it takes. Answered by ImagesExpanded.
+
+    Attributes:
+        prompt: Token ids with one placeholder for each image.
+        images: Their files.
+    """
+
+    call: str
+    model: str
+    prompt: list[int]
+    images: list[bytes]
+
+
+class ImagesExpanded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The token ids. ``refusal``: why there are none; empty where there are."""
+
+    prompt: list[int]
+    refusal: str = ""
+
+
 class ParsersReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """First message of the process. ``faults``: why a model's parsers cannot be used, by the model's name."""
 
     faults: dict[str, str]
 
 
-Question = OpenParser | ReadOutput | CloseParser
-Answer = ParsersReady | ParserOpened | OutputRead
+Question = OpenParser | ReadOutput | CloseParser | ExpandImages
+Answer = ParsersReady | ParserOpened | OutputRead | ImagesExpanded
 
 
 class ParsedModel(msgspec.Struct, frozen=True):
-    """A model whose output is parsed; the process's configuration is a list of these as JSON."""
+    """A model whose output is parsed, or whose images are expanded; the process's configuration is a list of these as
+    JSON.
+    """
 
     name: str
     path: str
-    reasoning_parser: str
-    tool_call_parser: str
+    reasoning_parser: str = ""
+    tool_call_parser: str = ""

@@ -1,4 +1,5 @@
-"""Ingress's side of the parser process: one for all its models, started again when it dies or hangs.
+"""Ingress's side of the parser process and of the image process: each one for all its models, started again when it
+dies or hangs.
 
 Answers come in the order of the questions. Each call keeps what it sent until it ends; a new process gets it again, and
 answers that were told before are dropped. A call over whose questions two processes died or hung is not asked about
@@ -20,6 +21,8 @@ from services.ingress.calls.messages import CallPart, ChoiceDelta
 from services.ingress.parsing.messages import (
     Answer,
     CloseParser,
+    ExpandImages,
+    ImagesExpanded,
     OpenParser,
     OutputRead,
     ParsedModel,
@@ -30,6 +33,8 @@ from services.ingress.parsing.messages import (
 
 #: Longest time for one answer. A delta takes 50 us, a whole output of 100,000 tokens a second.
 ANSWER_S = 5.0
+#: The same for a prompt's images, each of which is decoded, cut and scaled.
+IMAGES_S = 30.0
 #: Longest time for a start: imports, and tokenizers of all models.
 START_S = 60.0
 #: Interval at which both are looked at, and shortest time between two starts.
@@ -39,12 +44,59 @@ LOSSES_MAX = 2
 #: Pause after a start that failed; new calls are refused meanwhile.
 PAUSE_S = 30.0
 
-_HOST = "services.ingress.parsing.host"
+PARSERS, IMAGES = "services.ingress.parsing.host", "services.ingress.parsing.images"
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Answer).decode
 
 
-class ProcessReader:
+class Asker:
+    """Whoever asks about one call."""
+
+    def __init__(self, process: ParserProcess, call: str) -> None:
+        self._process = process
+        self.call = call
+        self.sent: list[bytes] = []
+        self.answered = self.dropped = 0
+        self.losses = 0
+
+    def take(self, answer: Answer) -> None:
+        """The next answer; those that were told before the process was lost come again."""
+        if self.dropped < self.answered:
+            self.dropped += 1
+            return
+        self.answered += 1
+        self.dropped += 1
+        self.losses = 0
+        self._tell(answer)
+
+    def give_up(self) -> None:
+        """The process died or hung over this call."""
+        raise NotImplementedError
+
+    def _tell(self, answer: Answer) -> None:
+        raise NotImplementedError
+
+
+class ImageQuestion(Asker):
+    """Asks once for a prompt with its images' tokens. ``told`` gets the answer; None where the process was lost."""
+
+    def __init__(
+        self, process: ParserProcess, question: ExpandImages, told: Callable[[ImagesExpanded | None], None]
+    ) -> None:
+        super().__init__(process, question.call)
+        self._told = told
+        process.ask(self, question)
+
+    def give_up(self) -> None:
+        self._told(None)
+
+    def _tell(self, answer: Answer) -> None:
+        assert isinstance(answer, ImagesExpanded)
+        self._process.forget(self)
+        self._told(answer)
+
+
+class ProcessReader(Asker):
     """Reader of one call's output by the parser process; an ``OutputReader``."""
 
     def __init__(
@@ -54,16 +106,12 @@ class ProcessReader:
         opened: Told once what the parser asks of the engine, or why it takes no such call; None where the process was
             lost over it.
         """
-        self._process = process
-        self.call = question.call
+        super().__init__(process, question.call)
         self._opened: Callable[[ParserOpened | None], None] | None = opened
         self._waiting: deque[tuple[list[ChoiceDelta], Callable[[list[ChoiceDelta], int | None], None]]] = deque()
         self.named = self.hidden = False
         self._called: set[int] = set()
-        self.sent: list[bytes] = []
-        self.answered = self.dropped = 0
         self.given_up = False
-        self.losses = 0
         process.ask(self, question)
 
     @property
@@ -82,14 +130,7 @@ class ProcessReader:
         self._waiting.clear()
         self._process.forget(self)
 
-    def take(self, answer: Answer) -> None:
-        """The next answer."""
-        if self.dropped < self.answered:
-            self.dropped += 1
-            return
-        self.answered += 1
-        self.dropped += 1
-        self.losses = 0
+    def _tell(self, answer: Answer) -> None:
         if isinstance(answer, ParserOpened):
             self._open(answer)
         elif isinstance(answer, OutputRead) and self._waiting:
@@ -98,7 +139,7 @@ class ProcessReader:
             told([self._parsed(*each) for each in zip(deltas, answer.parts, strict=True)], reasoning)
 
     def give_up(self) -> None:
-        """The process died or hung over this call: what it was asked is text."""
+        """Tell what was asked as text."""
         self.given_up = True
         self.sent.clear()
         self._open(None)
@@ -129,12 +170,27 @@ class ProcessReader:
 class ParserProcess(asyncio.Protocol):
     """The process, its open calls, and the answers that are due. All on one event loop."""
 
-    def __init__(self, models: Sequence[ParsedModel], log: Callable[..., None]) -> None:
-        """``log``: told of events by name and fields."""
+    def __init__(
+        self,
+        models: Sequence[ParsedModel],
+        log: Callable[..., None],
+        *,
+        host: str = PARSERS,
+        answer_s: float = ANSWER_S,
+        lazy: bool = False,
+    ) -> None:
+        """Args:
+        log: Told of events by name and fields.
+        host: Module that runs in it.
+        answer_s: Longest time for one answer.
+        lazy: It is first started when somebody asks.
+        """
+        self._lazy = lazy
+        self._host, self._answer_s = host, answer_s
         self._models = msgspec.json.encode(models).decode()
         self._log = log
-        self._readers: dict[str, ProcessReader] = {}
-        self._due: deque[ProcessReader] = deque()
+        self._readers: dict[str, Asker] = {}
+        self._due: deque[Asker] = deque()
         self._child: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
@@ -142,26 +198,30 @@ class ParserProcess(asyncio.Protocol):
         self._since = self._pause_s = 0.0
         self.faults: dict[str, str] = {}
 
+    def __len__(self) -> int:
+        """Calls that are open."""
+        return len(self._readers)
+
     async def run(self) -> None:
         """Keep a process running until cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while True:
-                if self._transport is None:
+                if self._transport is None and (self._readers or not self._lazy):
                     await asyncio.sleep(self._pause_s)
                     await self._start()
                 await asyncio.sleep(LOOK_S)
-                if (self._due or not self._ready) and loop.time() - self._since > (
-                    ANSWER_S if self._ready else START_S
-                ):
+                longest = self._answer_s if self._ready else START_S
+                waits = self._transport is not None and (self._due or not self._ready)
+                if waits and loop.time() - self._since > longest:
                     self._lost("hangs")
         finally:
             self._stopped = True
             self._end()
 
-    def ask(self, reader: ProcessReader, question: OpenParser | ReadOutput) -> None:
+    def ask(self, reader: Asker, question: OpenParser | ReadOutput | ExpandImages) -> None:
         """Send a question, now or once there is a process."""
-        if isinstance(question, OpenParser):
+        if not isinstance(question, ReadOutput):
             if self._pause_s and self._transport is None:
                 asyncio.get_running_loop().call_soon(reader.give_up)
                 return
@@ -171,7 +231,7 @@ class ParserProcess(asyncio.Protocol):
         if self._ready:
             self._send(reader, frame)
 
-    def forget(self, reader: ProcessReader) -> None:
+    def forget(self, reader: Asker) -> None:
         if self._readers.pop(reader.call, None) is not None and self._ready and self._transport is not None:
             self._transport.write(_frame(_encode(CloseParser(reader.call))))
 
@@ -206,7 +266,7 @@ class ParserProcess(asyncio.Protocol):
             self._log("parser_failed", request=answer.call, fault=answer.fault)
         self._due.popleft().take(answer)
 
-    def _send(self, reader: ProcessReader, frame: bytes) -> None:
+    def _send(self, reader: Asker, frame: bytes) -> None:
         assert self._transport is not None
         if not self._due:
             self._since = asyncio.get_running_loop().time()
@@ -218,7 +278,7 @@ class ParserProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._since = loop.time()
         self._child = subprocess.Popen(  # noqa: ASYNC220 - as asyncio's own would, but for a watcher that ends with the loop
-            [sys.executable, "-m", _HOST, str(theirs.fileno()), self._models],
+            [sys.executable, "-m", self._host, str(theirs.fileno()), self._models],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
         )
@@ -227,7 +287,7 @@ class ParserProcess(asyncio.Protocol):
 
     def _lost(self, how: str) -> None:
         """The process is of no use any more: its calls go on in the next one, but for the one that it was lost over."""
-        culprits = list[ProcessReader]()
+        culprits = list[Asker]()
         if not self._ready:
             self._pause_s, culprits = PAUSE_S, list(self._readers.values())
         elif self._due:

@@ -50,6 +50,7 @@ from services.worker.vllm_engine.crash import crash_text, refusal_text
 from services.worker.vllm_engine.device_memory import memory_busy
 from services.worker.vllm_engine.grammar_check import TrialVerdict
 from services.worker.vllm_engine.hangs import LivenessJudge
+from services.worker.vllm_engine.images import image_input
 from services.worker.vllm_engine.kv_selftest import LoopBack
 from services.worker.vllm_engine.pooling import pieces, pooling_params, pooling_task
 from services.worker.vllm_engine.sampling import (
@@ -95,6 +96,7 @@ class VllmEngine:
         self._identities: dict[str, str] = {}
         self._adapters = EngineAdapters()
         self._on_trial: dict[str, EngineSequence] = {}
+        self._images: dict[str, Any] = {}  # inputs of sequences that are on trial
         self._serial = 0
         self._step = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -193,6 +195,9 @@ class VllmEngine:
         if adapter is not None and self._adapters.get(adapter) is None:
             self._on_trial[sequence.sequence] = sequence
             self._spawn(self._add_after_load(sequence, adapter))
+        elif sequence.sampling.images is not None and sequence.sequence not in self._images:
+            self._on_trial[sequence.sequence] = sequence
+            self._spawn(self._add_after_images(sequence))
         elif constraint is None or sequence.handover is not None:
             self._add(sequence)
         elif (verdict := self._grammars.known(constraint)) is not None:
@@ -209,6 +214,22 @@ class VllmEngine:
         if refusal:
             self._reject(sequence, refusal)
         else:
+            self.add(sequence)
+
+    async def _add_after_images(self, sequence: EngineSequence) -> None:
+        assert self._llm is not None, "start() first"
+        refusal = ""
+        try:
+            made = await image_input(self._llm.renderer, sequence)
+        except Exception as error:  # noqa: BLE001 - processors raise anything; it refuses this sequence
+            refusal = _sentence(error)
+        if self._on_trial.get(sequence.sequence) is not sequence:
+            return  # it was cancelled, or replaced, meanwhile
+        del self._on_trial[sequence.sequence]
+        if refusal:
+            self._reject(sequence, refusal)
+        else:
+            self._images[sequence.sequence] = made
             self.add(sequence)
 
     def load_adapter(self, name: str, path: str) -> None:
@@ -279,12 +300,13 @@ class VllmEngine:
         structured = structured_params(constraint) if constraint is not None else None
         if sequence.sampling.pooling is not None:
             return self._pooling_request(sequence)
+        tokens = tokens_input(
+            [*sequence.prompt_token_ids, *sequence.output_token_ids], cache_salt=sequence.sampling.cache_salt or None
+        )
+        images = self._images.pop(sequence.sequence, None)
         request = self._llm.input_processor.process_inputs(
             names.request_id(sequence.sequence, self._serial),
-            tokens_input(
-                [*sequence.prompt_token_ids, *sequence.output_token_ids],
-                cache_salt=sequence.sampling.cache_salt or None,
-            ),
+            tokens if images is None else {**tokens, **images, "prompt_token_ids": tokens["prompt_token_ids"]},
             sampling_params(sequence, time.time_ns(), structured=None if backend else structured),
             supported_tasks=self._supported,
             lora_request=self._adapters.get(adapter) if adapter is not None else None,
@@ -317,6 +339,7 @@ class VllmEngine:
         """Aborts sequences; nothing more is heard of them, and their blocks are free in the next snapshot."""
         for name in sequences:
             self._on_trial.pop(name, None)
+            self._images.pop(name, None)
             self._standing.forget(name)
         identities = [identity for name in sequences if (identity := self._identities.pop(name, None))]
         for identity in identities:

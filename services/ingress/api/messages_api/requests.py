@@ -33,16 +33,27 @@ class TextBlock(Struct, kw_only=True):
     text: str
 
 
+class ImageSource(Struct, kw_only=True):
+    """An image: its data, or where it is on the web."""
+
+    type: Literal["base64", "url"]
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+
 class Block(Struct, kw_only=True):
     """A part of a message. Which fields count depends on the type.
 
     Attributes:
+        source: Of an image.
         id, name, input: Of a call.
         tool_use_id, content: Of its result.
     """
 
-    type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
+    type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image"]
     text: str | None = None
+    source: ImageSource | None = None
     thinking: str | None = None
     id: str | None = None
     name: str | None = None

@@ -21,6 +21,7 @@ from services.ingress.api.requests import (
     ChatRequest,
     ContentPart,
     Function,
+    ImageUrl,
     JsonSchemaFormat,
     NamedFunction,
     NamedTool,
@@ -106,8 +107,18 @@ def _user(blocks: list[Block], where: str) -> list[ChatMessage]:
             text = content if isinstance(content, str) else "\n".join(part.text for part in content)
             name = _required(block.tool_use_id, f"{where}[{i}].tool_use_id")
             told.append(ChatMessage(role="tool", content=text, tool_call_id=name))
+    parts = [part for block in blocks if (part := _part(block)) is not None]
+    if any(part.image_url for part in parts):
+        return [*told, ChatMessage(role="user", content=parts)]
     texts = _texts(blocks)
     return [*told, ChatMessage(role="user", content=_parts(texts))] if texts or not told else told
+
+
+def _part(block: Block) -> ContentPart | None:
+    if (source := block.source) is not None:
+        url = source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
+        return ContentPart(type="image_url", image_url=ImageUrl(url=url or ""))
+    return ContentPart(text=block.text) if block.type == "text" and block.text else None
 
 
 def _assistant(blocks: list[Block], where: str) -> ChatMessage:

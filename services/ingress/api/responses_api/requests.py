@@ -35,11 +35,12 @@ from services.ingress.api.requests import (
 
 
 class InputPart(Struct, kw_only=True, omit_defaults=True):
-    """A part of an item: only text."""
+    """A part of an item: text, or an image by its URL."""
 
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal", "input_image"]
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
 
 
 Parts = list[InputPart]

@@ -15,6 +15,7 @@ from services.ingress.api.requests import (
     ChatRequest,
     ContentPart,
     Function,
+    ImageUrl,
     JsonSchemaFormat,
     NamedFunction,
     NamedTool,
@@ -26,6 +27,7 @@ from services.ingress.api.responses_api.requests import (
     ChosenTool,
     FlatTool,
     InputItem,
+    InputPart,
     Parts,
     ResponsesRequest,
     SpaceTool,
@@ -248,8 +250,14 @@ def _content(content: str | Parts | None, where: str) -> str | list[ContentPart]
         raise bad_value(where, f"Missing parameter: `{where}`.", "missing_parameter")
     if isinstance(content, str):
         return content
-    texts = [part.text or part.refusal or "" for part in content]
-    return texts[0] if len(texts) == 1 else [ContentPart(type="text", text=text) for text in texts or [""]]
+    parts = [_part(part) for part in content] or [ContentPart(text="")]
+    return parts[0].text if len(parts) == 1 and parts[0].text is not None else parts
+
+
+def _part(part: InputPart) -> ContentPart:
+    if part.type != "input_image":
+        return ContentPart(text=part.text or part.refusal or "")
+    return ContentPart(type="image_url", image_url=None if part.image_url is None else ImageUrl(url=part.image_url))
 
 
 def _call_id(item: InputItem, where: str) -> str:
