@@ -26,6 +26,9 @@ MODEL = "millrace-agent"
 #: Agents' programs from npm, with the versions that were tried.
 PROGRAMS = ("@openai/codex@0.169.0", "@anthropic-ai/claude-code@2.1.197")
 
+#: The file of the vocabulary o200k_base: the hash of where tiktoken would load it from.
+O200K = "fb374d419588a4632f3f557e76b4b70aebbca790"
+
 
 def main(words: list[str]) -> int:
     """Return pytest's exit status."""
@@ -38,6 +41,8 @@ def main(words: list[str]) -> int:
         if tried.returncode:
             return tried.returncode
     python, guidellm = environment("clients"), environment("guidellm", on_top=True)
+    if failed := harmony(python):
+        return failed
     with tempfile.TemporaryDirectory(prefix="millrace-clients-") as folder:
         start = ("--model", str(ROOT / "models" / MODEL), "--instances", "1")
         rig = UpRig.of_words(Path(folder), start, MODEL)
@@ -46,6 +51,16 @@ def main(words: list[str]) -> int:
             return tested(python, {"MILLRACE_URL": rig.url, "MILLRACE_GUIDELLM_PYTHON": str(guidellm)}, words)
         finally:
             rig.stop()
+
+
+def harmony(python: Path) -> int:
+    """Return pytest's exit status of the tests of gpt-oss's format, with the vocabulary that litellm ships."""
+    (vocabulary,) = python.parents[1].glob(f"lib/*/site-packages/litellm/*/tokenizers/{O200K}")
+    with tempfile.TemporaryDirectory(prefix="millrace-harmony-") as folder:
+        shutil.copy(vocabulary, Path(folder) / "o200k_base.tiktoken")
+        command = [sys.executable, "-m", "pytest", ROOT / "tests/live/test_parser_process.py", "-k", "harmony"]
+        told = os.environ | {"TIKTOKEN_ENCODINGS_BASE": folder}
+        return subprocess.run(command, env=told, check=False).returncode
 
 
 def environment(name: str, *, on_top: bool = False) -> Path:

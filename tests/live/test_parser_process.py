@@ -284,6 +284,39 @@ def test_a_request_that_vllm_does_not_take_is_refused(host: Host, speakers: dict
     assert opened.refusal
 
 
+@pytest.mark.skipif("TIKTOKEN_ENCODINGS_BASE" not in os.environ, reason="needs the vocabulary: ./task test:clients")
+@pytest.mark.parametrize(
+    ("output", "parts"),
+    [
+        ("<|start|>assistant<|channel|>final<|message|>Paris.<|return|>", ("Where?", "Paris.", [])),
+        (
+            f"<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{PARIS}<|call|>",
+            ("Where?", "", CALL),
+        ),
+    ],
+)
+def test_gpt_oss_speaks_harmony(tmp_path: Path, output: str, parts: Any):
+    """Its tokens are those of OpenAI's library, whatever tokenizer stands in its folder."""
+    from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
+    speaker = Speaker(tmp_path / "m", Family("gpt_oss", "{{ tools }}", [], "", ("", "", [])))
+    found, encoding = model_parsers(speaker.folder), load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    assert (found.reasoning, found.tool_calls) == ("openai_gptoss", "openai")
+    ids = encoding.encode(f"<|channel|>analysis<|message|>Where?<|end|>{output}", allowed_special="all")
+    prompt = encoding.encode("<|start|>user<|message|>hi<|end|><|start|>assistant", allowed_special="all")
+    host = Host({"m": ParsedModel("m", str(speaker.folder), found.reasoning, found.tool_calls)})
+    body = json.dumps({"messages": [], "tools": [TOOL], "tool_choice": "auto"}).encode()
+    for size in (len(ids), 1):
+        host.ask(OpenParser("c", "m", body, [prompt], 1, size > 1))
+        pieces = [ids[at : at + size] for at in range(0, len(ids), size)]
+        told = [
+            host.ask(ReadOutput("c", [(0, encoding.decode(piece), piece, piece is pieces[-1])])) for piece in pieces
+        ]
+        assert [answer.fault for answer in told] == [""] * len(told)
+        assert put_together([part for answer in told for part in answer.parts]) == parts
+    host.close()
+
+
 async def test_a_process_that_is_killed_again_and_again_changes_nothing(speakers: dict[str, Speaker]):
     """Each stream goes on in the next process: its parser is built again from the output so far."""
     family, speaker = FAMILIES["qwen3"], speakers["qwen3"]
@@ -314,12 +347,13 @@ async def test_a_process_that_is_killed_again_and_again_changes_nothing(speakers
 async def test_a_process_that_hangs_is_replaced_and_who_hung_two_is_not_asked_about_again(
     speakers: dict[str, Speaker], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("services.ingress.parsing.process.ANSWER_S", 1.0)
     monkeypatch.setattr("services.ingress.parsing.process.LOOK_S", 0.05)
     family, speaker = FAMILIES["qwen3"], speakers["qwen3"]
     ids, lost = speaker.ids(family.output), list[list[str]]()
     process = ParserProcess(
-        [parsed_models(speakers)["qwen3"]], lambda event, **fields: lost.append([fields["how"], *fields["requests"]])
+        [parsed_models(speakers)["qwen3"]],
+        lambda event, **fields: lost.append([fields["how"], *fields["requests"]]),
+        answer_s=1.0,
     )
     running = asyncio.get_running_loop().create_task(process.run())
     try:
