@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from millrace.actor.engine import EngineStepped
 from millrace.contracts.worker import Sampling
 
 from services.worker.config import MigrationConfig
@@ -50,7 +51,7 @@ def engines(family: Family, folder: Path) -> Iterator[Pair]:
     fields: dict[str, Any] = {
         "kv_bytes": 16 << 20,
         "migration": MigrationConfig(copy_bytes_per_step=64 << 10),
-        "engine_args": family.engine,
+        "engine_args": moving_families.engine_args(family, folder),
     }
     source = BenchEngine(config(folder, **fields))
     target = BenchEngine(config(folder, **fields, seed=99), "t")
@@ -72,7 +73,8 @@ def plain(engines: Pair, family: Family, folder: Path) -> list[list[int]]:
     calls = [(prompt_of(length, salt=length), TEXT) for length in TEXTS]
     fields = [(prompt, _fields(sampling)) for prompt, sampling in calls]
     # With its prefix cache plain vLLM's engine dies on a CPU of the hybrid family's second prompt.
-    answers = reference(folder, fields, enable_prefix_caching=False, **family.engine)
+    engine = moving_families.engine_args(family, folder)
+    answers = reference(folder, fields, enable_prefix_caching=False, **engine)
     return [tokens for tokens, _, _ in answers]
 
 
@@ -116,7 +118,16 @@ def test_a_sequence_goes_there_and_back_as_if_it_had_stayed(
     assert moved.tokens == stayed[at]
     if "speculative_config" not in family.engine:  # steps that verify drafts count as computing
         assert not recomputed(engines.target, since), "nothing was computed again"
+    if moving_families.drafts_by_model(family):
+        assert _tokens_per_step(engines.target, since) > 2.5, "drafts hit as before: their KV moved with the rest"
     settled(engines)
+
+
+def _tokens_per_step(engine: BenchEngine, since: int) -> float:
+    """Of the one sequence that decodes since so many events."""
+    steps = [event for event in engine.events[since:] if isinstance(event, EngineStepped)]
+    counts = [len(output.token_ids) for step in steps for output in step.outputs if output.token_ids]
+    return sum(counts) / len(counts)
 
 
 def test_a_sequence_goes_on_elsewhere_from_its_tokens(

@@ -71,7 +71,8 @@ def _vllm_config(**fields: Any) -> Any:
     [
         ({}, 1, ""),
         ({"additional_config": {}}, 1, "migration is off"),
-        ({"speculative_config": SimpleNamespace(method="eagle")}, 1, "drafts tokens with eagle"),
+        ({"speculative_config": SimpleNamespace(method="medusa")}, 1, "drafts tokens with medusa"),
+        ({"speculative_config": SimpleNamespace(method="eagle")}, 1, ""),
         ({"speculative_config": SimpleNamespace(method="ngram")}, 1, ""),
         ({"kv_transfer_config": object()}, 1, "connector"),
         ({}, 2, ""),

@@ -47,6 +47,10 @@ _EXPERTS: dict[str, Any] = {
 }
 
 
+#: Folder beside a model's files with what drafts for it.
+DRAFT = "draft"
+
+
 class Family(NamedTuple):
     """Recipe of one.
 
@@ -67,6 +71,12 @@ FAMILIES = {
     "llama": Family("LlamaConfig", {}, "full attention"),
     "llama-ngram": Family(
         "LlamaConfig", {}, "full attention, tokens drafted by n-grams", {"speculative_config": NGRAM}
+    ),
+    "llama-eagle": Family(
+        "LlamaConfig",
+        {},
+        "full attention, tokens drafted by EAGLE",
+        {"speculative_config": {"method": "eagle", "model": DRAFT, "num_speculative_tokens": 3}},
     ),
     "mistral": Family("MistralConfig", {"sliding_window": 64}, "sliding window"),
     "gemma3": Family(
@@ -183,9 +193,46 @@ def build(folder: Path, family: Family, *, seed: int = 0) -> Path:
     config = getattr(transformers, family.config)(**{**_SHAPE, **family.fields})
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.float32)
     folder.mkdir(parents=True, exist_ok=True)
+    if drafts_by_model(family):
+        with torch.no_grad():
+            table = model.get_input_embeddings().weight
+            table /= table.pow(2).mean(-1, keepdim=True).sqrt().clamp(min=1e-6)  # that of the padding is zero
     model.save_pretrained(folder, safe_serialization=True)
     tiny_llama.write_tokenizer(folder)
+    if drafts_by_model(family):
+        _write_head(folder, model.config)
     return folder
+
+
+def drafts_by_model(family: Family) -> bool:
+    """Whether layers that keep KV draft its tokens."""
+    return bool(family.engine.get("speculative_config", NGRAM)["method"] != NGRAM["method"])
+
+
+def _write_head(folder: Path, config: Any) -> None:
+    """Writes a head of EAGLE: the same layers again, which see each token but the first, and nothing of the model's
+    states. So it says nearly always what the model says, as long as it has its KV.
+
+    A head has no norm before its first layer; where embeddings have length one, that does nothing.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    layers = {name.removeprefix("model."): weight for name, weight in weights.items() if ".layers." in name}
+    del layers["layers.0.input_layernorm.weight"]
+    width = config.hidden_size
+    layers["fc.weight"] = torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1)
+    config.save_pretrained(folder / DRAFT)
+    save_file(layers, folder / DRAFT / "model.safetensors", metadata={"format": "pt"})
+
+
+def engine_args(family: Family, folder: Path) -> dict[str, Any]:
+    """VLLM's arguments for a family in a folder that ``build`` filled."""
+    if not drafts_by_model(family):
+        return family.engine
+    drafts = family.engine["speculative_config"] | {"model": str(folder / DRAFT)}
+    return family.engine | {"speculative_config": drafts}
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "MIGRATION.md"

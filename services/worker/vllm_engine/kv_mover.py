@@ -37,6 +37,10 @@ from services.worker.vllm_engine.kv_source import RequestLeases, denied
 from services.worker.vllm_engine.kv_target import Reservations
 from services.worker.vllm_engine.kv_words import KvCall, KvSettings, Offer
 
+#: Ways to draft tokens whose KV, if they keep any, is in groups of the engine: that of a position is there when its
+#: token is.
+_DRAFTS = ("ngram", "eagle")
+
 #: Copied at a time where no sequence waits for the next step: some 10 ms, so that one that comes does not wait long.
 IDLE_BYTES = 64 << 20
 
@@ -297,7 +301,7 @@ def unmovable(vllm_config: Any, kv_cache_config: Any) -> str:
         "migration is off": kv_words.SETTINGS not in vllm_config.additional_config,
         "its layers keep no KV": not kv_cache_config.kv_cache_groups,
         f"its layers keep {unknown}": bool(unknown),
-        f"it drafts tokens with {drafts and drafts.method}": drafts is not None and drafts.method != "ngram",
+        f"it drafts tokens with {drafts and drafts.method}": drafts is not None and drafts.method not in _DRAFTS,
         "it drafts tokens, and its layers keep a state": drafts is not None and has_state(kv_cache_config),
         "it has a KV connector of its own": vllm_config.kv_transfer_config is not None,
         "its layers are spread over pipeline stages": parallel.pipeline_parallel_size > 1,
