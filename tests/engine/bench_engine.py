@@ -183,9 +183,7 @@ class BenchEngine:
         self.loop.close()
 
 
-def reference(
-    model: Path, calls: list[tuple[list[int], dict[str, Any]]], **engine: Any
-) -> list[tuple[list[int], str, Any]]:
+def reference(model: Path, calls: list[tuple[list[Any], dict[str, Any]]], **engine: Any) -> list[tuple[Any, ...]]:
     """The same calls through vLLM's own ``LLM.generate``, one by one, in a process of its own. ``engine``: further
     arguments of LLM.
     """

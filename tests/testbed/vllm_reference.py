@@ -18,9 +18,10 @@ from services.worker.vllm_engine import environment
 environment.prepare()
 
 
-def answers_to(arguments: dict[str, Any], calls: list[tuple[list[int], dict[str, Any]]]) -> list[Any]:
+def answers_to(arguments: dict[str, Any], calls: list[tuple[list[Any], dict[str, Any]]]) -> list[Any]:
     """Tokens, finish reason and log-probabilities by position of each call; the prompt's where those are asked for. Of
-    a call with a pooling ``task`` the values that are pooled.
+    a call with a pooling ``task`` the values that are pooled; of one whose prompt is chat messages, text
+    and prompt tokens.
     """
     from vllm import LLM
 
@@ -28,11 +29,14 @@ def answers_to(arguments: dict[str, Any], calls: list[tuple[list[int], dict[str,
     return [_answer(llm, prompt, fields) for prompt, fields in calls]
 
 
-def _answer(llm: Any, prompt: list[int], fields: dict[str, Any]) -> list[Any]:
+def _answer(llm: Any, prompt: list[Any], fields: dict[str, Any]) -> list[Any]:
     from vllm import PoolingParams, SamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import StructuredOutputsParams
 
+    if isinstance(prompt[0], dict):
+        (answer,) = llm.chat(prompt, SamplingParams(**fields), use_tqdm=False)
+        return [answer.outputs[0].text, len(answer.prompt_token_ids)]
     if task := fields.get("task"):
         given = [{"prompt_token_ids": prompt}]
         (pooled,) = llm.encode(given, PoolingParams(**fields), pooling_task=task, use_tqdm=False)
