@@ -1,4 +1,4 @@
-"""Two engines of one model that sequences move between; started once for all tests of it.
+"""Two engines of one model that sequences move between, started once for all tests of it; and families of models.
 
 vLLM is imported once for all tests here and all clusters that they start: the fork server has it from this process.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.testbed import moving_families
+from tests.testbed.moving_families import Family
 from tests.testbed.programs import open_fork_server
 
 if importlib.util.find_spec("vllm") is not None:
@@ -28,6 +32,37 @@ if importlib.util.find_spec("vllm") is not None:
 
 if TYPE_CHECKING:
     from tests.engine.moving import Pair
+
+#: Moves of each family under load. Where it is not given only one family is tested, and not that.
+MOVES = int(os.environ.get("MILLRACE_FAMILIES") or 0)
+#: Notes what a family has passed, and how much of it.
+Note = Callable[[str, int], None]
+
+
+@pytest.fixture(scope="module", params=list(moving_families.FAMILIES) if MOVES else ["gemma3"])
+def family_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def family(family_name: str) -> Family:
+    return moving_families.FAMILIES[family_name]
+
+
+@pytest.fixture(scope="module")
+def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return moving_families.build(tmp_path_factory.mktemp("family"), family)
+
+
+@pytest.fixture
+def note(family_name: str, request: pytest.FixtureRequest) -> Note:
+    """For the table in docs/MIGRATION.md; nothing once a test has failed."""
+
+    def noted(what: str, count: int) -> None:
+        if MOVES and not request.session.testsfailed:
+            moving_families.note(family_name, what, count)
+
+    return noted
 
 
 @pytest.fixture(scope="package")

@@ -1,13 +1,12 @@
 """A sequence of each family of models says what plain vLLM says, moves there and back with its KV, and goes on from
 its tokens alone elsewhere.
 
-`./task test` runs those of ``SHORT``, `./task test:families` all; with ``MILLRACE_FAMILIES=N`` each moves N times under
+`./task test` does so with one, `./task test:families` with all; with ``MILLRACE_FAMILIES=N`` each moves N times under
 load besides. The table in docs/MIGRATION.md has a row for each.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from millrace.contracts.worker import Sampling
 
 from services.worker.config import MigrationConfig
 from tests.engine.bench_engine import BenchEngine, Decoded, config, reference
+from tests.engine.conftest import MOVES, Note
 from tests.engine.moving import Pair, begin, prompt_of, recomputed, settled, until_tokens, whole
 from tests.engine.travelling import COMPUTED_AGAIN, FAULTS, KINDS, travel
 from tests.testbed import moving_families
@@ -26,24 +26,11 @@ from tests.testbed.moving_families import Family
 
 pytestmark = pytest.mark.timeout(900)
 
-SHORT = ("gemma3",)
-MOVES = int(os.environ.get("MILLRACE_FAMILIES") or 0)
-CHOSEN = list(moving_families.FAMILIES) if MOVES else list(SHORT)
 #: Output tokens at which a sequence moves: before its window of 64 is full, across its end, long after it.
 POINTS = (20, 60, 260)
 #: Lengths of prompts to each of which 300 tokens are said.
 TEXTS = (9, 40, 100, 170)
 TEXT = Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)
-
-
-@pytest.fixture(scope="module", params=CHOSEN)
-def family(request: pytest.FixtureRequest) -> Family:
-    return moving_families.FAMILIES[request.param]
-
-
-@pytest.fixture(scope="module")
-def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return moving_families.build(tmp_path_factory.mktemp("family"), family)
 
 
 @pytest.fixture(scope="module")
@@ -139,21 +126,16 @@ def test_a_sequence_goes_on_elsewhere_from_its_tokens(
         assert engines.target.finish(name)[0].tokens == stayed[at][at:], at
 
 
-def test_text_is_what_plain_vllm_says(engines: Pair, plain: list[list[int]], request: pytest.FixtureRequest) -> None:
+def test_text_is_what_plain_vllm_says(engines: Pair, plain: list[list[int]], note: Note) -> None:
     names = [engines.source.add(prompt_of(length, salt=length), TEXT) for length in TEXTS]
     assert [each.tokens for each in engines.source.finish(*names)] == plain
-    _note(request, 0)
+    note("text", sum(map(len, plain)))
 
 
 @pytest.mark.skipif(MOVES < 2, reason="MILLRACE_FAMILIES=N, N > 1, has each family move N times")
-def test_many_moves_change_no_token(engines: Pair, family: Family, request: pytest.FixtureRequest) -> None:
+def test_many_moves_change_no_token(engines: Pair, family: Family, note: Note) -> None:
     kinds = KINDS
     if "speculative_config" in family.engine:
         kinds = tuple((length, msgspec.structs.replace(how, temperature=0.0)) for length, how in KINDS)
     travel(engines, MOVES, kinds=kinds, faults=[fault for fault in FAULTS if fault not in COMPUTED_AGAIN])
-    _note(request, MOVES)
-
-
-def _note(request: pytest.FixtureRequest, moves: int) -> None:
-    if MOVES and not request.session.testsfailed:
-        moving_families.note_moves(request.node.callspec.params["family"], moves)
+    note("moves", MOVES)

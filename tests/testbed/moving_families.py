@@ -236,29 +236,32 @@ def engine_args(family: Family, folder: Path) -> dict[str, Any]:
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "MIGRATION.md"
-#: Moves of each family that passed the suite, the last time that it ran whole.
-MOVED = Path(__file__).resolve().with_name("families.json")
+#: What each family has passed, the last time that it ran: tokens of ``text``, ``moves`` under load, ``kills``.
+PASSED = Path(__file__).resolve().with_name("families.json")
 _HEAD = (
-    "| family | layers keep | text | there and back | from its tokens alone | moves under load, other tokens |\n"
-    "|---|---|---|---|---|---|\n"
+    "| family | layers keep | text | there and back | from its tokens alone | moves under load, other tokens "
+    "| over HTTP, handed over, drained, after kill -9 |\n"
+    "|---|---|---|---|---|---|---|\n"
 )
 
 
-def note_moves(name: str, moves: int) -> None:
-    """A family passed, and was moved so often under load without another token."""
-    moved = json.loads(MOVED.read_text())
-    moved[name] = moves or moved.get(name, 0)
-    MOVED.write_text(json.dumps(moved, indent=1, sort_keys=True) + "\n")
+def note(name: str, part: str, count: int) -> None:
+    """A family passed so much of a part of the suite."""
+    passed = json.loads(PASSED.read_text())
+    passed.setdefault(name, {})[part] = count
+    lines = (f" {json.dumps(each)}: {json.dumps(what)}" for each, what in sorted(passed.items()))
+    PASSED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def table() -> str:
     """Rows of the families that passed, in order."""
-    moved = json.loads(MOVED.read_text())
+    passed = json.loads(PASSED.read_text())
     rows = []
     for name, family in FAMILIES.items():
-        if name in moved:
-            load = f"{moved[name]}, 0" if moved[name] else "–"
-            rows.append(f"| {name} | {family.keeps} | equal | equal | equal | {load} |\n")
+        if name in passed:
+            load = f"{passed[name]['moves']}, 0" if passed[name].get("moves") else "–"
+            cluster = "equal" if passed[name].get("kills") else "–"
+            rows.append(f"| {name} | {family.keeps} | equal | equal | equal | {load} | {cluster} |\n")
     return _HEAD + "".join(rows)
 
 

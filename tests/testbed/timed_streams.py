@@ -34,13 +34,15 @@ class TimedStream:
     Attributes:
         sequence: Its id on the bus; empty before the first event.
         times: Monotonic seconds of each event with text.
+        token_ids: Its tokens, where it asks for them.
         began: When it was sent.
-        settle: After so many events ``settled`` is set; also at its end, however it ends.
+        settle: After so many events, or tokens, ``settled`` is set; also at its end, however it ends.
     """
 
     began: float = 0.0
     sequence: str = ""
     times: list[float] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish: str = ""
     error: str = ""
@@ -95,9 +97,10 @@ def _take(stream: TimedStream, event: dict[str, Any], now: float) -> None:
         stream.sequence = event["id"].partition("-")[2] + ".0"
     for choice in event["choices"]:
         stream.text += choice["text"]
+        stream.token_ids += choice.get("token_ids") or []
         stream.finish = choice["finish_reason"] or stream.finish
         stream.times.append(now)
-    if len(stream.times) >= stream.settle:
+    if max(len(stream.times), len(stream.token_ids)) >= stream.settle:
         stream.settled.set()
     if event.get("usage"):
         stream.tokens = event["usage"]["completion_tokens"]

@@ -1,0 +1,121 @@
+"""Each family of models in a cluster of two real engines: text over HTTP is plain vLLM's, whole and streamed, handed
+from prefill to decode, drained, and after kill -9 of an engine.
+
+`./task test` does so with one, `./task test:families` with all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from millrace.contracts.broker import MoveReason
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
+from millrace.contracts.plan import InstanceRole
+
+from tests.engine.bench_engine import reference
+from tests.engine.conftest import Note
+from tests.engine.moving import prompt_of
+from tests.live.faults import kill
+from tests.live.mover import Mover
+from tests.testbed import moving_families
+from tests.testbed.moving_families import Family
+from tests.testbed.role_operator import RoleOperator
+from tests.testbed.timed_streams import TimedStream, client, play
+from tests.testbed.up_cluster import UpRig
+
+pytestmark = pytest.mark.timeout(600)
+
+#: Some tokens short of the window of 64, which moves on while they are answered.
+PROMPT = prompt_of(50, salt=50)
+TEXT: dict[str, Any] = {"max_tokens": 1200, "ignore_eos": True, "temperature": 0, "return_token_ids": True}
+#: Of what is handed over or drained.
+SHORTER = TEXT | {"max_tokens": 300}
+#: Output tokens that streams have when their engine is killed.
+KILLED_AT = (1000, 200, 20)
+
+
+@pytest.fixture(scope="module")
+def expected(family: Family, folder: Path) -> list[int]:
+    """Tokens that plain vLLM says."""
+    fields = {name: TEXT[name] for name in ("max_tokens", "ignore_eos", "temperature")}
+    engine = moving_families.engine_args(family, folder)
+    return reference(folder, [(PROMPT, fields)], enable_prefix_caching=False, **engine)[0][0]
+
+
+@pytest.fixture(scope="module")
+def rig(family: Family, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    """In float32, as the reference. Whoever is killed shall have had work."""
+    worker = {"dtype": "float32", "enforce_eager": True, "engine_args": moving_families.engine_args(family, folder)}
+    extra = ("--policy", "round_robin", "--set", f"worker={json.dumps(worker)}")
+    home = tmp_path_factory.mktemp("cluster")
+    with UpRig(home / "c", model_path=folder, engine="vllm", instances=2, extra=extra) as cluster:
+        yield cluster
+
+
+async def begin(http: httpx.AsyncClient, rig: UpRig, *, tokens: int, **fields: Any) -> list[asyncio.Task[TimedStream]]:
+    """A stream on each engine, when both have so many tokens."""
+    streams = [TimedStream(settle=tokens) for _ in range(2)]
+    tasks = [asyncio.create_task(play(http, rig, stream, prompt=PROMPT, **fields)) for stream in streams]
+    for stream in streams:
+        await stream.settled.wait()
+    return tasks
+
+
+async def told(tasks: list[asyncio.Task[TimedStream]]) -> list[list[int]]:
+    """Tokens of streams that all end well."""
+    streams = await asyncio.gather(*tasks)
+    assert not [stream.error for stream in streams if stream.error]
+    return [stream.token_ids for stream in streams]
+
+
+async def answer(http: httpx.AsyncClient, rig: UpRig) -> list[int]:
+    """Tokens of a whole answer."""
+    said = await http.post(f"{rig.url}/v1/completions", json={"model": rig.model, "prompt": PROMPT, **TEXT})
+    tokens: list[int] = said.json()["choices"][0]["token_ids"]
+    return tokens
+
+
+def moves(onlooker: Mover) -> set[tuple[str, str, MoveReason]]:
+    moved: list[MigrationFinished] = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
+    return {(body.source, body.target, body.reason) for body in moved}
+
+
+async def test_streams_are_handed_from_prefill_to_decode(rig: UpRig, expected: list[int]) -> None:
+    async with RoleOperator(rig) as operator, Mover(rig, modes=()) as onlooker, client() as http:
+        await operator.flip("worker-0", InstanceRole.PREFILL)
+        await operator.flip("worker-1", InstanceRole.DECODE)
+        assert await told(await begin(http, rig, tokens=1, **SHORTER)) == [expected[:300]] * 2
+        await operator.flip("worker-1", InstanceRole.BOTH)
+        await operator.flip("worker-0", InstanceRole.BOTH)
+    assert moves(onlooker) == {("worker-0", "worker-1", MoveReason.HANDOFF)}
+
+
+async def test_streams_move_when_an_instance_is_drained(rig: UpRig, expected: list[int]) -> None:
+    async with Mover(rig, modes=()) as onlooker, client() as http:
+        tasks = await begin(http, rig, tokens=1, **SHORTER) + await begin(http, rig, tokens=20, **SHORTER)
+        await asyncio.to_thread(rig.cli, "drain", "worker-0", "--keep")
+        assert await told(tasks) == [expected[:300]] * 4
+    assert {(source, target) for source, target, _ in moves(onlooker)} == {("worker-0", "worker-1")}
+
+
+async def test_answers_are_plain_vllms_whole_and_streamed_also_of_an_engine_that_is_killed(
+    rig: UpRig, expected: list[int], note: Note
+) -> None:
+    """The last: it leaves the cluster with one engine. Each half of the answers is one that nothing happens to."""
+    before = await rig.metric("millrace_ingress_continuations_total")
+    async with client() as http:
+        whole = [asyncio.create_task(answer(http, rig)) for _ in range(2)]
+        tasks = []
+        for at, later in zip(KILLED_AT, [*KILLED_AT[1:], 0], strict=True):
+            tasks += await begin(http, rig, tokens=at - later, **TEXT)
+        kill(rig.log_pids("worker-0")[-1])
+        assert await told(tasks) == [expected] * len(tasks)
+        assert await asyncio.gather(*whole) == [expected] * 2
+    assert await rig.metric("millrace_ingress_continuations_total") - before == len(tasks) / 2 + 1
+    note("kills", len(KILLED_AT))
