@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ NOWHERE = "worker-9"
 #: What is said to others in a migration that succeeds; answers go to the asker alone, and are not heard.
 CONVERSATION = (
     "MigrateSequence",
+    "AskForMove",
+    "MoveBid",
     "LeaseKv",
     "AllotEpoch",
     "PrepareMigration",
@@ -35,6 +38,8 @@ CONVERSATION = (
     "EndLease",
     "MigrationFinished",
 )
+#: So many of them come before the migration has a name.
+ASKED = 3
 #: Whole runs of the check have shown some 100 lines of a tree; this many are enough to see one.
 TREE_LINES = 24
 
@@ -72,7 +77,9 @@ class Moves:
             told = [line for _ in range(2) for line in self._operator.move(requests)]
             refused = self._operator.refused(requests[0], to=NOWHERE)
             texts = streams.texts()
-            wait("tap to hear of every move", 30, lambda: heard.read_text().count(" MigrationFinished ") >= len(told))
+            wait(
+                "tap to hear of every move", 30, lambda: len(of_type("MigrationFinished", lines_of(heard))) >= len(told)
+            )
         if wrong := [line for line in told if f" by {COPIER}," not in line]:
             raise Failed(f"not moved by {COPIER}: {wrong[0]}")
         if idle := [line for line in told[: len(requests)] if " in 0 pieces" in line]:
@@ -84,7 +91,7 @@ class Moves:
             say(f"migrate: {line}")
         say(f"migrate: {refused}")
         say(f"{len(told)} moves between two containers, texts identical, longest pause {streams.gap_s:.3f} s")
-        show_conversation(heard.read_text().splitlines(), request_of(requests[0]))
+        show_conversation(lines_of(heard), request_of(requests[0]))
         if traces:
             self._one_tree(requests[0])
         self._no_block_left()
@@ -196,13 +203,23 @@ def show_conversation(lines: Sequence[str], request: str) -> None:
     Raises:
         Failed: a part of it was not heard.
     """
-    finished = [line for line in lines if " MigrationFinished " in line and request in line]
-    if not finished:
+    own = [line for line in lines if request in line]
+    if not (finished := of_type("MigrationFinished", own)):
         raise Failed(f"tap heard no end of a migration of {request}")
-    name = finished[0][finished[0].index("~") :].split()[0]
-    asked = [line for line in lines if " MigrateSequence " in line and request in line][:1]
-    said = asked + [line for line in lines if name in line]
-    if silent := [kind for kind in CONVERSATION if not any(f" {kind} " in line for line in said)]:
+    (name,) = re.findall(r" migration=(\w+)", finished[0])
+    said = [of_type(kind, own)[0] for kind in CONVERSATION[:ASKED] if of_type(kind, own)]
+    said += [line for line in own if f"={name} " in f"{line} "]
+    if silent := [kind for kind in CONVERSATION if not of_type(kind, said)]:
         raise Failed(f"tap heard no {', '.join(silent)} of {name}:\n" + "\n".join(said))
     for line in said:
         say(f"tap: {line}")
+
+
+def lines_of(heard: Path) -> list[str]:
+    """What tap wrote so far."""
+    return heard.read_text().splitlines()
+
+
+def of_type(kind: str, lines: Sequence[str]) -> list[str]:
+    """Those of a message type, in any version."""
+    return [line for line in lines if re.search(rf"→ {kind}(/\d+)? ", line)]

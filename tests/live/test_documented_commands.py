@@ -20,6 +20,7 @@ import pytest
 from millrace.cli import up
 from millrace.cli.cluster_flags import cluster_of
 
+from compose.check.moves import lines_of, of_type, show_conversation
 from deployment.config_check import check_files
 from services.supervisor.config import LaunchOptions
 from services.supervisor.layout import Layout
@@ -187,6 +188,22 @@ def test_a_command_against_a_running_cluster_does_what_it_says(busy: Busy, comma
     assert status == 0, f"{command}: {output}"
     if words[0] == "drain" and not {"--back", "--keep"} & set(words):
         assert verb(busy.rig, *words, "--back")[0] == 0
+
+
+def test_a_tap_tells_the_whole_story_of_a_move(busy: Busy) -> None:
+    environment, heard = os.environ | {"MILLRACE_DIR": str(busy.rig.folder)}, busy.rig.folder / "tap.txt"
+    until_s = time.monotonic() + 60
+    with heard.open("wb") as lines:
+        tap = subprocess.Popen([sys.executable, "-m", "millrace.cli", "tap", ">"], env=environment, stdout=lines)
+    while not heard.stat().st_size and time.monotonic() < until_s:
+        time.sleep(0.1)
+    while verb(busy.rig, "migrate", busy.request(running=True))[0] and time.monotonic() < until_s:
+        pass
+    while not (ended := of_type("MigrationFinished", lines_of(heard))) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    tap.terminate()
+    tap.wait(timeout=30)
+    show_conversation(lines_of(heard), ended[0].split(" → ")[1].split()[1].partition(".")[0])
 
 
 def verb(rig: UpRig, *words: str) -> tuple[int, str]:
