@@ -216,7 +216,7 @@ def show_conversation(lines: Sequence[str], request: str) -> None:
 
 
 def lines_of(heard: Path) -> list[str]:
-    """What tap wrote so far."""
+    """The lines that tap has written so far."""
     return heard.read_text().splitlines()
 
 
