@@ -31,6 +31,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "hot_path": (*_INGRESS, "services/predictor", "services/tagger"),
         "vllm_overhead": (*_INGRESS, *_WORKER),
         "continuation_gap": ("services/ingress/failover", "services/worker"),
+        "autopilot": ("services/coordinator/autopilot.py", "simulator/whatif"),
         "disturbed_streams": ("services/ingress/failover", *_MOVING, "services/broker"),
         # forecasting
         "step_time": _ENGINES,
