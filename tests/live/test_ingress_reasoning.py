@@ -13,6 +13,7 @@ import openai
 import pytest
 from millrace.cluster.model_parsers import ModelParsers
 
+from services.ingress.parsing.process import ParserProcess
 from tests.live.ingress_rig import Rig, served
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -82,7 +83,8 @@ async def test_a_request_that_vllm_refuses_is_a_400(rig: Rig):
 
 async def test_calls_are_503_where_the_parsers_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The first waits for the start that fails, the next ones do not."""
-    monkeypatch.setattr("services.ingress.parsing.process.PARSERS", "services.ingress.parsing.nothing")
+    defaults = ParserProcess.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "host", "services.ingress.parsing.nothing")
     async with (
         served(tmp_path, parsers={"tools": ModelParsers("qwen3", "hermes")}) as rig,
         httpx.AsyncClient(base_url=rig.url, timeout=20) as client,
