@@ -36,7 +36,7 @@ COMMAND = re.compile(r"^(?:\./task |millrace |curl |hf |docker |python -m |\.ven
 COMMENT = re.compile(r"\s{2,}# .*$")
 
 #: What a document lets its reader fill in.
-PLACEHOLDERS = {"INSTANCE": "worker-1", "llama": "millrace-mini", "worker-2": "worker-3"}
+PLACEHOLDERS = {"INSTANCE": "worker-1", "MODEL": "millrace-mini", "llama": "millrace-mini", "worker-2": "worker-3"}
 
 #: Pattern of a command that this test does not run -> who runs it, or what it needs.
 ELSEWHERE = {
