@@ -32,7 +32,13 @@ PROCESSES = ("tests/contract", "tests/live", "tests/engine")
 GROUPS = {
     "live-a-m": ("tests/live/test_[a-m]*.py",),
     "live-n-z": ("tests/live/*",),
-    "clusters": ("tests/engine/two_*", "tests/engine/test_*_worker.py", "tests/engine/test_[pt]*_vllm.py"),
+    "clusters": (
+        "tests/engine/two_*",
+        "tests/engine/test_*_worker.py",
+        "tests/engine/test_[pt]*_vllm.py",
+        "tests/engine/test_family_clusters.py",
+        "tests/engine/test_images.py",
+    ),
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
 }
