@@ -143,7 +143,7 @@ def _break_and_look(deployment: Deployment, api: Api, ports: dict[str, str], *, 
     _control_death(deployment, api, undisturbed)
     _nats_death(deployment, api, nats_port, undisturbed)
     moves.back(START_SECONDS_MAX)
-    for name in ("worker-0", "worker-1"):
+    for name in ("worker-1", "worker-0"):  # the other has just started: its prefix cache is empty, and draws no stream
         _wait_back(_worker_death(deployment, api, name, undisturbed))
     _panels(deployment, api, nats_port, prometheus)
     _ingress_death(deployment, api)
