@@ -208,29 +208,27 @@ class VllmEngine:
 
     async def _add_after_load(self, sequence: EngineSequence, adapter: Adapter) -> None:
         refusal = await self._load(adapter.name, adapter.path, adapter.fingerprint)
-        if self._on_trial.get(sequence.sequence) is not sequence:
-            return  # it was cancelled, or replaced, meanwhile
-        del self._on_trial[sequence.sequence]
-        if refusal:
-            self._reject(sequence, refusal)
-        else:
-            self.add(sequence)
+        if self._still_on_trial(sequence):
+            self._reject(sequence, refusal) if refusal else self.add(sequence)
 
     async def _add_after_images(self, sequence: EngineSequence) -> None:
         assert self._llm is not None, "start() first"
-        refusal = ""
         try:
             made = await image_input(self._llm.renderer, sequence)
         except Exception as error:  # noqa: BLE001 - processors raise anything; it refuses this sequence
-            refusal = _sentence(error)
-        if self._on_trial.get(sequence.sequence) is not sequence:
-            return  # it was cancelled, or replaced, meanwhile
-        del self._on_trial[sequence.sequence]
-        if refusal:
-            self._reject(sequence, refusal)
-        else:
+            if self._still_on_trial(sequence):
+                self._reject(sequence, _sentence(error))
+            return
+        if self._still_on_trial(sequence):
             self._images[sequence.sequence] = made
             self.add(sequence)
+
+    def _still_on_trial(self, sequence: EngineSequence) -> bool:
+        """Ends its trial; False where it was cancelled, or replaced, meanwhile."""
+        if self._on_trial.get(sequence.sequence) is not sequence:
+            return False
+        del self._on_trial[sequence.sequence]
+        return True
 
     def load_adapter(self, name: str, path: str) -> None:
         self._spawn(self._load(name, path))
@@ -246,13 +244,12 @@ class VllmEngine:
 
     async def _add_after_trial(self, sequence: EngineSequence, constraint: StructuredOutput) -> None:
         verdict = await self._grammars.check(constraint)
-        if self._on_trial.get(sequence.sequence) is sequence:  # else it was cancelled, or replaced, meanwhile
-            del self._on_trial[sequence.sequence]
+        if self._still_on_trial(sequence):
             self._judged(sequence, verdict)
 
     def _judged(self, sequence: EngineSequence, verdict: TrialVerdict) -> None:
         if verdict.refusal:
-            self._answer(SequenceRejected(sequence=sequence.sequence, detail=verdict.refusal))
+            self._reject(sequence, verdict.refusal)
         else:
             self._add(sequence, backend=verdict.backend)
 
@@ -276,6 +273,7 @@ class VllmEngine:
             self._spawn(self._receive(request))
 
     def _reject(self, sequence: EngineSequence, detail: str) -> None:
+        self._images.pop(sequence.sequence, None)
         self._answer(SequenceRejected(sequence=sequence.sequence, detail=detail))
         if sequence.handover is not None:
             self.move(UnreserveInEngine(migration=sequence.handover.migration))
