@@ -6,7 +6,7 @@ import pytest
 from millrace.contracts.ingress import ReturnReason, SequencesReturned
 from millrace.contracts.local import RequestFailure, TimerFired
 from millrace.contracts.status import PresenceState, ServicePresence
-from millrace.contracts.worker import CancelSequence, Sampling, StructuredOutput, SubmitSequence
+from millrace.contracts.worker import CancelSequence, Images, Sampling, StructuredOutput, SubmitSequence
 
 from services.ingress.calls.messages import CompleteCall, FailCall, RefusalKind, RefuseCall
 from services.ingress.failover.instance_loss import SUSPECTS_MAX
@@ -248,16 +248,23 @@ def test_only_the_last_to_come_are_suspects_and_all_others_fail_over_at_once():
     assert len(sent_to(bench, "bad")) == 2
 
 
-def test_what_waited_behind_a_full_batch_is_no_suspect_but_for_the_next_and_what_the_engine_reads_at_once():
+@pytest.mark.parametrize(
+    "read_at_once",
+    [
+        {"structured": StructuredOutput(regex="a")},
+        {"images": Images(data=[b"png"], prompt=[1], digest="d")},
+    ],
+    ids=["constraint", "images"],
+)
+def test_what_waited_behind_a_full_batch_is_no_suspect_but_for_the_next_and_what_the_engine_reads_at_once(read_at_once):
     bench, home = bench_with_neighbour()
     (other,) = bench.summary_at.keys() - {home}
     bench.register(home, max_sequences=2)
-    constrained = Sampling(max_tokens=4, structured=StructuredOutput(regex="a"))
     for number in range(6):
         busy(bench, home)
         bench.now_ns += MILLISECOND
-        more = {"sampling": constrained, "constraint_param": "structured_outputs"} if number == 2 else {}
-        assert bench.run_call(f"r{number}", **more) == home
+        sampling = Sampling(max_tokens=4, **(read_at_once if number == 2 else {}))
+        assert bench.run_call(f"r{number}", sampling=sampling) == home
     bench.tokens(home, chunk("a", sequence="bad.0"))
     bench.summary(other)
     die(bench, home)

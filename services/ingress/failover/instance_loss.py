@@ -45,11 +45,16 @@ def mark_suspects(state: IngressState, instance: KnownInstance, last_sign_ns: in
     owned = state.owned.get(instance.name, {}).values()
     waiting = sorted((s for s in owned if s.fresh and not s.moved and s.placed_ns <= until_ns), key=_placed)
     free = instance.view.sequences_max - sum(not s.fresh or s.moved for s in owned)
-    begun = waiting[: max(1, free)] if instance.view.sequences_max else waiting
-    read = [s for s in waiting if s.call.call.constraint_param] + waiting[-1:]  # as they come
-    young = [s for s in waiting if not s.log and (s in begun or s in read)]
+    begun = set(waiting[: max(1, free)] if instance.view.sequences_max else waiting)
+    young = [s for s in waiting if not s.log and (s in begun or s is waiting[-1] or _read_at_once(s))]
     for sequence in young[-SUSPECTS_MAX:]:
         sequence.retry.suspect = True
+
+
+def _read_at_once(sequence: OpenSequence) -> bool:
+    """Whether an engine works on it as it comes: a grammar, an adapter to load, images."""
+    sampling = sequence.call.call.sampling
+    return bool(sampling.structured or sampling.adapter or sampling.images)
 
 
 def _placed(sequence: OpenSequence) -> int:
