@@ -43,7 +43,7 @@ OF_VLLM = {
     "session_id": "requests are placed by what is cached of their prompts; leave it out",
     "kv_transfer_params": "KV is moved by Millrace; leave it out",
     "ec_transfer_params": "engines encode images themselves; leave it out",
-    "mm_processor_kwargs": "set it in `worker.engine_args`",
+    "mm_processor_kwargs": "images are processed as the model's folder says; leave it out",
     "media_io_kwargs": "images become RGB on white",
     "mm_payload": "send images in `messages`",
     "return_mm_kwargs": "leave it out",
