@@ -12,6 +12,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -49,8 +50,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Answer).decode
 
 
-class Asker:
-    """Whoever asks about one call."""
+class Asker(ABC):
+    """The questions about one call, and what becomes of their answers."""
 
     def __init__(self, process: ParserProcess, call: str) -> None:
         self._process = process
@@ -69,12 +70,12 @@ class Asker:
         self.losses = 0
         self._tell(answer)
 
+    @abstractmethod
     def give_up(self) -> None:
         """The process died or hung over this call."""
-        raise NotImplementedError
 
-    def _tell(self, answer: Answer) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _tell(self, answer: Answer) -> None: ...
 
 
 class ImageQuestion(Asker):
