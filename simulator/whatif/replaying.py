@@ -278,7 +278,7 @@ def _factor(kind: str, kinds: Mapping[str, str], paced: Sequence[tuple[RequestSe
     again = _median(
         [(sim.e2e_ns - sim.ttft_ns) / (sim.output_tokens - 1) for _, sim in paced if kinds.get(sim.instance) == kind]
     )
-    factor = real / again
+    factor = real / again if again else 1.0
     return min(FACTOR_MAX, max(FACTOR_MIN, factor)) if math.isfinite(factor) else 1.0
 
 

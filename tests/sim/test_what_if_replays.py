@@ -54,16 +54,23 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(CLUSTER, {"worker": 2.0}, tmp_path_factory.mktemp("recorded") / "load.jsonl.gz")
 
 
-def recorded(cluster: str, factors: Mapping[str, float], path: Path) -> Path:
+def recorded(
+    cluster: str,
+    factors: Mapping[str, float],
+    path: Path,
+    *,
+    engine: EngineParameters = ENGINE,
+    rate_per_s: float = 12.0,
+) -> Path:
     """Requests as a simulated cluster served them.
 
     Args:
         factors: By group's name: its step times over those that its instances name.
     """
     spec = with_model_folders(parse_cluster(cluster))
-    tables = cluster_tables(spec, lambda model, group: (ENGINE, f"cpu-8m {factors[group.name]}"))
+    tables = cluster_tables(spec, lambda model, group: (engine, f"cpu-8m {factors[group.name]}"))
     lengths = {"kind": "log_normal", "prompt_mean": 150, "output_mean": 60, "prompt_sigma": 0.7, "output_sigma": 0.5}
-    arrivals = {"kind": "poisson", "rate_per_s": 12.0}
+    arrivals = {"kind": "poisson", "rate_per_s": rate_per_s}
     workload = {"count": COUNT, "arrivals": arrivals, "lengths": lengths, "output_limit": 400}
     intervals = {"status_ms": 25, "summary_ms": 25}
     outcome = run_scenario(scenario_of({**tables, "workload": workload, "intervals": intervals}), step_times=slower)
@@ -76,7 +83,7 @@ def recorded(cluster: str, factors: Mapping[str, float], path: Path) -> Path:
             engine="modelled",
             engine_version="1",
             step_time="cpu-8m",
-            **scheduler_fields(ENGINE),
+            **scheduler_fields(engine),
         )
         rows.append(InstanceSeen(record=record))
     rows += [
@@ -143,6 +150,19 @@ def test_first_tokens_that_came_seconds_late_are_not_taken_for_slow_messages(rec
     answer = msgspec.json.decode(output.read_bytes())
     assert answer["changes"][0]["lost"] == 0
     assert answer["fidelity"]["ttft_p50"]["ratio"] < 0.1  # it says that the replay is not what happened
+
+
+def test_the_rule_that_a_load_wants_is_advised(tmp_path: Path) -> None:
+    """Round robin puts a request behind long ones while another instance is free."""
+    cluster = CLUSTER + '[settings.worker]\nmax_num_seqs = 2\n[policies.dispatch]\nname = "round_robin"\n'
+    narrow, output = msgspec.structs.replace(ENGINE, max_sequences=2), tmp_path / "answer.json"
+    path = recorded(cluster, {"worker": 2.0}, tmp_path / "load.jsonl", engine=narrow, rate_per_s=5.0)
+    assert main(["what-if", "--file", str(path), "--advise", "--jobs", "1", "--output", str(output)]) == 0
+    answer = msgspec.json.decode(output.read_bytes())
+    assert answer["advice"]["settings"] == "policies.dispatch.name=forecast"
+    (advised,) = (each for each in answer["changes"] if each["label"] == answer["advice"]["settings"])
+    assert advised["within"]["low"] > 0
+    assert f"{advised['within']['after']:.1%} instead of" in answer["advice"]["evidence"]
 
 
 def test_a_light_load_is_advised_nothing(recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
