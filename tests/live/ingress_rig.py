@@ -221,6 +221,7 @@ async def served(
     values: MemoryValues | None = None,
     stored: bool = True,
     owner: str = "ingress-0.1",
+    lost_s: float = 0.2,
 ) -> AsyncIterator[Rig]:
     """Serves models ``tiny`` and ``tools``, and cascades of them, on a free port of the loopback."""
     core, registry, bugs = core or FakeCore(), CollectorRegistry(), []
@@ -259,7 +260,7 @@ async def served(
         on_bug=lambda error, path: bugs.append(error),
         now_s=time.time,
         stored=stored,
-        lost_s=0.2,
+        lost_s=lost_s,
     )
     responses.values = values
     rig.models, rig.calls = registry_of_models, calls

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 from millrace.contracts.keyfile import KeyFile, KeyRecord, format_key_file, hash_key
+from millrace.contracts.responses import ResponseEvents
 
 from services.ingress.http.keys import ApiKeyStore
 from tests.live.ingress_rig import MemoryValues, Rig, served
@@ -20,11 +21,17 @@ ASK: Any = {"model": "tiny", "input": "hi"}
 
 @asynccontextmanager
 async def ingress(
-    folder: Path, values: MemoryValues | None, *, owner: str = "a.1", keys: ApiKeyStore | None = None, key: str = "none"
+    folder: Path,
+    values: MemoryValues | None,
+    *,
+    owner: str = "a.1",
+    keys: ApiKeyStore | None = None,
+    key: str = "none",
+    lost_s: float = 0.2,
 ) -> AsyncIterator[tuple[Rig, openai.AsyncOpenAI]]:
     """One ingress, with a client of it."""
     async with (
-        served(folder / owner, values=values, owner=owner, keys=keys) as rig,
+        served(folder / owner, values=values, owner=owner, keys=keys, lost_s=lost_s) as rig,
         openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0) as client,
     ):
         yield rig, client
@@ -200,3 +207,30 @@ async def test_another_ingress_goes_on_with_the_stream_of_one_that_died(tmp_path
         )
         (call,) = heir.core.calls
         assert call.begun == list(range(len(call.begun)))
+
+
+class LateLog(DeadStore):
+    """A store that takes the events which end a response long after the response itself, or never."""
+
+    async def put(self, bucket: str, key: str, value: Any, expected: int | None = None) -> int:
+        if isinstance(value, ResponseEvents) and value.last:
+            await asyncio.sleep(0.5)
+        return await super().put(bucket, key, value, expected)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_reader_elsewhere_waits_for_the_events_that_end_a_response(tmp_path: Path, dies: bool):
+    values = MemoryValues()
+    first = LateLog(values)
+    async with (
+        ingress(tmp_path, first) as (_, client),
+        ingress(tmp_path, values, owner="b.1", lost_s=3.0) as (_, other),
+    ):
+        queued = await client.responses.create(**ASK, background=True, max_output_tokens=3)
+        done = await ended(other, queued.id)
+        assert done.output_text == "w0 w1 w2 "
+        first.away = dies
+        events = await events_of(await other.responses.retrieve(queued.id, stream=True))
+        assert any(event["type"] == "response.incomplete" for event in events) is not dies
+        text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+        assert (text == "w0 w1 w2 ") is not dies

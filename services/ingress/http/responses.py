@@ -348,10 +348,11 @@ class Responses:
             return True
         await asyncio.sleep(POLL_S)
         found, revision = await self._stored(identity, holder)
-        if found.status not in _OPEN:
-            return False
-        await self._take_if_lost(identity, found, revision, holder)
-        return True
+        if found.status in _OPEN:
+            await self._take_if_lost(identity, found, revision, holder)
+            return True
+        # Its last events are put after it: they come, unless it was cancelled or its ingress died between the two.
+        return found.status != "cancelled" and found.owner != self._owner and not await self._lost(found.owner)
 
     async def _take_if_lost(self, identity: str, found: StoredResponse, revision: int, holder: KeyHolder) -> None:
         """Go on with a response whose ingress gives no sign of life."""
