@@ -14,8 +14,7 @@ What else viewers see (states, stages, migrations under way) follows from these 
 actor adds are ms since its start, ``c.page.t0``.
 
 A snapshot is published with every step, which is more than anybody can see: the actor subscribes to one instance's,
-takes one and unsubscribes. Nothing is published for the page, and nothing asks anybody. Everything is bounded: beyond
-SEQUENCES_MAX requests are not shown, and of what has ended the oldest are forgotten.
+takes one and unsubscribes. Everything is bounded, and of what has ended the oldest is forgotten.
 """
 
 from __future__ import annotations
@@ -90,15 +89,14 @@ class PageActor:
         self.incarnation = incarnation
         self.at_ms = incarnation // MS
         self.past = Past()
-        self.tables = Tables("c", "report", "q", "f", "e", "s", "boundary", *BUCKETS)
+        self.tables = Tables("c", "report", "q", "boundary", *BUCKETS, f=FINISHED_MAX, e=EVENTS_MAX, s=SERVICES_MAX)
         self._subjects = Subjects(config.bus.cluster)
         self._turn = 0
         self._seen: dict[str, tuple[int, int]] = {}  # sequence: when a snapshot showed it, when it was placed
         self._bids: list[list[Any]] = []
         self._kept: dict[str, list[tuple[int, bytes]]] = {}
         self._events = 0
-        cluster, folder = config.bus.cluster, bool(config.folder)
-        self.tables.put("c", "page", t0=self.at_ms, cluster=cluster, folder=folder, connected=True)
+        self.tables.put("c", "page", t0=self.at_ms, cluster=config.bus.cluster, folder=bool(config.folder))
 
     def start(self, now_ns: int) -> list[Effect]:
         on = self._subjects
@@ -131,29 +129,25 @@ class PageActor:
                 self._on_key(body, now_ns)
             case TimerFired():
                 return self._on_frame(now_ns)
-            case ProvisioningDecided() as body:
+            case ProvisioningDecided() | OrderGiven() as body:
                 self._event(body, now_ns)
-            case OrderGiven() as body:
-                self._event(body, now_ns)
-                return [Log(level="info", event="order", fields={"order": body.text, "code": body.code})]
+                if isinstance(body, OrderGiven):
+                    return [Log(level="info", event="order", fields={"order": body.text, "code": body.code})]
             case BusDisconnected() | BusReconnected() as body:
                 self.tables.put("c", "page", connected=isinstance(body, BusReconnected))
             case StopRequested():
                 return [Stop(reason="asked to stop")]
         return []
 
-    # Frames
-
     def _on_frame(self, now_ns: int) -> list[Effect]:
         for name, (seen_ns, _) in list(self._seen.items()):
             if now_ns - seen_ns > LOST_NS or len(self._seen) > SEQUENCES_MAX:
                 self._end(name)
-        known = self.tables.rows["instance"]
+        known = list(self.tables.rows["instance"].items())
         turns = max(2, -(-len(known) // SAMPLES_MAX))
         self._turn = (self._turn + 1) % turns
-        due = [self._subjects.status(known[name]["model"], name) for name in list(known)[self._turn :: turns]]
-        again = StartTimer(name="frame", at_ns=now_ns + FRAME_NS)
-        return [self.frame(now_ns), *(Subscribe(subject=subject) for subject in due), again]
+        due = [Subscribe(subject=self._subjects.status(row["model"], name)) for name, row in known[self._turn :: turns]]
+        return [self.frame(now_ns), *due, StartTimer(name="frame", at_ns=now_ns + FRAME_NS)]
 
     def frame(self, now_ns: int) -> ShowFrame:
         """Changes since the last frame, as one."""
@@ -167,15 +161,13 @@ class PageActor:
         """A frame with every row, as of the last one."""
         return _encode({"t": self.at_ms, "k": self.tables.rows})
 
-    # Requests
-
     def _on_decision(self, body: DecisionMade, now_ns: int) -> None:
         self._keep(body.request, body, now_ns)
         fields: Row = {"inst": body.chosen, "model": body.model, "st": "w", "why": body.reason[:200]}
         fields["exp"] = body.expected_output_tokens
         if body.kind == "dispatch":
-            forecasts = {each.name: each.e2e_ns // MS for each in body.forecasts if not each.note}
-            fields["e2e"] = forecasts.get(body.chosen)
+            known = (each.e2e_ns // MS for each in body.forecasts if each.name == body.chosen and not each.note)
+            fields["e2e"] = next(known, None)
         for sequence in body.sequences:
             row = self._opened(sequence, body, body.at_ns or now_ns, now_ns)
             if body.kind == "continuation":
@@ -198,7 +190,6 @@ class PageActor:
             self._event(body, now_ns)
         self.tables.drop("f", body.request)
         self.tables.put("f", body.request, t=self._ms(now_ns), **_row(body))
-        self.tables.trim("f", FINISHED_MAX)
 
     def _on_migration(self, body: MigrationFinished, now_ns: int) -> None:
         self._keep(request_id_of(body.sequence), body, now_ns)
@@ -228,21 +219,16 @@ class PageActor:
         self.tables.drop("q", sequence)
 
     def _keep(self, request: str, body: DecisionMade | MigrationFinished | RequestFinished, now_ns: int) -> None:
-        kept = self._kept.setdefault(request, [])
+        kept = self._kept.setdefault(request.partition("~")[0], [])
         kept.append((now_ns, _encode(msgspec.structs.replace(body, block_hashes=b""))))
         del kept[MESSAGES_MAX:-1]
         if len(self._kept) > self._kept_max:
             del self._kept[next(iter(self._kept))]
 
     def told(self, request: str) -> list[tuple[int, msgspec.Raw]]:
-        """Messages heard of a request or sequence, and of the attempts of a cascade's (``<request>~<number>``), JSON,
-        each with its time, unix ns.
-        """
-        own = request if request in self._kept else request_id_of(request)
-        heard = [kept for name, kept in self._kept.items() if name == own or name.startswith(f"{own}~")]
-        return sorted(((at_ns, msgspec.Raw(data)) for kept in heard for at_ns, data in kept), key=lambda each: each[0])
-
-    # Instances, services, plans
+        """Messages (JSON, each with its unix ns) of a request or sequence; of a cascade's attempt, of all of them."""
+        kept = self._kept.get(request_id_of(request).partition("~")[0], ())
+        return [(at_ns, msgspec.Raw(data)) for at_ns, data in kept]
 
     def _on_snapshot(self, body: StatusSnapshot, now_ns: int) -> list[Effect]:
         fields: Row = {"running": len(body.running), "waiting": len(body.waiting), "preempted": body.preemptions}
@@ -265,25 +251,23 @@ class PageActor:
         if (row["state"], row["incarnation"]) != (body.state, through):
             self._event(body, now_ns)
         self.tables.put("s", key, **(_row(body) | {"incarnation": through}))
-        self.tables.trim("s", SERVICES_MAX)
 
     def _on_key(self, body: KeyChanged, now_ns: int) -> None:
         known = self.tables.rows[body.bucket].get(body.key)
         if body.value is not None:
+            self.tables.put(body.bucket, body.key, **_row(body.value))
             if known and body.bucket == "plan":
                 self._event(body.value, now_ns)
-            self.tables.put(body.bucket, body.key, **_row(body.value))
             return
         self.tables.drop(body.bucket, body.key)
-        if known and body.bucket == "instance":
-            worker = self.tables.rows["s"].get(f"worker/{body.key}", {"state": "", "incarnation": 0})
-            if worker["state"] != PresenceState.DEAD and worker["incarnation"] <= known["incarnation"]:
-                self.tables.drop("report", body.key)  # else it is shown as dead or starting until it is back
+        worker = self.tables.rows["s"].get(f"worker/{body.key}", {"state": "", "incarnation": 0})
+        dead = worker["state"] == PresenceState.DEAD
+        if known and body.bucket == "instance" and not dead and worker["incarnation"] <= known["incarnation"]:
+            self.tables.drop("report", body.key)  # else it is shown as dead or starting until it is back
 
     def _event(self, body: Body, now_ns: int, **more: Any) -> None:
         self._events += 1
         self.tables.put("e", str(self._events), t=self._ms(now_ns), k=type(body).__name__, **_row(body), **more)
-        self.tables.trim("e", EVENTS_MAX)
 
     def _ms(self, at_ns: int) -> int:
         return (at_ns - self.incarnation) // MS

@@ -1,9 +1,8 @@
 """The page's HTTP side: files, one stream of frames for all viewers, the past, requests, and orders.
 
-A viewer that reads slowly is passed over until it has read what it was sent, and goes on with a whole frame. Nothing is
-shown without a key beyond loopback; on it, only to a client that names a loopback host, so that no web site reads the
-page through a name of its own that leads here. Orders need the operator's password on the bus, which NATS checks: they
-are verbs of the command line, in a process of their own, with that password.
+A viewer that reads slowly is passed over until it has read what it was sent, and goes on with a whole frame. Beyond
+loopback viewers need a key; on it a client must name a loopback host, so that no web site reads the page by a name of
+its own that leads here. Orders are verbs of the command line in processes of their own, with the operator's password.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import re
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,7 @@ STATIC = Path(__file__).parent / "static"
 #: A viewer with so much unread gets no more frames, bytes.
 BEHIND_BYTES = 200_000
 CONNECTIONS_MAX, ORDERS_MAX = 400, 4
-LIMITS = ConnectionLimits(
-    body_bytes_max=200_000, buffer_bytes_max=20_000_000, slow_reader_s=60.0, read_s=10.0, idle_s=75.0
-)
+LIMITS = ConnectionLimits(body_bytes_max=200_000, buffer_bytes_max=20_000_000, slow_reader_s=60, read_s=10, idle_s=75)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HEADERS = (
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
@@ -80,29 +78,27 @@ class PageServer(TaskShell):
 
     def attach(self, handle: ActorHandle) -> None:
         super().attach(handle)
-        self.spawn(self._listen())
+        self.spawn(self.start())
 
-    async def _listen(self) -> None:
-        try:
-            await self.start()
-        except OSError as error:
-            sys.exit(f"page: it cannot listen: {error.strerror}")
-
-    async def start(self) -> int:
-        """Listens; returns the port. Raises OSError where it is taken."""
+    async def start(self) -> None:
+        """Listens at ``port`` from then on; ends the process where that is taken."""
         server = HttpServer(self.handle, _refuse, limits=LIMITS, connections_max=CONNECTIONS_MAX)
-        return await server.start(self._config.host, self._config.port, reuse_port=False)
+        try:
+            self.port = await server.start(self._config.host, self._config.port, reuse_port=False)
+        except OSError as error:
+            sys.exit(f"page: it cannot listen at {self._config.host}:{self._config.port}: {error.strerror}")
 
     def handle(self, exchange: Exchange) -> None:
         exchange.headers = _HEADERS
         method, path = exchange.request.method, exchange.request.path
         file = "/static/index.html" if path in VIEWS or path.startswith("/r/") else path
+        orders = (method, path) == ("POST", "/order")
         if method == "GET" and file in self._files:
             exchange.respond(200, *self._files[file])
-        elif method == "POST" and path == "/order":
+        elif not (exchange.bearer if orders else self.may_read(exchange)):  # no form of another site has a bearer's key
+            _answer(exchange, {"error": f"the {'operator' if orders else 'viewer'}'s key is needed"}, 401)
+        elif orders:
             self._order(exchange)
-        elif not self.may_read(exchange):
-            _answer(exchange, {"error": "the viewer's key is needed"}, 401)
         else:
             self._inform(exchange, path.split("/", 4)[1:])
 
@@ -110,7 +106,9 @@ class PageServer(TaskShell):
         run = {str(number): run for number, run in enumerate(self._runs)}.get(words[1]) if len(words) > 1 else None
         match words:
             case ["stream"]:
-                self._view(exchange)
+                exchange.on_gone = lambda _reason: self.viewers.__delitem__(exchange)
+                exchange.start_stream((), _event(self._runs[0].whole()))
+                self.viewers[exchange] = False
             case ["run", _, "history"] if run:
                 _answer(exchange, run.past.spans())
             case ["run", _, "history", at] if run and at.isdigit() and (past := run.past.segment(int(at))):
@@ -126,42 +124,25 @@ class PageServer(TaskShell):
         password = self._config.bus.password.encode()
         return (self._open and host in LOOPBACK) or (bool(password) and hmac.compare_digest(exchange.bearer, password))
 
-    # Frames
-
     def show(self, frame: ShowFrame) -> None:
         """Sends a frame to every viewer that can take it."""
         for viewer, waits in list(self.viewers.items()):
-            if waits and not viewer.waiting_bytes:
-                self.viewers[viewer] = False
-                viewer.write(_event(self._runs[0].whole()))
-            elif not waits:
-                self.viewers[viewer] = viewer.waiting_bytes > BEHIND_BYTES
-                viewer.write(b"" if self.viewers[viewer] else _event(frame.data))
-
-    def _view(self, exchange: Exchange) -> None:
-        exchange.on_gone = lambda _reason: self.viewers.__delitem__(exchange)
-        exchange.start_stream((), _event(self._runs[0].whole()))
-        self.viewers[exchange] = False
+            self.viewers[viewer] = viewer.waiting_bytes > (0 if waits else BEHIND_BYTES)
+            if not self.viewers[viewer]:
+                viewer.write(_event(self._runs[0].whole() if waits else frame.data))
 
     async def _explain(self, exchange: Exchange, run: PageActor, request: str) -> None:
         """Answers with what was heard of a request, and what was traced, also as `millrace explain` tells it."""
         folder, told, text, spans = self._config.telemetry.trace_dir, run.told(request), [], []
-        try:
+        with suppress(CliError, OSError):  # it was not traced, or not yet whole
             spans = await asyncio.to_thread(spans_of, Path(folder), request) if folder else []
             text = told_lines(explained_by_spans(spans))
-        except (CliError, OSError):
-            pass  # it was not traced, or not yet whole
         _answer(exchange, {"text": text, "messages": told, "spans": spans}, 200 if told or spans else 404)
-
-    # Orders
 
     def _order(self, exchange: Exchange) -> None:
         try:
             asked = msgspec.json.decode(exchange.request.body, type=dict[str, str])
-            if not exchange.bearer:
-                _answer(exchange, {"error": "orders need the operator's key"}, 401)  # no form of another site has one
-            else:
-                self.carry_out(exchange, asked["order"], asked.get("file", ""))
+            self.carry_out(exchange, asked["order"], asked.get("file", ""))
         except (msgspec.DecodeError, KeyError, ValueError) as error:
             _answer(exchange, {"error": str(error)}, 400)
 

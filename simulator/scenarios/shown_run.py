@@ -84,7 +84,7 @@ class WatchedRun(ShownRun):
         self._runs.set()
 
     def join(self, simulation: Simulation, cluster: str, begin_ns: int, harm: Harm) -> None:
-        """As of any shown run; and listens. Raises OSError where the port is taken."""
+        """As of any shown run; and listens."""
         super().join(simulation, cluster, begin_ns, harm)
         self._simulation, self._begin_ns, self._harm = simulation, begin_ns, harm
         self.page.tables.put("c", "page", simulated=True, pace=self._pace)
@@ -164,7 +164,7 @@ def shown_actor(cluster: str, incarnation: int, begin_ns: int, *, name: str) -> 
 
 
 async def serve(runs: Sequence[PageActor], port: int, say: Callable[[str], None]) -> None:
-    """Serves runs that are over, side by side, until it is cancelled. Raises OSError where the port is taken."""
+    """Serves runs that are over, side by side, until it is cancelled."""
     for run in runs:
         run.tables.put("c", "page", recorded=True, runs=[each.tables.rows["c"]["page"]["run"] for each in runs])
     await _listen(PageServer(PageConfig(port=port), runs), say, "compare")
@@ -172,4 +172,5 @@ async def serve(runs: Sequence[PageActor], port: int, say: Callable[[str], None]
 
 
 async def _listen(server: PageServer, say: Callable[[str], None], view: str = "") -> None:
-    say(f"look: http://127.0.0.1:{await server.start()}/{view}   (Ctrl-C ends it)")
+    await server.start()
+    say(f"look: http://127.0.0.1:{server.port}/{view}   (Ctrl-C ends it)")

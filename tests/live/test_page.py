@@ -103,7 +103,7 @@ async def test_a_request_is_seen_where_it_runs_and_its_page_tells_what_explain_t
         assert name not in viewer.tables["q"]
         known: dict[str, Any] = {}
         async with asyncio.timeout(LIMIT_S):
-            while not known.get("text"):  # spans are written a moment after the end
+            while "completed" not in "".join(known.get("text", [])):  # spans are written a moment after the end
                 known = (await http.get(f"{page_url(rig)}/run/0/request/{request}")).json()
         assert {"DecisionMade/1", "RequestFinished/1"} <= {body["type"] for _, body in known["messages"]}
         assert "\n".join(known["text"]).strip() == rig.cli("explain", request).strip()

@@ -319,6 +319,15 @@ def test_what_was_heard_of_a_request_is_told_and_the_oldest_are_forgotten() -> N
     assert told(f"r{REQUESTS_KEPT}.0") == ["DecisionMade/1", "RequestFinished/1"]
 
 
+@pytest.mark.parametrize("asked", ["r", "r~1", "r~2.0"])
+def test_attempts_of_a_cascade_are_told_with_its_request_in_the_order_of_their_times(asked: str) -> None:
+    world = World()
+    for body in (decision("r~1", "w0"), finished("r~1"), decision("r~2", "w1"), finished("r~2"), finished("r")):
+        world.hear(body, SECOND)
+    heard = [(at_ns, json.loads(bytes(body))["request"]) for at_ns, body in world.actor.told(asked)]
+    assert heard == [(BEGIN + n * SECOND, name) for n, name in enumerate(["r~1", "r~1", "r~2", "r~2", "r"], 1)]
+
+
 def test_the_past_is_kept_in_segments_within_its_bound() -> None:
     run, rng = Past(bytes_max=2000), Random(1)
     for number in range(100):

@@ -13,7 +13,8 @@ export function requestView(cluster, id, known, t, order) {
   const head = el("h2", {}, "Request ", el("code", {}, id));
   if (!known) return [head, el("p", { class: "quiet" }, "asking …")];
   if (known.error && !open.length) return [head, el("p", {}, "Nothing of it was heard: the page keeps the latest 4,000 requests since its start. Ids are in the answer's ", el("code", {}, "id"), " and in the table of requests.")];
-  const messages = (known.messages ?? []).map(([at_ns, body]) => ({ t: at_ns / 1e6, kind: body.type.split("/")[0], body }));
+  const own = id.replace(/\.\d+$/, ""); // of a cascade's attempt only what was heard of it
+  const messages = (known.messages ?? []).map(([at_ns, body]) => ({ t: at_ns / 1e6, kind: body.type.split("/")[0], body })).filter(({ body }) => (body.request ?? body.sequence).startsWith(own));
   const spans = (known.spans ?? []).map((each) => ({ ...each, instance: each.instance || each.attributes?.["millrace.instance"], start: each.start_ns / 1e6, end: each.end_ns / 1e6 }));
   const decisions = messages.filter(({ kind }) => kind === "DecisionMade");
   const moves = messages.filter(({ kind }) => kind === "MigrationFinished");
