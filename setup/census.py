@@ -14,7 +14,7 @@ from pathlib import Path
 from millrace.cli import up
 from millrace.contracts.catalog import WIRE_TYPES
 
-from deployment.configuration import keys
+from setup.configuration import keys
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -12,8 +12,8 @@ from millrace.actor.nearest_field import nearest_field
 from millrace.actor.renamed_keys import RENAMED
 from millrace.cluster import parse_cluster
 
-from deployment.configuration import tables
 from services.ingress.config import IngressConfig
+from setup.configuration import tables
 
 
 class Limits(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """Writes docs/CONFIGURATION.md: every key of a cluster's file, of each service and of each policy that ships.
 
-python -m deployment.configuration [--check]
+python -m setup.configuration [--check]
 
 Names, defaults and bounds come from the Structs that read the keys, and sentences from their docstrings.
 """
@@ -67,7 +67,7 @@ _ATTRIBUTE = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*)$")
 
 _HEAD = """# Configuration
 
-Every key, with its default, unit, bounds and meaning. `python -m deployment.configuration` writes this page from the
+Every key, with its default, unit, bounds and meaning. `python -m setup.configuration` writes this page from the
 types that read the keys; a test compares. A key is set in three places, the later over the earlier:
 
 - in a cluster's file (`./task up --cluster FILE`): tables below are its tables; keys of a service stand in
