@@ -42,10 +42,9 @@ from simulator.host import HostShape, SimulatedHost
 from simulator.policy_faults import PolicyFaultSink
 from simulator.scenarios import lengths_known, observer
 from simulator.scenarios.counting_clients import CountingClients
-from simulator.scenarios.head_estimates import HeadEstimates
-from simulator.scenarios.lengths_known import Expected, KnowingTagger
+from simulator.scenarios.lengths_known import REMAINING_POLICIES, Expected, KnowingTagger, Reported
 from simulator.scenarios.observer import EngineSample, Observer
-from simulator.scenarios.spec import Group, ScenarioSpec
+from simulator.scenarios.spec import SUBMITTED, Group, ScenarioSpec
 from simulator.services import SimInstance, SimService
 from simulator.vocabulary import byte_vocabulary
 
@@ -114,8 +113,10 @@ class ScenarioCluster(SimulatedCluster):
         self._truth = truth
         self._expected = expected or truth
         self._asks = DISPATCH_POLICIES.load(spec.dispatch.policy).ask is not None
-        prediction = spec.prediction
-        self._head = HeadEstimates(prediction.head, spec.seed) if prediction.remaining == "head" else None
+        self._reported: Reported | None = None
+        if spec.prediction.remaining != SUBMITTED:
+            policy, parameters = REMAINING_POLICIES.choose(spec.prediction.remaining, {})
+            self._reported = policy.build(parameters, spec.seed)
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
         self._groups: dict[str, Group] = {}
         self._unserved: list[str] = []  # instances without a migrator
@@ -267,8 +268,8 @@ class ScenarioCluster(SimulatedCluster):
             tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
             kv=self._endpoint(instance, process.incarnation),
         )
-        if self._head is not None:
-            modelled.estimated = partial(self._estimated, self._head, instance.model)
+        if self._reported is not None:
+            modelled.estimated = partial(self._estimated, self._reported, instance.model)
         if instance.host and group.neighbour_slowdown:
             modelled.slowed = partial(self._slowed, instance.name)
         return SimulatedEngine(
@@ -298,8 +299,8 @@ class ScenarioCluster(SimulatedCluster):
     def _output_length(self, model: str, sequence: str) -> int:
         return self._truth(sequence.rpartition(".")[0], model)
 
-    def _estimated(self, head: HeadEstimates, model: str, status: SequenceStatus) -> SequenceStatus:
-        return head.reported(status, self._output_length(model, status.sequence))
+    def _estimated(self, reported: Reported, model: str, status: SequenceStatus) -> SequenceStatus:
+        return reported(status, self._output_length(model, status.sequence))
 
     def _knowing_tagger(self, config: TaggerConfig, deps: ActorDeps) -> Actor:
         prediction = self.spec.prediction

@@ -18,7 +18,8 @@ from millrace.workloads.arrivals import FromTrace
 
 from services.coordinator.config import provisioning_policy
 from simulator.scenarios.cluster_file import with_cluster_file
-from simulator.scenarios.spec import ScenarioSpec
+from simulator.scenarios.lengths_known import REMAINING_POLICIES
+from simulator.scenarios.spec import SUBMITTED, ScenarioSpec
 
 #: Beginning of a setting that names a cluster's file.
 _FILE = "cluster.file="
@@ -54,15 +55,15 @@ def read_scenario(path: Path, settings: Iterable[str] = ()) -> ScenarioSpec:
     return scenario_of(_located(table, path.parent), source=str(path))
 
 
-#: Tables whose ``policy`` (of provisioning ``strategy``) may be a file.
-_SLOTS = ("dispatch", "stages", "trading", "roles", "provisioning", "rescheduling")
+#: Tables whose ``policy`` (of provisioning ``strategy``, of prediction ``remaining``) may be a file.
+_SLOTS = ("dispatch", "stages", "trading", "roles", "provisioning", "rescheduling", "prediction")
 
 
 def _located(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The same with the paths of policies' files made absolute: runs may be made by other processes."""
     for slot in _SLOTS:
         choice: Any = table.get(slot)
-        for key in ("policy", "strategy"):
+        for key in ("policy", "strategy", "remaining"):
             if isinstance(choice, dict) and isinstance(choice.get(key), str):
                 choice[key] = located(choice[key], folder)
     return table
@@ -95,6 +96,11 @@ def _complaint(spec: ScenarioSpec) -> str:
             RESCHEDULING_POLICIES.choose(spec.rescheduling.policy, spec.rescheduling.parameters)
     except PolicyError as error:
         return f"rescheduling.{error}"
+    try:
+        if spec.prediction.remaining != SUBMITTED:
+            REMAINING_POLICIES.choose(spec.prediction.remaining, {}, key="remaining")
+    except PolicyError as error:
+        return f"prediction.{error}"
     try:
         provisioning_policy(spec.provisioning)
     except ConfigError as error:

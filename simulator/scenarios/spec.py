@@ -17,12 +17,14 @@ from services.coordinator.config import (
     StepBoundsConfig,
     provisioning_policy,
 )
-from simulator.scenarios.head_estimates import HeadSpec
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.trading_spec import TradingSpec
 
 #: Name of the model where a scenario names none.
 MODEL = "modelled"
+
+#: Remaining lengths as instances tell them by themselves.
+SUBMITTED = "submitted"
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -225,15 +227,13 @@ class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         asked: ``needed``: where the dispatch policy looks at lengths; ``always``: for each request, as brokers want it.
         remaining: What instances tell of the rest of a running sequence. ``submitted``: what was known beforehand until
             the sequence outruns it, from there on, and where nothing was known, the median of those that ended there
-            (survival). ``head``: an estimate with the error of a trained head, every few tokens.
-        head: Of those estimates.
+            (survival). Or a file that tells something else (``lengths_known.py``).
     """
 
     kind: Literal["oracle", "noisy", "tagger", "recorded", "none"] = "oracle"
     sigma: Wait = 0.0
     asked: Literal["needed", "always"] = "needed"
-    remaining: Literal["submitted", "head"] = "submitted"
-    head: HeadSpec = HeadSpec()
+    remaining: str = SUBMITTED
 
 
 class NetworkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

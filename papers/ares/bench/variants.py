@@ -5,7 +5,7 @@ from __future__ import annotations
 STANDING = 'trading.reasons=["drain", "handoff"]'
 BALANCE = 'trading.reasons=["drain", "handoff", "balance"]'
 ORACLE = ("prediction.kind=oracle", "prediction.asked=always")
-HEAD = ("prediction.remaining=head",)
+HEAD = ("prediction.remaining=head.py",)
 CENTRAL = ("trading.policy=none", STANDING, "rescheduling.policy=central.py")
 
 #: By the name in the tables. Without prediction (`none`, `reactive`) no rule looks at a rest; `survival` is what

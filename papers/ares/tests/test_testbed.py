@@ -17,7 +17,7 @@ from simulator.scenarios.statistics import summarise
 def test_running_requests_move_between_decode_instances_and_none_is_lost(setting):
     path = PAPERS / "ares" / "testbed.toml"
     size = ["workload.count=24", "workload.warm_up=0", "workload.arrivals.rate_per_s=0.3", "workload.output_limit=4000"]
-    spec = read_scenario(path, ["trading.policy=none", setting, "prediction.remaining=head", *size])
+    spec = read_scenario(path, ["trading.policy=none", setting, "prediction.remaining=head.py", *size])
     outcome = run_scenario(spec, step_times=load_step_time)
     summary = summarise(outcome)
     assert (summary.served, summary.lost) == (24, 0)

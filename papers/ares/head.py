@@ -1,14 +1,17 @@
 """Estimates of remaining lengths with the error of a trained head: what an engine that reads hidden states tells.
 
+A file for ``prediction.remaining`` of a scenario.
+
 The error is an autoregressive process in the logarithm: its width depends on how much was generated, and it changes
 slowly as more is. Independent noise on each report would average out over a sequence's life, as no predictor's does.
-Source: residuals of ``bench remaining`` on millrace-mini, held-out requests (docs/decisions/0037).
+Source: residuals of ``bench remaining`` on millrace-mini, held-out requests (docs/decisions/0027).
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from random import Random
 
 import msgspec
@@ -18,7 +21,7 @@ from millrace.contracts.status import SequenceStatus
 OCTAVES = 20
 
 
-class HeadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A head's error: ``log(1 + p50) = log(1 + rest) + error``.
 
     Attributes:
@@ -52,7 +55,7 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class HeadEstimates:
     """Estimates of all sequences. An error belongs to a sequence, not to its instance: it moves with it."""
 
-    def __init__(self, spec: HeadSpec, seed: int) -> None:
+    def __init__(self, spec: Parameters, seed: int) -> None:
         self._spec = spec
         self._seed = seed
         self._errors: dict[str, list[float]] = {}
@@ -88,3 +91,8 @@ class HeadEstimates:
             errors.append(share * errors[-1] + math.sqrt(1 - share**2) * rng.gauss(0.0, 1.0))
         self._errors[sequence] = errors
         return errors
+
+
+def build(parameters: Parameters, seed: int) -> Callable[[SequenceStatus, int], SequenceStatus]:
+    """From a status and the output length that its sequence will have to what the engine tells."""
+    return HeadEstimates(parameters, seed).reported
