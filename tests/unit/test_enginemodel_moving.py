@@ -33,7 +33,6 @@ def parameters(**changes: Any) -> EngineParameters:
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "async": {"parameters": parameters(async_scheduling=True)},
-    "segments": {"parameters": parameters(segments=True)},
     "uncached": {"parameters": parameters(prefix_caching=False)},
     "runs": {"parameters": parameters(prefix_caching=False), "tell_interval_ns": 20_000_000, "run_ns_max": 50_000_000},
     "cached runs": {"tell_interval_ns": 20_000_000, "run_ns_max": 50_000_000},

@@ -106,7 +106,6 @@ def draw(rng: Random) -> tuple[EngineParameters, LinearStepTime, list[tuple[int,
         prefix_caching=rng.random() < 0.5,
         watermark=rng.choice((0.0, 0.05)),
         reserve_full_prompt=rng.random() < 0.5,
-        segments=rng.random() < 0.3,
         queue_policy=rng.choice(list(QueuePolicy)),
     )
     step_time = LinearStepTime(

@@ -3,13 +3,61 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 
 import pytest
-from millrace.kvcache.segments import choose
 from millrace.native import kvcache
 
 BLOCKS = 200
 WINDOW, HIT_WINDOW = 20, 5
+
+
+def choose(candidates: Sequence[int], count: int, *, after: int = -1) -> list[int]:
+    """The rules of services/worker/vllm_engine/segment_queue.py in Python."""
+    left = set(candidates)
+    chosen: list[int] = []
+    following = after + 1
+    while following in left and len(chosen) < count:
+        left.discard(following)
+        chosen.append(following)
+        following += 1
+    missing = count - len(chosen)
+    if missing == len(left):
+        return chosen + sorted(left)
+    return chosen + _best_runs(candidates, left, missing) if missing else chosen
+
+
+def _best_runs(candidates: Sequence[int], left: set[int], missing: int) -> list[int]:
+    """The oldest run that is long enough; where none is, the longest ones until one is."""
+    runs: list[tuple[int, int]] = []  # first block and length, the oldest first
+    for first, length in _runs(candidates, left):
+        if length >= missing:
+            return list(range(first, first + missing))
+        runs.append((first, length))
+    chosen: list[int] = []
+    while missing:
+        fitting = next((run for run in runs if run[1] >= missing), None)
+        first, length = fitting or max(runs, key=lambda run: run[1])
+        runs.remove((first, length))
+        chosen += range(first, first + min(length, missing))
+        missing -= min(length, missing)
+    return chosen
+
+
+def _runs(candidates: Sequence[int], left: set[int]) -> Iterator[tuple[int, int]]:
+    """Contiguous runs of ``left``, which is used up, in the order of their first candidate."""
+    for block in candidates:
+        if block not in left:
+            continue
+        left.remove(block)
+        first, end = block - 1, block + 1
+        while first in left:
+            left.remove(first)
+            first -= 1
+        while end in left:
+            left.remove(end)
+            end += 1
+        yield first + 1, end - first - 1
 
 
 class Listed:
@@ -32,6 +80,22 @@ class Listed:
     def remove(self, block: int) -> None:
         self.order.remove(block)
         self.hit.add(block)
+
+
+@pytest.mark.parametrize(
+    ("free", "count", "after", "taken"),
+    [
+        pytest.param([9, 8, 7, 20, 21], 2, 7, [8, 9], id="what-follows-the-last-block-first"),
+        pytest.param([9, 30, 8, 31, 32, 7], 1, -1, [7], id="one-block-from-the-run-of-the-first-candidate"),
+        pytest.param([5, 41, 40, 60, 61, 62, 63], 2, -1, [40, 41], id="the-oldest-run-that-is-long-enough"),
+        pytest.param([5, 41, 40, 60, 61, 62, 90], 5, -1, [60, 61, 62, 40, 41], id="the-longest-where-none-is"),
+        pytest.param([5, 41, 40, 60, 61, 62, 90], 4, -1, [60, 61, 62, 5], id="until-one-is"),
+        pytest.param([3, 20, 21, 22, 4], 5, 2, [3, 4, 20, 21, 22], id="an-extension-and-the-rest-from-elsewhere"),
+        pytest.param([9, 3, 8, 2], 4, 7, [8, 9, 2, 3], id="all-of-them-sorted"),
+    ],
+)
+def test_blocks_are_taken_in_contiguous_runs(free: list[int], count: int, after: int, taken: list[int]) -> None:
+    assert kvcache.FreeQueue(free, 100).take(count, after, WINDOW, HIT_WINDOW) == taken
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -97,7 +97,7 @@ class Arrivals:
         if not self._has_room(command, fresh + pool.unreferenced(hits)):
             return _denied(command, KvRefusal.NO_BLOCKS, f"{fresh} blocks wanted, {pool.free} free")
         pool.share(hits)
-        reservation = ModelledReservation(command, hits, pool.take(fresh, after=hits[-1] if hits else -1))
+        reservation = ModelledReservation(command, hits, pool.take(fresh))
         self._reservations[command.migration] = reservation
         held = self._scheduler.replicas if command.replica else self._scheduler.aside
         held[command.migration] = reservation.blocks
@@ -116,7 +116,7 @@ class Arrivals:
         if missing > pool.free:
             return False
         if missing > 0:
-            held += pool.take(missing, after=held[-1])
+            held += pool.take(missing)
         return True
 
     def _refusal(self, command: ReserveInEngine) -> KvDenied | None:
@@ -175,7 +175,7 @@ class Arrivals:
             pool.release(kept)
             self._scheduler.add(sequence)
             return 0
-        kept += pool.take(missing, after=kept[-1])
+        kept += pool.take(missing)
         self._scheduler.adopt(sequence, kept, computed=computed, named=min(reservation.matched, len(kept)))
         return computed
 

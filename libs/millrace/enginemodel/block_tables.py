@@ -8,7 +8,6 @@ from millrace.contracts.kv import KvGroup, KvNeed, blocks_for
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.sequence import ScheduledSequence
 from millrace.kvcache.pool import BlockPool
-from millrace.kvcache.segment_pool import SegmentPool
 
 if TYPE_CHECKING:
     from millrace.enginemodel.contents import KvContents
@@ -26,8 +25,7 @@ class BlockTables:
 
     def __init__(self, parameters: EngineParameters) -> None:
         self.parameters = parameters
-        kind = SegmentPool if parameters.segments else BlockPool
-        self.pool: BlockPool = kind(parameters.blocks_total, caching=parameters.prefix_caching)
+        self.pool = BlockPool(parameters.blocks_total, caching=parameters.prefix_caching)
         self.contents: KvContents | None = None
         self.beside = _beside(parameters)
         self.replicas: dict[str, list[int]] = {}
@@ -81,7 +79,7 @@ class BlockTables:
             self._keep_beside(sequence, end)
         missing = -(-(end - sequence.slots) // block_size)
         if missing > 0:
-            sequence.blocks += self.pool.take(missing, after=sequence.blocks[-1] if sequence.blocks else -1)
+            sequence.blocks += self.pool.take(missing)
             sequence.slots += missing * block_size
         self._name_blocks(sequence, min(end, sequence.total))
 

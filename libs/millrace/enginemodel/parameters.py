@@ -22,7 +22,6 @@ class EngineParameters(SchedulerConfig, frozen=True, kw_only=True, forbid_unknow
 
     Attributes:
         queue_policy: Named ``policy`` in files, as vLLM does.
-        segments: Free blocks are handed out in contiguous runs (kvcache/segments.py), as our engines do.
         groups: Of layers that take blocks of their own; none for one that keeps all.
     """
 
@@ -32,7 +31,6 @@ class EngineParameters(SchedulerConfig, frozen=True, kw_only=True, forbid_unknow
     block_size: int = 16
     blocks_total: int = 4096
     queue_policy: QueuePolicy = msgspec.field(default=QueuePolicy.FCFS, name="policy")
-    segments: bool = False
     groups: tuple[KvGroup, ...] = ()
 
     def __post_init__(self) -> None:

@@ -180,12 +180,11 @@ class Scheduler(BlockTables):
                         (at, index, False) for at in range(-before % block_size or block_size, steps + 1, block_size)
                     ]
         needs.sort()
-        together = not self.parameters.segments
-        blocks = iter(self.pool.take(sum(take for _at, _index, take in needs)) if together else ())
+        blocks = iter(self.pool.take(sum(take for _at, _index, take in needs)))
         for _at, index, take in needs:
             sequence = self.running[index]
             if take:
-                sequence.blocks += [next(blocks)] if together else self.pool.take(1, after=sequence.blocks[-1])
+                sequence.blocks.append(next(blocks))
                 sequence.slots += block_size
             else:
                 self._name_blocks(sequence, (sequence.named_blocks + 1) * block_size)

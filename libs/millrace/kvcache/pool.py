@@ -47,12 +47,8 @@ class BlockPool:
         self._index: dict[int, int | dict[int, None]] = {}
         self._generations: dict[int, int] = {}  # of blocks whose generation was asked for
 
-    def take(self, count: int, *, after: int = -1) -> list[int]:
-        """Hands out ``count`` blocks, forgetting what was cached in them. The caller has checked ``free``.
-
-        Args:
-            after: Last block of the sequence that grows; makes no difference here (segment_pool.py).
-        """
+    def take(self, count: int) -> list[int]:
+        """Hands out ``count`` blocks, forgetting what was cached in them. The caller has checked ``free``."""
         assert count <= self.free, f"{count} blocks wanted, {self.free} free"
         self.free -= count
         unnamed = self._unnamed

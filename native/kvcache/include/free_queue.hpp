@@ -1,5 +1,6 @@
 // Free blocks in order of reuse, of which contiguous runs are handed out: the rules of
-// libs/millrace/kvcache/segments.py on a doubly linked list in an array. No allocation but of what is returned.
+// services/worker/vllm_engine/segment_queue.py on a doubly linked list in an array. No allocation but of what is
+// returned.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,21 @@
 """A free-block queue for vLLM that hands out contiguous runs: a request moves in fewer pieces.
 
-Which blocks it takes says ``millrace.kvcache.segments``; all else, the order of the queue included, is vLLM's own.
+A free queue in order of reuse says which blocks are cheapest to lose. Handing out its first blocks scatters every
+sequence over the whole cache. Here the first few blocks of the queue are *candidates*. Among them the best contiguous
+run is taken, beginning with the block right behind the sequence's last. All else, the order of the queue included, is
+vLLM's own.
+
+Rules of the selection:
+
+- Candidates for ``count`` blocks are the first ``count + WINDOW`` of the queue. A block further back is never taken.
+- Of these, blocks whose content another request found while they lay in the queue (*hit* blocks) are candidates only
+  among the first ``count + HIT_WINDOW``: a prefix that is used again and again keeps its place in the queue.
+- A single block that extends nothing comes out of the run that holds the first candidate, so that the head moves on.
+- Blocks that are not taken keep their order.
+
+So a cached block may be lost up to ``WINDOW`` places earlier than by strict order, and another may outlive its turn.
+Prefix hits are the same as long as no such block is asked for in between; docs/decisions/0012-segments.md has figures.
+
 Installed by the scheduler where ``WorkerConfig.migration.segments`` is set, before anything is allocated.
 """
 
@@ -9,10 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from millrace.kvcache.segments import HIT_WINDOW, WINDOW
 from millrace.native import kvcache
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
+#: How far to look beyond what strict order takes: more gives longer runs, costs time, and departs from the order.
+WINDOW = 63
+#: The same for blocks that were hit.
+HIT_WINDOW = 15
 #: Key in VllmConfig.additional_config: whether to install it.
 SEGMENTS = "millrace_segments"
 
@@ -32,7 +50,7 @@ class SegmentQueue(FreeKVCacheBlockQueue):
         window: int = WINDOW,
         hit_window: int = HIT_WINDOW,
     ) -> None:
-        """Args: free: in order of reuse. blocks: all of the pool, by id. The windows: see kvcache/segments.py."""
+        """Args: free: in order of reuse. blocks: all of the pool, by id. The windows: see above."""
         self._free = kvcache.FreeQueue([block.block_id for block in free], len(blocks))
         self.table: list[KVCacheBlock] | tuple[()] = ()
         self._blocks = blocks
