@@ -86,7 +86,6 @@ def engine_args(parameters: EngineParameters) -> dict[str, Any]:
         "enable_prefix_caching": parameters.prefix_caching,
         "watermark": parameters.watermark,
         "scheduler_reserve_full_isl": parameters.reserve_full_prompt,
-        "scheduling_policy": parameters.queue_policy.value,
         "async_scheduling": parameters.async_scheduling,
     }
 
@@ -122,7 +121,6 @@ def _add(engine: Any, name: str, request: PlannedRequest) -> None:
         {"prompt_token_ids": prompt_tokens(request.prompt)},
         sampling,
         arrival_time=float(request.at_step),
-        priority=request.priority,
     )
 
 
@@ -132,7 +130,6 @@ def _recorded(plan: PlannedRequest, request: Any) -> RecordedRequest:
         prompt=plan.prompt,
         max_tokens=plan.max_tokens,
         arrival=plan.at_step,
-        priority=plan.priority,
         output=list(request.output_token_ids),
         finish=finish.get(request.status.name, FinishReason.LENGTH),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from millrace.contracts.kv import KvGroup, KvNeed
-from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.enginemodel.parameters import EngineParameters
 
 Prompt = list[tuple[int, int]]
 
@@ -27,7 +27,6 @@ class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     at_step: int = 0
     cancel_at_step: int | None = None
-    priority: int = 0
     stop_ids: int = 0
 
 
@@ -235,28 +234,7 @@ def _prefix_runs() -> list[PlannedRun]:
 
 
 def _order_runs() -> list[PlannedRun]:
-    mixed = changed(
-        crowd(31, 16, prompt=(10, 120), output=(10, 70), within=30), lambda index, _: {"priority": index % 3}
-    )
     return [
-        plan(
-            "priorities", "Three priorities, enough blocks", mixed, queue_policy=QueuePolicy.PRIORITY, max_sequences=4
-        ),
-        plan(
-            "priorities-preempted",
-            "The lowest priority loses its blocks, even within one step",
-            changed(mixed, lambda *_: {"max_tokens": 110}),
-            queue_policy=QueuePolicy.PRIORITY,
-            blocks_total=20,
-        ),
-        plan(
-            "priorities-small-budget",
-            "Priorities, few blocks and a small budget",
-            changed(mixed, lambda *_: {"max_tokens": 90}),
-            queue_policy=QueuePolicy.PRIORITY,
-            blocks_total=22,
-            token_budget=40,
-        ),
         plan(
             "everything",
             "Shared prefixes, cancels, stops, few blocks and a small budget",
@@ -314,16 +292,6 @@ def _async_runs() -> list[PlannedRun]:
             async_scheduling=True,
             blocks_total=24,
             token_budget=96,
-        ),
-        plan(
-            "async-priorities-preempted",
-            "Async scheduling where a step takes back what it had scheduled",
-            changed(
-                crowd(54, 14, prompt=(10, 120), output=(60, 130), within=20), lambda index, _: {"priority": index % 3}
-            ),
-            async_scheduling=True,
-            queue_policy=QueuePolicy.PRIORITY,
-            blocks_total=20,
         ),
         plan(
             "async-long-prompts",

@@ -7,7 +7,7 @@ from typing import Any
 
 from millrace.contracts.status import InstanceRecord, StatusSnapshot
 from millrace.enginemodel.forecast import Candidate, Forecaster
-from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.enginemodel.parameters import EngineParameters
 from millrace.membership import Member
 
 from services.predictor.calibration import Calibration
@@ -169,7 +169,7 @@ class Instance:
 
 def prefixes_of(parameters: EngineParameters) -> Prefixes:
     """An engine's prefix cache as it is when it starts."""
-    in_order = parameters.queue_policy is QueuePolicy.FCFS and not parameters.long_prefill_token_threshold
+    in_order = not parameters.long_prefill_token_threshold
     return Prefixes(parameters.block_size, caching=parameters.prefix_caching, in_order=in_order)
 
 

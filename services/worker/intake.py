@@ -86,7 +86,6 @@ class Intake:
             sampling=body.sampling,
             output_token_ids=body.output_token_ids,
             arrival_ns=now_ns,
-            priority=body.priority,
             expected_output_tokens=body.expected_output_tokens,
             handover=handover,
         )

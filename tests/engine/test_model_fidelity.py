@@ -16,7 +16,7 @@ from tests.testbed.schedule_recording import RecordedRun, replay
 RECORDINGS = Path(__file__).resolve().parent / "recordings"
 
 # Runs whose batches do not depend on which tokens are sampled: those may differ between processors.
-FRESH = ["preemption", "async-priorities-preempted"]
+FRESH = ["preemption", "async-preemption"]
 
 
 def read(path: Path) -> RecordedRun:

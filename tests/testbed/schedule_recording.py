@@ -34,7 +34,7 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         prompt: Parts as pairs (seed, length): requests that share leading parts share a prefix.
-        arrival: Given to the engine as arrival time; orders equal priorities.
+        arrival: Given to the engine as arrival time.
         output: Tokens that the engine sampled, the last one ending it unless it was cancelled.
         finish: How it ended.
     """
@@ -42,7 +42,6 @@ class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: list[tuple[int, int]]
     max_tokens: int
     arrival: int = 0
-    priority: int = 0
     output: list[int] = []
     finish: FinishReason = FinishReason.LENGTH
 
@@ -139,7 +138,6 @@ def _source(request: RecordedRequest, index: int) -> EngineSequence:
         prompt_token_ids=prompt_tokens(request.prompt),
         sampling=Sampling(max_tokens=request.max_tokens),
         arrival_ns=request.arrival,
-        priority=request.priority,
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from millrace.contracts.status import SequenceState
 from millrace.enginemodel.batch import Batch
-from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.scheduler import Scheduler
 from millrace.enginemodel.sequence import ScheduledSequence
 
@@ -19,9 +18,9 @@ def scheduler(**changes: Any) -> Scheduler:
     return Scheduler(EngineParameters(**{**fields, **changes}))
 
 
-def new(name: str, tokens: int, *, prompt: int = 0, priority: int = 0) -> ScheduledSequence:
+def new(name: str, tokens: int, *, prompt: int = 0) -> ScheduledSequence:
     ids = [ord(name[0])] * tokens
-    return ScheduledSequence(name, ids, prompt_tokens=prompt or tokens, max_tokens=60, priority=priority)
+    return ScheduledSequence(name, ids, prompt_tokens=prompt or tokens, max_tokens=60)
 
 
 def wait(engine: Scheduler, name: str, tokens: int) -> ScheduledSequence:
@@ -29,11 +28,9 @@ def wait(engine: Scheduler, name: str, tokens: int) -> ScheduledSequence:
     return sequence
 
 
-def arrive(
-    engine: Scheduler, name: str = "came", tokens: int = 10, *, computed: int = 0, priority: int = 0
-) -> ScheduledSequence:
+def arrive(engine: Scheduler, name: str = "came", tokens: int = 10, *, computed: int = 0) -> ScheduledSequence:
     """One of whose tokens half are prompt; all but the last are computed where nothing is said."""
-    sequence = new(name, tokens, prompt=tokens // 2, priority=priority)
+    sequence = new(name, tokens, prompt=tokens // 2)
     blocks = engine.pool.take(-(-tokens // BLOCK))
     engine.adopt(sequence, blocks, computed=computed or tokens - 1, named=0)
     return sequence
@@ -133,11 +130,3 @@ def test_where_the_only_one_that_runs_makes_room_for_nobody_the_next_step_has_wh
     engine.aside["m"] = engine.pool.take(engine.pool.free)
     assert step(engine) == {"came": 1}
     assert runs.state is SequenceState.PREEMPTED
-
-
-@pytest.mark.parametrize(("policy", "first"), [(QueuePolicy.FCFS, "low"), (QueuePolicy.PRIORITY, "high")])
-def test_those_that_came_are_in_the_order_of_the_queue(policy: QueuePolicy, first: str) -> None:
-    engine = scheduler(queue_policy=policy, token_budget=1)
-    arrive(engine, "low", priority=2)
-    arrive(engine, "high", priority=1)
-    assert step(engine) == {first: 1}

@@ -13,7 +13,7 @@ from millrace.contracts.status import BatchComposition
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import PacedEngine
-from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.runs import DecodeRun
 from millrace.enginemodel.scaling import ScaledStepTime, scaled
 from millrace.enginemodel.scripted import ScriptedEngine
@@ -106,7 +106,6 @@ def draw(rng: Random) -> tuple[EngineParameters, LinearStepTime, list[tuple[int,
         prefix_caching=rng.random() < 0.5,
         watermark=rng.choice((0.0, 0.05)),
         reserve_full_prompt=rng.random() < 0.5,
-        queue_policy=rng.choice(list(QueuePolicy)),
     )
     step_time = LinearStepTime(
         fixed=rng.uniform(1e6, 9e6),
@@ -136,7 +135,6 @@ def draw(rng: Random) -> tuple[EngineParameters, LinearStepTime, list[tuple[int,
             output_token_ids=output[:60],
             sampling=sampling,
             arrival_ns=at_ns,
-            priority=rng.randrange(3),
         )
         plan.append((at_ns, sequence))
         if rng.random() < 0.15:

@@ -12,7 +12,7 @@ from millrace.actor.engine import EngineSequence, EngineStepped
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.worker import Sampling, StructuredOutput
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
 
 STEP_NS = 1000
@@ -96,15 +96,11 @@ def test_under_random_load_every_sequence_gets_the_tokens_it_gets_alone(seed: in
         "long_prefill_token_threshold": rng.choice([0, 9]),
         "prefix_caching": rng.random() < 0.7,
         "watermark": rng.choice([0.0, 0.05]),
-        "queue_policy": rng.choice(list(QueuePolicy)),
         "reserve_full_prompt": rng.random() < 0.7,
     }
     model = engine(**changes)
     sources = [
-        sequence(
-            f"{index}", rng.randint(1, 90), output=rng.randint(1, 60), priority=rng.randint(0, 2), arrival_ns=index
-        )
-        for index in range(25)
+        sequence(f"{index}", rng.randint(1, 90), output=rng.randint(1, 60), arrival_ns=index) for index in range(25)
     ]
     tokens: dict[str, list[int]] = {source.sequence: [] for source in sources}
     finished: dict[str, FinishReason] = {}

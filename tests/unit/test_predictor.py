@@ -264,9 +264,7 @@ def test_a_refused_snapshot_is_said_once_with_its_instance_and_why() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"block_size": 0}, {"max_sequences": -1}, {"queue_policy": "lifo"}, {"token_budget": 1 << 70}]
-)
+@pytest.mark.parametrize("wrong", [{"block_size": 0}, {"max_sequences": -1}, {"token_budget": 1 << 70}])
 def test_a_record_that_no_engine_can_have_is_said_once(wrong: dict[str, Any]) -> None:
     predictor = Predictor()
     said = predictor.register(record(**wrong)) + predictor.register(record(**wrong))

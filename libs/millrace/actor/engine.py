@@ -40,7 +40,6 @@ class EngineSequence(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     output_token_ids: list[int] = []
     arrival_ns: int = 0
-    priority: int = 0
     expected_output_tokens: int | None = None
     handover: KvHandover | None = None
 

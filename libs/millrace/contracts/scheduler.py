@@ -28,7 +28,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         watermark: Share of all blocks kept free when a waiting sequence is admitted beside running ones.
         reserve_full_prompt: Admit a sequence only if its whole prompt fits now, not only its first chunk
             (``scheduler_reserve_full_isl``).
-        queue_policy: Order of the waiting queue, and who is preempted: ``fcfs`` or ``priority`` (``policy``).
         async_scheduling: The next step is scheduled before the outputs of the one before are known, as vLLM does
             by default where it can.
     """
@@ -43,7 +42,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     watermark: float = 0.0
     reserve_full_prompt: bool = True
-    queue_policy: str = "fcfs"
     async_scheduling: bool = False
 
 

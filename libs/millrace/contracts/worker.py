@@ -186,7 +186,6 @@ class SubmitSequence(Body, frozen=True, kw_only=True, tag="SubmitSequence/2"):
     output_token_ids: list[int] = []
     expected_output_tokens: int | None = None
     deadline_ns: int | None = None
-    priority: int = 0
     handover: KvHandover | None = None
     output_logprobs: list[TokenLogprobs] | None = None
     migration: str = ""

@@ -54,7 +54,9 @@ class Batch:
         if count == 1 and computed >= sequence.prompt_tokens and computed + 1 >= sequence.total:
             self.decodes += 1  # is_decode, without the call
         else:
-            self._count_prefill(count, computed, 1)
+            self.prefill_tokens += count
+            self.prefill_context_tokens += computed + count
+            self.half_work += count * (2 * computed + count)
         computed += count
         sequence.computed = computed
         self.context_tokens += computed
@@ -78,25 +80,6 @@ class Batch:
         self.context_tokens += computed
         self.decodes += 1
         return True
-
-    def take_back(self, sequence: ScheduledSequence) -> int:
-        """Removes a sequence that is preempted after all. Returns the tokens that this gives back to the budget."""
-        position = self.sequences.index(sequence)
-        count, before = self.counts[position], self.computed_before[position]
-        del self.sequences[position], self.counts[position], self.computed_before[position]
-        self.context_tokens -= before + count
-        if is_decode(sequence, count, before):
-            self.decodes -= 1
-        else:
-            self._count_prefill(count, before, -1)
-        if sequence in self.sampling:
-            self.sampling.remove(sequence)
-        return count
-
-    def _count_prefill(self, count: int, before: int, sign: int) -> None:
-        self.prefill_tokens += sign * count
-        self.prefill_context_tokens += sign * (before + count)
-        self.half_work += sign * count * (2 * before + count)
 
     @property
     def tokens(self) -> int:

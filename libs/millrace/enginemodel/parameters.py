@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-import msgspec
-
 from millrace.contracts.kv import KvGroup
 from millrace.contracts.scheduler import SchedulerConfig
-
-
-class QueuePolicy(StrEnum):
-    """Order of the waiting queue, and who is preempted."""
-
-    FCFS = "fcfs"  # first come first served; the newest running sequence is preempted
-    PRIORITY = "priority"  # smallest (priority, arrival) first; the largest one running is preempted
 
 
 class EngineParameters(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Configuration of a modelled engine: its scheduler's, checked and with defaults.
 
     Attributes:
-        queue_policy: Named ``policy`` in files, as vLLM does.
         groups: Of layers that take blocks of their own; none for one that keeps all.
     """
 
@@ -30,7 +18,6 @@ class EngineParameters(SchedulerConfig, frozen=True, kw_only=True, forbid_unknow
     token_budget: int = 2048
     block_size: int = 16
     blocks_total: int = 4096
-    queue_policy: QueuePolicy = msgspec.field(default=QueuePolicy.FCFS, name="policy")
     groups: tuple[KvGroup, ...] = ()
 
     def __post_init__(self) -> None:

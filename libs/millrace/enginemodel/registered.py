@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
-from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
+from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import StepTimeModel
 
 #: Bound of any limit that a record may tell, tokens or blocks; larger ones would not fit an engine's own integers.
@@ -30,7 +30,6 @@ def scheduler_parameters(record: InstanceRecord, *, prefix_caching: bool = False
     changes = {
         "max_model_len": min(record.max_model_len, room),  # vLLM counts its null block in when it checks this
         "prefix_caching": record.prefix_caching and prefix_caching,
-        "queue_policy": QueuePolicy(record.queue_policy),
         "groups": tuple(record.kv.groups) if record.kv is not None else (),
     }
     return EngineParameters(**scheduler_fields(record) | changes)

@@ -1,7 +1,7 @@
 """The scheduling rules of a vLLM V1 engine, as pure code: what the next step computes.
 
 Running sequences come first, in the order of their admission; each gets what it still has to compute, within the
-token budget. One that needs a block when none is free preempts the newest (or the lowest in priority), which loses
+token budget. One that needs a block when none is free preempts the newest, which loses
 all its blocks and waits again. Where none was preempted, waiting sequences are admitted while budget, blocks and
 places last, after a look into the prefix cache. README.md tells the rules in full, and how they are checked against
 vLLM itself.
@@ -16,13 +16,14 @@ sequence holds no block; running, frozen and set aside are at most ``max_sequenc
 
 from __future__ import annotations
 
+from collections import deque
+
 from millrace.contracts.kv import KvGroup, KvNeed
 from millrace.contracts.scheduler import step_budget
 from millrace.contracts.status import SequenceState
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.block_tables import BlockTables
-from millrace.enginemodel.parameters import EngineParameters, QueuePolicy
-from millrace.enginemodel.queue import WaitingQueue, waiting_queue
+from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.sequence import ScheduledSequence
 
 
@@ -30,6 +31,7 @@ class Scheduler(BlockTables):
     """Sole owner of running list, waiting queue and block pool of one engine.
 
     Attributes:
+        waiting: First come, first served; the preempted go to the head.
         arrived: Sequences that came with their KV and were in no step yet; they hold blocks, and each a place.
         frozen: Sequences that stand still, with the index in ``running`` that each had.
         aside: Blocks for sequences to come, by migration.
@@ -39,9 +41,9 @@ class Scheduler(BlockTables):
     def __init__(self, parameters: EngineParameters) -> None:
         super().__init__(parameters)
         self.running: list[ScheduledSequence] = []
-        self.waiting: WaitingQueue = waiting_queue(parameters.queue_policy)
+        self.waiting: deque[ScheduledSequence] = deque()
         self.preemptions = 0
-        self.arrived: WaitingQueue = waiting_queue(parameters.queue_policy)
+        self.arrived: deque[ScheduledSequence] = deque()
         self.frozen: dict[ScheduledSequence, int] = {}
         self.aside: dict[str, list[int]] = {}
         self.token_budget = parameters.token_budget
@@ -157,7 +159,7 @@ class Scheduler(BlockTables):
             return True
         if self.parameters.prefix_caching or self.replicas:
             return False
-        sequence = self.waiting.first()
+        sequence = self.waiting[0]
         count = self._first_chunk(sequence, 0, budget, self._chunk_limit())
         return count == 0 or self._needed(sequence, [], count) > self.pool.free
 
@@ -211,9 +213,9 @@ class Scheduler(BlockTables):
                 while self._lacking(sequence, end) > self.pool.free:
                     if self.replicas and self.make_room(self.pool.free + 1):
                         continue
-                    victim, before, restored = self._preempt_one(batch, index)
-                    index -= before
-                    budget += restored
+                    victim = self.running.pop()
+                    self._preempt(victim)
+                    batch.preempted.append(victim)
                     if victim is sequence:
                         return budget
                 self._grow(sequence, end)
@@ -259,25 +261,6 @@ class Scheduler(BlockTables):
         chunk = max(1, (self.token_budget - others) // prompts)
         return min(threshold or chunk, chunk)
 
-    def _preempt_one(self, batch: Batch, index: int) -> tuple[ScheduledSequence, bool, int]:
-        """Preempts one running sequence.
-
-        Returns: it; whether it stood before ``index``; and the tokens that its removal gives back to the budget.
-        """
-        restored, before = 0, False
-        if self.parameters.queue_policy is QueuePolicy.PRIORITY:
-            victim = max(self.running, key=lambda sequence: (sequence.priority, sequence.arrival_ns))
-            position = self.running.index(victim)
-            del self.running[position]
-            before = position < index
-            if victim in batch.sequences:
-                restored = batch.take_back(victim)
-        else:
-            victim = self.running.pop()
-        self._preempt(victim)
-        batch.preempted.append(victim)
-        return victim, before, restored
-
     def _preempt(self, sequence: ScheduledSequence) -> None:
         self._release(sequence)
         sequence.state = SequenceState.PREEMPTED
@@ -286,7 +269,7 @@ class Scheduler(BlockTables):
         sequence.stale = sequence.in_flight
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting.put_back(sequence)
+        self.waiting.appendleft(sequence)
 
     # Sequences to be admitted
 
@@ -306,11 +289,11 @@ class Scheduler(BlockTables):
 
     def _admit_arrived(self, batch: Batch, budget: int, threshold: int) -> int:
         """Admits the first one that came with its KV. Returns how many tokens of it, 0 where it waits."""
-        sequence = self.arrived.first()
+        sequence = self.arrived[0]
         count = self._first_chunk(sequence, sequence.computed, budget, threshold)
         if count == 0 or not self.make_room(self._watermark()):  # the blocks themselves it has
             return 0
-        self.arrived.pop()
+        self.arrived.popleft()
         self.running.append(sequence)
         sequence.state = SequenceState.RUNNING
         self._grow(sequence, sequence.computed + count)
@@ -319,7 +302,7 @@ class Scheduler(BlockTables):
 
     def _admit_waiting(self, batch: Batch, budget: int, threshold: int) -> int:
         """Admits the first one that waits. Returns how many tokens of it, 0 where it does not fit."""
-        sequence = self.waiting.first()
+        sequence = self.waiting[0]
         hits = self._prefix_hits(sequence)
         computed = self._cached_tokens(sequence, hits)
         count = self._first_chunk(sequence, computed, budget, threshold)
@@ -379,7 +362,7 @@ class Scheduler(BlockTables):
         return self.parameters.watermark_blocks if self.running else 0
 
     def _start(self, sequence: ScheduledSequence, hits: list[int], computed: int) -> None:
-        self.waiting.pop()
+        self.waiting.popleft()
         self.running.append(sequence)
         self.pool.share(hits)
         sequence.state = SequenceState.RUNNING

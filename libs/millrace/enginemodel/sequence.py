@@ -36,7 +36,6 @@ class ScheduledSequence:
         "named_blocks",
         "placeholders",
         "preemptions",
-        "priority",
         "prompt_tokens",
         "sequence",
         "slots",
@@ -54,7 +53,6 @@ class ScheduledSequence:
         prompt_tokens: int,
         max_tokens: int,
         arrival_ns: int = 0,
-        priority: int = 0,
     ) -> None:
         """Args: token_ids: prompt, then output of earlier epochs; becomes this object's own."""
         self.sequence = sequence
@@ -62,7 +60,6 @@ class ScheduledSequence:
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.arrival_ns = arrival_ns
-        self.priority = priority
         self.total = len(token_ids)
         self.computed = 0
         self.placeholders = 0

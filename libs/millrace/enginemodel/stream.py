@@ -76,7 +76,6 @@ class ModelledSequence(ScheduledSequence):
             prompt_tokens=len(source.prompt_token_ids),
             max_tokens=sampling.max_tokens,
             arrival_ns=source.arrival_ns,
-            priority=source.priority,
         )
         self.expected_output_tokens = source.expected_output_tokens
         self.logprobs = sampling.logprobs

@@ -94,7 +94,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         cascade: What the client wants of the cascade.
         client_id: The client's own request id; empty where it sent none.
         parent: Request id of the cascade's call that this is an attempt of; empty for a client's own call.
-        priority: As in SubmitSequence; clients' calls have 0.
         tell_tokens: Deltas have their token ids.
         tokens_as_ids: Log-probabilities name a token as ``token_id:<id>``.
         begun: Output tokens of its one choice that another ingress was given before it was lost. They are delivered
@@ -124,7 +123,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     cascade: CascadeOptions = CascadeOptions()
     client_id: str = ""
     parent: str = ""
-    priority: int = 0
     tell_tokens: bool = False
     tokens_as_ids: bool = False
     begun: list[int] = []

@@ -106,7 +106,6 @@ def _ask(state: IngressState, sequence: OpenSequence, instance: KnownInstance, *
                 output_token_ids=sequence.log[:],
                 expected_output_tokens=call.expected_output_tokens,
                 deadline_ns=call.deadline_ns,
-                priority=call.call.priority,
                 replica=replica,
             ),
             correlation=sequence.submit,

@@ -309,7 +309,6 @@ class VllmEngine:
             supported_tasks=self._supported,
             lora_request=self._adapters.get(adapter) if adapter is not None else None,
             arrival_time=(sequence.arrival_ns or time.time_ns()) / 1e9,
-            priority=sequence.priority,
         )
         if structured is not None and backend:  # verified on trial; here it would hold up the loop
             structured._backend = backend
@@ -329,7 +328,6 @@ class VllmEngine:
             pooling_params(sequence, self._llm.vllm_config.model_config),
             supported_tasks=self._supported,
             arrival_time=(sequence.arrival_ns or time.time_ns()) / 1e9,
-            priority=sequence.priority,
         )
         return request
 

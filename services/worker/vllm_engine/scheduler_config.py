@@ -22,7 +22,6 @@ def scheduler_config(vllm_config: Any) -> SchedulerConfig:
         prefix_caching=bool(cache.enable_prefix_caching),
         watermark=scheduler.watermark,
         reserve_full_prompt=scheduler.scheduler_reserve_full_isl,
-        queue_policy=scheduler.policy,
         async_scheduling=bool(scheduler.async_scheduling),
     )
 

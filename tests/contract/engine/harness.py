@@ -108,16 +108,14 @@ class Harness:
                 for output in outputs:
                     self.results[output.sequence].outputs.append(output)
 
-    def add(self, prompt: list[int], *, output: list[int] | None = None, priority: int = 0, **sampling: Any) -> str:
+    def add(self, prompt: list[int], *, output: list[int] | None = None, **sampling: Any) -> str:
         """Adds a sequence; greedy where ``temperature`` is not given. Returns its id."""
         self._serial += 1
         name = f"{self.prefix}{self._serial}.0"
-        self.add_as(name, prompt, output=output, priority=priority, **sampling)
+        self.add_as(name, prompt, output=output, **sampling)
         return name
 
-    def add_as(
-        self, name: str, prompt: list[int], *, output: list[int] | None = None, priority: int = 0, **sampling: Any
-    ) -> None:
+    def add_as(self, name: str, prompt: list[int], *, output: list[int] | None = None, **sampling: Any) -> None:
         self.results.setdefault(name, Result())
         sequence = EngineSequence(
             sequence=name,
@@ -125,7 +123,6 @@ class Harness:
             sampling=Sampling(**{"max_tokens": 16, "temperature": 0.0, **sampling}),
             output_token_ids=output or [],
             arrival_ns=self.now_ns(),
-            priority=priority,
         )
         self.given[name] = sequence
         self.put(sequence)
