@@ -64,7 +64,7 @@ from services.broker.loads import observe_summary, renew_load
 from services.broker.metrics import BrokerMetrics
 from services.broker.orders import ORDERS_MAX, Orders
 from services.broker.returning import return_queued
-from services.broker.state import DRAIN_OUT_MAX, MS, BalanceNotes, BrokerContext, OwnInstance
+from services.broker.state import ALL_OUT_MAX, MS, BalanceNotes, BrokerContext, OwnInstance
 
 #: Heartbeat.
 PRESENCE_NS = 1_000 * MS
@@ -149,10 +149,11 @@ class BrokerActor:
         return effects
 
     def _go_on(self, own: OwnInstance, now_ns: int) -> list[Effect]:
-        """A drain and orders have a limit: what is next is asked for at once, not with the next tick."""
-        if not (own.draining or own.orders) or not self._ctx.connected:
+        """What is ordered or has to leave is asked for at once, not with the next tick."""
+        if not self._ctx.connected:
             return []
-        return [*self._orders.look(own, now_ns), *(self._asks.look(own, now_ns) if own.draining else [])]
+        leaving = self._asks.look_leaving(own, now_ns) if self._ctx.all_leave(own) else []
+        return [*self._orders.look(own, now_ns), *leaving]
 
     def _dispatch(self, message: Message, now_ns: int) -> list[Effect]:
         match message.body:
@@ -240,7 +241,7 @@ class BrokerActor:
         if own.forecasts is not None and (known is None or body.step != known.step):
             own.forecasts.observe(body)
         self._ctx.view.members.observe(body.instance, body.incarnation, now_ns)
-        return self._orders.look(own, now_ns) if own.orders or own.evacuation else []
+        return self._go_on(own, now_ns)
 
     def _on_key(self, body: KeyChanged, now_ns: int) -> list[Effect]:
         """A registration or a plan."""
@@ -385,7 +386,7 @@ class BrokerActor:
     def check_invariants(self) -> None:
         self._ctx.view.check_invariants()
         for own in self._owns.values():
-            assert len(own.asks) <= max(self._ctx.limits.out_max, DRAIN_OUT_MAX), f"{own.instance}: too many asks"
+            assert len(own.asks) <= max(self._ctx.limits.out_max, ALL_OUT_MAX), f"{own.instance}: too many asks"
             assert len(own.bids) <= BIDS_MAX
             assert len(own.orders) <= ORDERS_MAX
             assert len(own.taken) == len(own.asks), f"{own.instance}: two asks about one sequence"

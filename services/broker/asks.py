@@ -103,14 +103,20 @@ class Asks:
         own.load.memory_risk = self._risk(own, record)
         view = self._view(own, now_ns)
         standing = standing_intents(view, self._ctx.fences)
-        effects = self._ask_standing(own, record, standing, now_ns)
         if standing:
-            return effects
+            return self._ask_standing(own, record, standing, now_ns)
         if now_ns - self._ctx.plan_ns.get(record.model, 0) < self._ctx.fences.plan_pause_ms * MS:
             own.load.why = "a new plan: nothing balances yet"
-            return effects
+            return []
         memory = self._memory(own, record, view, now_ns) if MoveReason.MEMORY in view.reasons else []
-        return effects + (memory or self._balance(own, record, view, now_ns))
+        return memory or self._balance(own, record, view, now_ns)
+
+    def look_leaving(self, own: OwnInstance, now_ns: int) -> list[Effect]:
+        """Asks for what has to leave, and no more."""
+        record = self._ctx.view.record(own.instance)
+        if record is None or not self._ctx.fresh(own, now_ns):
+            return []
+        return self._ask_standing(own, record, standing_intents(self._view(own, now_ns), self._ctx.fences), now_ns)
 
     def _risk(self, own: OwnInstance, record: InstanceRecord) -> float:
         assert own.snapshot is not None

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from millrace.contracts.broker import AskForMove, LoadReported
 from millrace.contracts.migration import MigrateSequence, MigrationCost
+from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import InstanceSummary, SequenceStatus, StatusSnapshot
 from millrace.contracts.subjects import Subjects
 from millrace.policies.trading import TradingPolicy
@@ -31,9 +32,9 @@ MOVE_SHARE = 0.2
 #: Copying slows both engines: a move costs so large a share of its duration besides the pause.
 COPY_SHARE = 0.1
 
-#: Sequences asked for or moved at a time where the instance drains: a move mostly waits for engines' steps, not for the
-#: wire, so that more at once end sooner.
-DRAIN_OUT_MAX = 8
+#: Sequences asked for or moved at a time where all leave the instance: a move mostly waits for engines' steps, not for
+#: the wire, so that more at once end sooner.
+ALL_OUT_MAX = 8
 
 #: Unless reads take so large a share of a move: then the wire is what they share.
 WIRE_SHARE_MAX = 0.5
@@ -268,10 +269,14 @@ class BrokerContext:
     def fences(self) -> FenceConfig:
         return self.config.fences
 
+    def all_leave(self, own: OwnInstance) -> bool:
+        """Whether whatever runs at the instance shall leave it, the sooner the better: it drains, or only prefills."""
+        return own.draining or self.view.role(own.instance) is InstanceRole.PREFILL
+
     def out_max(self, own: OwnInstance) -> int:
         """Sequences of an instance that may be asked for or moved at a time."""
-        wide = own.draining and own.costs.wire_share < WIRE_SHARE_MAX
-        return max(self.limits.out_max, DRAIN_OUT_MAX) if wide else self.limits.out_max
+        wide = self.all_leave(own) and own.costs.wire_share < WIRE_SHARE_MAX
+        return max(self.limits.out_max, ALL_OUT_MAX) if wide else self.limits.out_max
 
     def fresh(self, own: OwnInstance, now_ns: int) -> bool:
         """Whether the state of an instance is known now: heard lately, and since the bus came back."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 from millrace.actor.settings import with_settings
+from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.step_time_models import LinearStepTime
 
-from simulator.scenarios.reading import scenario_of
+from simulator.scenarios.reading import read_scenario, scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.saving import save
 from simulator.scenarios.statistics import summarise
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "scenarios" / "disaggregated.toml"
 ENGINE = {"max_model_len": 4096, "blocks_total": 2000, "max_sequences": 32, "token_budget": 2048}
 SPLIT: dict[str, Any] = {
     "seed": 5,
@@ -57,6 +60,21 @@ def test_requests_prefill_at_the_front_and_end_at_the_back() -> None:
     assert 0 < summary.frozen_s.largest < 0.1
 
 
+def test_where_prompts_are_long_prefill_and_decode_apart_keep_more_of_the_slo() -> None:
+    """Each of twelve requests a second and instance moves with its first token: docs/SIMULATION.md."""
+    apart, colocated = (
+        summarise(
+            run_scenario(
+                read_scenario(EXAMPLE, ["workload.count=400", f"migration.on={on}"]), step_times=load_step_time
+            )
+        )
+        for on in ("true", "false")
+    )
+    assert apart.migrations["moved"] == 400
+    assert apart.goodput > 0.95
+    assert colocated.goodput < 0.9
+
+
 def test_off_nothing_moves_whatever_else_the_table_says() -> None:
     off = run("migration.on=false")
     assert not off.migrations
@@ -75,7 +93,7 @@ def test_a_slower_link_takes_longer_and_stops_nobody_for_longer() -> None:
 def test_who_dies_in_a_split_cluster_loses_no_request(tmp_path) -> None:
     faults = [
         {"at_s": 1.5, "kind": "kill", "target": "migrator-front-0"},
-        {"at_s": 3.0, "kind": "kill", "target": "back-0"},
+        {"at_s": 3.5, "kind": "kill", "target": "back-0"},
         {"at_s": 5.0, "kind": "kill", "target": "front-1"},
         {"at_s": 7.0, "kind": "partition", "target": "migrator-back-1", "duration_s": 1.0},
     ]

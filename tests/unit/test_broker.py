@@ -83,6 +83,16 @@ def test_a_prefill_instance_hands_off_to_those_that_decode():
     assert reasons(world) == {"handoff"}
 
 
+def test_hand_offs_wait_for_no_tick():
+    """Moves of 50 ms follow each other where three places are free, and newcomers leave when they are seen."""
+    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"), reasons=STANDING, tick_ms=400)
+    world.set_plan(plan((0, ["a", "b"]), roles={"a": InstanceRole.PREFILL, "b": InstanceRole.DECODE}))
+    world.run(1_000)
+    world.instances["a"].sequences |= filled("a", 18, 500).sequences
+    world.run(500)  # a snapshot each 100 ms; in ticks it would be two times three
+    assert len(world.instances["b"].sequences) == 18
+
+
 def test_a_sequence_that_outgrows_its_stage_goes_to_the_next_one():
     world = BrokerWorld(filled("a", 1, 700), FakeInstance("b"), FakeInstance("c"), reasons=STANDING)
     world.set_plan(plan((0, ["a", "b"]), (1_000, ["c"])))
