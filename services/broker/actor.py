@@ -149,7 +149,7 @@ class BrokerActor:
         return effects
 
     def _go_on(self, own: OwnInstance, now_ns: int) -> list[Effect]:
-        """What is ordered or has to leave is asked for at once, not with the next tick."""
+        """Ask for what is ordered or has to leave at once, not with the next tick."""
         if not self._ctx.connected:
             return []
         leaving = self._asks.look_leaving(own, now_ns) if self._ctx.all_leave(own) else []
