@@ -16,7 +16,7 @@ _ENGINES = (_LIBS + "enginemodel", "native/enginemodel")
 _PREDICTOR = ("services/predictor", *_ENGINES)
 _SIMULATOR = ("simulator", _LIBS + "sim", *_ENGINES)
 _DISPATCH = ("services/ingress/dispatch", _POLICIES + "dispatch", *_PREDICTOR)
-_MOVING = ("services/migrator", "services/worker", "services/ingress/migration", _LIBS + "kvcopy")
+_MOVING = ("services/broker", "services/migrator", "services/worker", "services/ingress/migration", _LIBS + "kvcopy")
 _TRADING = ("services/broker", _POLICIES + "trading", *_SIMULATOR)
 _STAGES = (_POLICIES + "stages", "services/coordinator/stages.py")
 _ROLES = (_POLICIES + "roles", "services/coordinator/roles.py")
@@ -32,7 +32,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "vllm_overhead": (*_INGRESS, *_WORKER),
         "continuation_gap": ("services/ingress/failover", "services/worker"),
         "autopilot": ("services/coordinator/autopilot.py", "simulator/whatif"),
-        "disturbed_streams": ("services/ingress/failover", *_MOVING, "services/broker"),
+        "disturbed_streams": ("services/ingress/failover", *_MOVING),
         # forecasting
         "step_time": _ENGINES,
         "heterogeneity": _ENGINES,
@@ -79,10 +79,10 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "migration_soak": _MOVING,
         "role_flips": (*_MOVING, "services/coordinator/roles.py"),
         "forecast_default": _BLOCK,
-        "migration_sim": ("services/migrator", *_SIMULATOR),
+        "migration_sim": ("services/broker", "services/migrator", *_SIMULATOR),
         "kv_replicas": (*_MOVING, "services/ingress/dispatch", "services/ingress/failover"),
-        "kv_replicas_sim": ("services/migrator", *_SIMULATOR),
-        "disaggregation_sim": ("services/migrator", *_SIMULATOR),
+        "kv_replicas_sim": ("services/broker", "services/migrator", *_SIMULATOR),
+        "disaggregation_sim": ("services/broker", "services/migrator", *_SIMULATOR),
         "kvcopy": (_LIBS + "kvcopy", "native/kvcopy"),
         # stages
         "stage_planner": _STAGES,
