@@ -63,7 +63,7 @@ def pair(kind: str = "plain", **network: Any) -> tuple[World, Side, Side]:
 
 
 def free(side: Side) -> int:
-    return side.model.kv_accounting().free
+    return side.model.moves.accounting().free
 
 
 # --- leases and freezes

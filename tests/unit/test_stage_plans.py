@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.policies.stages import StageShape, assign, stage_for, stage_order, stages_of
+from millrace.policies.stages import StageShape, assign, stage_order, stages_of
 
 
 def stage(name: str, low: int, high: int | None, *instances: str, covered_by: str = "") -> Stage:
@@ -66,28 +66,6 @@ STAGES = [stage("s0", 0, 10, "a", "b"), stage("s1", 10, 100, "c"), stage("s2", 1
 )
 def test_stages_come_by_distance(length: int, order: str) -> None:
     assert " ".join(s.name for s in stage_order(STAGES, length)) == order
-
-
-@pytest.mark.parametrize(
-    ("length", "alive", "full", "expected"),
-    [
-        (5, "abcd", "", "s0"),
-        (5, "abcd", "a", "s0"),  # b has room
-        (5, "abcd", "ab", "s1"),  # full: the next longer
-        (5, "abcd", "abcd", "s0"),  # all are full: it queues where it belongs
-        (50, "abcd", "cd", "s1"),  # never to a shorter one for load
-        (5, "cd", "", "s1"),  # everybody lost: the next longer
-        (5000, "abcd", "", "s2"),  # nobody longer: the nearest shorter
-        (5000, "abcd", "d", "s2"),
-        (5000, "ab", "", "s0"),
-        (5, "", "", None),
-    ],
-)
-def test_a_full_stage_spills_upwards_and_an_empty_one_is_covered(
-    length: int, alive: str, full: str, expected: str | None
-) -> None:
-    chosen = stage_for(STAGES, length, set(alive), full=lambda name: name in full)
-    assert (chosen.name if chosen else None) == expected
 
 
 def shapes(*rows: tuple[int, int | None, int]) -> list[StageShape]:

@@ -7,8 +7,7 @@ MillraceError
 │   ├── BusUnavailable     no server within the time given
 │   └── BusRefused         the server refused: permissions, credentials
 └── EngineError
-    ├── EngineStartFailed  with the reason the engine gave
-    └── EngineDied         while it was running
+    └── EngineStartFailed  with the reason the engine gave
 """
 
 from __future__ import annotations
@@ -45,7 +44,3 @@ class EngineError(MillraceError):
 
 class EngineStartFailed(EngineError):
     """The engine did not start; carries its reason."""
-
-
-class EngineDied(EngineError):
-    """The engine ended while it was needed."""

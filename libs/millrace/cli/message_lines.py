@@ -56,7 +56,6 @@ class DecodedMessage(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
     detail: str = ""
     body: Any = None
-    payload_bytes: int = 0
 
 
 def read_message(
@@ -76,7 +75,6 @@ def read_message(
         trouble=trouble,
         detail=detail,
         body=body,
-        payload_bytes=len(payload),
     )
 
 

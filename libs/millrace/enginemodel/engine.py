@@ -14,7 +14,7 @@ from millrace.actor.engine import EngineSequence, EngineSnapshot, EngineStepped,
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus
 from millrace.enginemodel.batch import Batch
-from millrace.enginemodel.moves import KvAccounting, KvMoves
+from millrace.enginemodel.moves import KvMoves
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.refusals import sampling_refusal
 from millrace.enginemodel.runs import DecodeRun, decodes_left
@@ -132,10 +132,6 @@ class ModelledEngine:
             if sequence in step.batch.sequences:
                 return step.batch.computed_before[step.batch.sequences.index(sequence)], True
         return sequence.computed, False
-
-    def kv_accounting(self) -> KvAccounting:
-        """Return the number of blocks by use. O(blocks held)."""
-        return self.moves.accounting()
 
     def _sequence(self, source: EngineSequence) -> ModelledSequence:
         """The sequence with its stream of tokens. A replay of a recorded run gives it the recorded ones instead."""

@@ -10,7 +10,7 @@ from millrace.policies.stages.exact import policy as exact
 from millrace.policies.stages.fixed import policy as fixed
 from millrace.policies.stages.membership import StageShape, assign, stages_of
 from millrace.policies.stages.one_stage import policy as one_stage
-from millrace.policies.stages.routing import covers, stage_for, stage_order
+from millrace.policies.stages.routing import covers, stage_order
 from millrace.policies.stages.view import PlanningParameters, PlanningView, StageDecision
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "StageShape",
     "assign",
     "covers",
-    "stage_for",
     "stage_order",
     "stages_of",
 ]

@@ -6,10 +6,8 @@ slows all of them. A stage that has lost every instance is covered by the next l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
-
-from millrace.contracts.plan import Stage
 
 
 class LengthRange(Protocol):
@@ -42,28 +40,3 @@ def stage_order(stages: Sequence[R], length_tokens: int) -> list[R]:
     """
     longer = [stage for stage in stages if stage.length_max is None or length_tokens < stage.length_max]
     return longer + [stage for stage in reversed(stages) if stage not in longer]
-
-
-def stage_for(
-    stages: Sequence[Stage],
-    length_tokens: int,
-    available: Container[str],
-    *,
-    full: Callable[[str], bool] = lambda name: False,
-) -> Stage | None:
-    """Chooses the stage that takes a sequence of this length.
-
-    Args:
-        available: Names of the instances that live.
-        full: Whether an instance that lives has no room. While every longer stage is full too, the sequence queues at
-            the stage that it belongs to.
-
-    Returns:
-        None where no instance of any stage lives.
-    """
-    alive = [s for s in stage_order(stages, length_tokens) if any(name in available for name in s.instances)]
-    for stage in alive:
-        longer = stage.length_max is None or length_tokens < stage.length_max
-        if longer and any(name in available and not full(name) for name in stage.instances):
-            return stage
-    return alive[0] if alive else None
