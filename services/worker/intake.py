@@ -152,21 +152,10 @@ class Intake:
         waiters, held.waiters = held.waiters, []
         accepted = SequenceAccepted(sequence=sequence, epoch=held.epoch, kv_tokens=kv_tokens)
         self._ctx.figures.arrived += held.moved is not None
-        self._count_resumed(held, kv_tokens)
+        missed = held.submission is not None and bool(held.submission.replica) and not kv_tokens
+        self._ctx.figures.replicas_missed += missed
         told = self._ctx.tell_moved(held)
         return told + [effect for waiter in waiters for effect in answer(waiter, sequence, accepted)]
-
-    def _count_resumed(self, held: Held, kv_tokens: int) -> None:
-        """Count a continuation that was sent here for its replica."""
-        if held.submission is None or not held.submission.replica:
-            return
-        figures = self._ctx.figures
-        if kv_tokens:
-            figures.replica_resumes += 1
-            figures.replica_tokens += kv_tokens
-            figures.replica_tail_tokens += held.prompt_tokens + held.base_index - kv_tokens
-        else:
-            figures.replicas_missed += 1
 
     def rejected(self, body: SequenceRejected, now_ns: int) -> list[Effect]:
         """The engine refuses its parameters: gone again, and the same epoch may come with better ones."""

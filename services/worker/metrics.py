@@ -63,9 +63,6 @@ class WorkerFigures:
     replicas_missed: Annotated[
         int, "Continuations sent here for a KV replica that was gone, or of no use: all KV was computed"
     ] = 0
-    replica_resumes: Annotated[int, "Continuations that began on a KV replica"] = 0
-    replica_tokens: Annotated[int, "Tokens whose KV these had from the replica"] = 0
-    replica_tail_tokens: Annotated[int, "Tokens that these had to compute: those behind the replica"] = 0
     refused: Annotated[Counter[str], "Sequences refused"] = field(default_factory=Counter)
     finished: Annotated[Counter[str], "Sequences ended in the engine"] = field(default_factory=Counter)
     returned: Annotated[Counter[str], "Live sequences handed back"] = field(default_factory=Counter)
