@@ -74,7 +74,7 @@ def changed(
 
 def planned_runs() -> list[PlannedRun]:
     """All runs."""
-    return [*_budget_runs(), *_block_runs(), *_prefix_runs(), *_order_runs(), *_async_runs(), *_group_runs()]
+    return [*_budget_runs(), *_block_runs(), *_prefix_runs(), *_async_runs(), *_group_runs()]
 
 
 def _group_runs() -> list[PlannedRun]:
@@ -230,11 +230,6 @@ def _prefix_runs() -> list[PlannedRun]:
             changed(shared, lambda *_: {"max_tokens": 90}),
             blocks_total=24,
         ),
-    ]
-
-
-def _order_runs() -> list[PlannedRun]:
-    return [
         plan(
             "everything",
             "Shared prefixes, cancels, stops, few blocks and a small budget",
