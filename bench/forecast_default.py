@@ -1,14 +1,14 @@
 """Forecast, the default policy, against rules that use no lengths, by scenario and by how well lengths are known.
 
     python -m bench forecast_default --rows FILE
-    python -m bench forecast_default --scenarios mixed@28 --qualities oracle none --weights 0 1 --seeds 1
+    python -m bench forecast_default --scenarios mixed@28 --qualities oracle none --seeds 1
 
 The simple rules are join-shortest-queue, Llumnix's, and those of LMetric, llm-d, SGLang and Dynamo (bench/policies).
 Scenarios: ``mixed@RATE`` (examples/scenarios/mixed.toml: half of the instances twice as fast, SLO of 1 s and 60 ms),
 ``block@RATE`` (twelve equal instances), ``burst@CV`` (the same with gamma arrivals), ``halves@RATE`` (six and six), and
 ``trace@NAME`` (those of block_beyond, at its share of the fluid bound); theirs is an SLO of 3 s and 100 ms. Qualities:
-the true length, noise of 0.5 and 1.0 (Block, section 6.3), and nothing. ``--weights`` are those of the delay of others,
-``--summed`` says when it is their sum.
+the true length, noise of 0.5 and 1.0 (Block, section 6.3), and nothing. ``--summed`` says when the delay of others is
+their sum.
 The last column is the largest loss in any figure against the best of the simple rules in that figure. With several
 seeds a second table has the difference from that rule in each figure, paired by seed, with its 95 % interval.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import mean
 
 import msgspec
+from millrace.cluster.toml_text import inline
 
 from bench.scenarios.rows import Row, select
 from bench.scenarios.runs import Job, Options, add_options, options, run_all
@@ -66,9 +67,6 @@ def main() -> int:
     parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS))
     parser.add_argument("--qualities", nargs="+", choices=list(QUALITIES), default=list(QUALITIES))
     parser.add_argument(
-        "--weights", nargs="+", type=float, default=[], help="of others' delay; the default's own without"
-    )
-    parser.add_argument(
         "--summed", nargs="+", choices=("preempting", "always"), default=[], help="the default's own without"
     )
     parser.add_argument("--policies", nargs="+", default=["forecast"], help="that use lengths: names, or files")
@@ -92,22 +90,17 @@ def jobs(name: str, arguments: argparse.Namespace, chosen: Options) -> list[Job]
             spec = scenario(file, [*settings, f"dispatch.policy={policy}"])
             found.append(Job(label=label, rate=0.0, spec=spec))
         for quality in arguments.qualities:
-            for label, dispatch in dispatches(arguments.policies, arguments.weights, arguments.summed):
+            for label, dispatch in dispatches(arguments.policies, arguments.summed):
                 spec = scenario(file, [*settings, *dispatch, *QUALITIES[quality]])
                 found.append(Job(label=f"{label}, {quality}", rate=0.0, spec=spec))
     return found
 
 
-def dispatches(
-    policies: Sequence[str], weights: Sequence[float], summed: Sequence[str]
-) -> list[tuple[str, tuple[str, ...]]]:
-    """Each policy as it is, or with each weight of the others' delay and each way to add it up."""
-    found: list[tuple[str, tuple[str, ...]]] = [(policy, (f"dispatch.policy={policy}",)) for policy in policies]
-    for key, values in (("others_weight", [f"{weight:g}" for weight in weights]), ("others_summed", list(summed))):
-        ways: list[tuple[str, tuple[str, ...]]] = [(f" {v}", (f"dispatch.parameters.{key}={v}",)) for v in values]
-        ways = ways or [("", ())]
-        found = [(label + name, (*settings, *more)) for label, settings in found for name, more in ways]
-    return found
+def dispatches(policies: Sequence[str], summed: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Each policy as it is, or with each way to add up the delay of others."""
+    key = "dispatch.parameters.others_summed"
+    ways = [(f" {way}", [f"{key}={way}"]) for way in summed] or [("", [])]
+    return [(f"{each}{name}", [f"dispatch.policy={each}", *more]) for each in policies for name, more in ways]
 
 
 def base(name: str, requests: int, seed: int) -> tuple[str, list[str]]:
@@ -126,7 +119,7 @@ def base(name: str, requests: int, seed: int) -> tuple[str, list[str]]:
             f'workload.arrivals={{kind="gamma", rate_per_s={BURST_RATE}, cv={value}}}',
         ]
     if kind == "halves":
-        return "block", [*common, rate, f"cluster.groups=[{halves()}]"]
+        return "block", [*common, rate, f"cluster.groups={halves()}"]
     trace = TRACES[value]
     skip = 0 if "servegen" in trace.lengths else seed * requests
     common += [*trace.settings(), f"workload.lengths.skip={skip}"]
@@ -138,20 +131,7 @@ def halves() -> str:
     """Six instances as on Block's testbed and six twice as fast, as TOML."""
     (group,) = scenario("block", MIXED).cluster.groups
     fast = msgspec.structs.replace(group, name="fast", speed=2.0)
-    return ", ".join(toml(each) for each in (group, fast))
-
-
-def toml(value: object) -> str:
-    """Inline TOML of a struct's fields that are not None."""
-    if isinstance(value, msgspec.Struct):
-        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-        fields = {encoded: getattr(value, name) for encoded, name in names}
-        return "{" + ", ".join(f"{name}={toml(each)}" for name, each in fields.items() if each is not None) + "}"
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, tuple):
-        return "[" + ", ".join(toml(each) for each in value) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return inline(msgspec.to_builtins([group, fast]))
 
 
 def table(rows: Sequence[Row]) -> str:

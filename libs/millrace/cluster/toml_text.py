@@ -23,7 +23,7 @@ def _table(fields: Mapping[str, Any], path: str) -> Iterator[str]:
     nested = {key: value for key, value in fields.items() if _is_nested(value)}
     for key, value in fields.items():
         if key not in nested and value is not None:
-            yield f"{_key(key)} = {_value(value)}"
+            yield f"{_key(key)} = {inline(value)}"
     for key, value in nested.items():
         inside = f"{path}.{_key(key)}" if path else _key(key)
         if isinstance(value, list):
@@ -42,13 +42,13 @@ def _is_nested(value: Any) -> bool:
 
 def _key(key: str) -> str:
     bare = key.isascii() and key.replace("-", "").replace("_", "").isalnum()
-    return key if bare else _value(key)
+    return key if bare else inline(key)
 
 
-def _value(value: Any) -> str:
-    """JSON's text of strings, numbers and booleans is TOML's, but for DEL, which TOML wants escaped."""
+def inline(value: Any) -> str:
+    """A value on one line. JSON's text of strings, numbers and booleans is TOML's, but for DEL, which is escaped."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(inline, value))}]"
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(key)} = {_value(each)}' for key, each in value.items() if each is not None)} }}"
+        return f"{{ {', '.join(f'{_key(key)} = {inline(each)}' for key, each in value.items() if each is not None)} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
