@@ -3,13 +3,11 @@
 Two modelled engines (Llama-3-8B on an H200, KV 131,072 bytes a token) under the services' own actors in virtual time.
 One watched request per context goes to and fro between them in each mode, alone and beside other decoding sequences.
 The *gap* is the longest interval between two tokens at its client from the asking to the first token after the answer;
-*frozen* is from the freeze to the word that the target has it (a recompute begins only then). With `--copy card`
-(a network card, or a GPU's copy engines) a copy costs the engines no time: what `others` shows is one sequence less in
-their batch while it stands still, and with recompute its prompt. With `--copy shared_memory` the engines' processors
-copy and sum, a share before each step, at the rates of `bench kvcopy`, as vLLM on a CPU does (enginemodel/copying.py);
-give it the step times and the KV of such an engine. Step times were fitted to contexts up to 8,192 tokens; beyond, they
-are extrapolated. The freeze of stop_and_copy may last for as long as the copy takes here; as configured it gives up
-after two seconds.
+*frozen* is from the freeze to the word that the target has it (a recompute begins only then). A network
+card, or a GPU's copy engines, copies at no cost to the engines: what `others` shows is one sequence less in their batch
+while it stands still, and with recompute its prompt. Step times were fitted to contexts up to 8,192 tokens; beyond,
+they are extrapolated. The freeze of stop_and_copy may last for as long as the copy takes here; as configured it gives
+up after two seconds.
 """
 
 from __future__ import annotations
@@ -21,10 +19,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 from millrace.contracts.migration import MigrateSequence, MigrationMode, MigrationOutcome
-from millrace.enginemodel.copying import NO_COST, SHARED_MEMORY
 from millrace.enginemodel.network import TOKEN_BYTES
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 
@@ -36,8 +32,7 @@ from services.ingress.calls.messages import CallAbandoned
 LIMITS = {"copy_freeze_ms": 60_000, "growth_blocks": 64}
 #: Tokens of the watched request between two migrations.
 PAUSE_TOKENS = 12
-#: By what copies.
-COSTS = {"card": NO_COST, "shared_memory": SHARED_MEMORY}
+STEP_TIME = "h200-llama-3-8b"
 
 
 @dataclass(slots=True)
@@ -54,32 +49,19 @@ class Cell:
     outcomes: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Properties of the engines."""
-
-    step_time: str
-    token_bytes: int
-    copy: str
-
-
 class Stage(WatchedCluster):
     """Two engines, others that decode on both, and one watched request at a time."""
 
-    def __init__(self, kind: Kind, *, gbps: float, others: int, seed: int) -> None:
+    def __init__(
+        self, *, gbps: float, others: int, seed: int, step_time: str = STEP_TIME, token_bytes: int = TOKEN_BYTES
+    ) -> None:
         table = {
             "seed": seed,
-            "cluster": {"groups": [{"name": "e", "instances": 2, "step_time": kind.step_time, "engine": ENGINE}]},
+            "cluster": {"groups": [{"name": "e", "instances": 2, "step_time": step_time, "engine": ENGINE}]},
             "dispatch": {"policy": "round_robin"},
             "prediction": {"kind": "none"},
             "intervals": {"status_ms": 20, "summary_ms": 25, "token_ms": 0, "run_ms": 0},
-            "migration": {
-                "on": True,
-                "bandwidth_gbps": gbps,
-                "limits": LIMITS,
-                "copy": msgspec.to_builtins(COSTS[kind.copy]),
-                "token_bytes": kind.token_bytes,
-            },
+            "migration": {"on": True, "bandwidth_gbps": gbps, "limits": LIMITS, "token_bytes": token_bytes},
         }
         super().__init__(table)
         self.others = self.begin(2 * others)
@@ -170,13 +152,9 @@ def main() -> int:
     parser.add_argument("--contexts", type=int, nargs="+", default=[1, 8, 32, 128], help="thousands (1024) of tokens")
     parser.add_argument("--moves", type=int, default=2, help="in each mode, per seed")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--copy", choices=sorted(COSTS), default="card", help="what copies: a card, or the processor")
-    parser.add_argument("--step-time", default="h200-llama-3-8b", help="coefficients of the engines")
-    parser.add_argument("--token-bytes", type=int, default=TOKEN_BYTES, help="KV of a token")
     options = parser.parse_args()
-    kind = Kind(options.step_time, options.token_bytes, options.copy)
     moves = options.moves * options.seeds
-    print(f"{kind.step_time}, {kind.token_bytes:,} bytes a token, copies: {kind.copy}; virtual time")
+    print(f"{STEP_TIME}, {TOKEN_BYTES:,} bytes a token; virtual time")
     print(f"{moves} migrations per row, seeds 0 to {options.seeds - 1}; others begin at")
     print(f"{OTHERS_PROMPT} tokens; `others`: mean interval of theirs during a migration against before and after,")
     print("and their longest one, ms")
@@ -186,7 +164,7 @@ def main() -> int:
         for others in options.others:
             cells = {context: {mode: Cell() for mode in MigrationMode} for context in options.contexts}
             for seed in range(options.seeds):
-                stage = Stage(kind, gbps=gbps, others=others, seed=seed)
+                stage = Stage(gbps=gbps, others=others, seed=seed)
                 for context, by_mode in cells.items():
                     stage.watch(context * K, by_mode, options.moves)
             for context, by_mode in cells.items():

@@ -47,9 +47,6 @@ def _ns(bytes_per_s: float) -> float:
 
 #: A network card, or the copy engines of a GPU.
 NO_COST = CopyCost()
-#: Host memory shared between two processes, and CRC-32C: ``bench kvcopy`` (bench/RESULTS.md), pieces of 1 MiB, on a
-#: machine that was busy with other work; worker's default of ``copy_bytes_per_step``.
-SHARED_MEMORY = CopyCost(copy_bytes_per_s=4.3e9, checksum_bytes_per_s=4.4e9)
 
 
 class CopyJob:

@@ -16,7 +16,7 @@ import statistics
 
 from millrace.contracts.migration import MigrationMode
 
-from bench.migration_sim import Cell, Kind, Stage
+from bench.migration_sim import Cell, Stage
 from bench.scenarios.tables import table
 
 TOKEN_BYTES = 57_344
@@ -50,8 +50,8 @@ def main() -> int:
 def _cells(options: argparse.Namespace, device: str, gbps: float, context: int) -> dict[MigrationMode, Cell]:
     cells = {mode: Cell() for mode in MODES}
     for seed in range(options.seeds):
-        kind = Kind(DEVICES[device], TOKEN_BYTES, "card")
-        Stage(kind, gbps=gbps, others=options.others, seed=seed).watch(context, cells, options.moves)
+        stage = Stage(gbps=gbps, others=options.others, seed=seed, step_time=DEVICES[device], token_bytes=TOKEN_BYTES)
+        stage.watch(context, cells, options.moves)
     return cells
 
 
