@@ -150,11 +150,11 @@ def test_the_scenario_of_unequal_halves_can_be_read() -> None:
     assert fast.engine == slow.engine
 
 
-def test_ways_to_weigh_the_delay_of_others_are_crossed() -> None:
-    found = forecast_default.dispatches(["forecast"], [0.0, 1.0], ["always"])
-    assert [label for label, _ in found] == ["forecast 0 always", "forecast 1 always"]
-    assert found[1][1][1:] == ("dispatch.parameters.others_weight=1", "dispatch.parameters.others_summed=always")
-    assert forecast_default.dispatches(["forecast"], [], []) == [("forecast", ("dispatch.policy=forecast",))]
+def test_each_policy_adds_up_the_delay_of_others_in_each_way() -> None:
+    found = forecast_default.dispatches(["forecast"], ["preempting", "always"])
+    assert [label for label, _ in found] == ["forecast preempting", "forecast always"]
+    assert found[1][1] == ["dispatch.policy=forecast", "dispatch.parameters.others_summed=always"]
+    assert forecast_default.dispatches(["forecast"], []) == [("forecast", ["dispatch.policy=forecast"])]
 
 
 def test_differences_are_paired_by_seed_with_the_better_simple_rule() -> None:
