@@ -135,7 +135,7 @@ class IngressActor:
             incarnation=deps.incarnation,
             url=config.http.address,
         )
-        self._ticks = 0
+        self._ticks = self._tick_ns = 0
         self._stopped = False
         self._stop_detail = "This server is going down."
 
@@ -150,6 +150,7 @@ class IngressActor:
     def start(self, now_ns: int) -> list[Effect]:
         state = self._state
         state.now_ns = now_ns
+        self._tick_ns = now_ns + TICK_NS
         subjects = state.subjects
         return [
             Subscribe(subject=subjects.tokens(state.name)),
@@ -165,7 +166,7 @@ class IngressActor:
             WatchKeys(bucket="instance"),
             WatchKeys(bucket="plan"),
             WatchKeys(bucket="cascade"),
-            StartTimer(name=_TICK, at_ns=now_ns + TICK_NS),
+            StartTimer(name=_TICK, at_ns=self._tick_ns),
             self._presence(PresenceState.ALIVE),
             StartTimer(name=_PRESENCE, at_ns=now_ns + PRESENCE_NS),
         ]
@@ -321,7 +322,10 @@ class IngressActor:
     def _tick(self) -> None:
         state = self._state
         self._ticks += 1
-        state.emit(StartTimer(name=_TICK, at_ns=state.now_ns + TICK_NS))
+        if state.now_ns - self._tick_ns > TICK_NS:  # this process stood still; summaries that came meanwhile wait
+            state.cluster.members.excuse(state.now_ns - self._tick_ns, state.now_ns)
+        self._tick_ns = state.now_ns + TICK_NS
+        state.emit(StartTimer(name=_TICK, at_ns=self._tick_ns))
         if state.now_ns >= state.deadline_ns:
             end_late_calls(state)
         if state.detecting(state.now_ns):

@@ -3,7 +3,7 @@
 import pytest
 from millrace.actor.effects import RecordSpan
 from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned, TokenLogprobs, TokensResent
-from millrace.contracts.local import BusDisconnected, BusReconnected, RequestFailure
+from millrace.contracts.local import BusDisconnected, BusReconnected, RequestFailure, TimerFired
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
@@ -254,6 +254,20 @@ def test_replayed_and_old_summaries_are_no_sign_of_life():
         bench.summary(instance)
         bench.now_ns = now_ns
     assert bench.metrics.continuations.counts == {("instance_silent",): 1}
+
+
+def test_an_ingress_that_stood_still_blames_nobody_for_it():
+    """Starved of its core, or stopped: its timer is handled before what the bus delivered meanwhile."""
+    bench = Bench()
+    instance = bench.run_call()
+    bench.tokens(instance, chunk("a"))
+    bench.now_ns += 20 * SECOND
+    for timer in bench.due():
+        bench.send(TimerFired(name=timer))
+    assert not bench.metrics.continuations.counts
+    assert bench.actor.snapshot()["instances"][instance]["usable"]
+    bench.pass_time(1.75, alive=tuple(n for n in bench.summary_at if n != instance))
+    assert bench.metrics.continuations.counts == {("instance_silent",): 1}, "from then on silence counts"
 
 
 def test_a_queued_sequence_may_be_handed_back_often_and_its_instance_goes_on():

@@ -179,6 +179,13 @@ def test_after_an_outage_silence_is_counted_anew(members: Membership):
     assert len(members.expire(10 * SILENCE_NS + 1)) == 1
 
 
+def test_an_observer_that_stood_still_counts_silence_without_that_time(members: Membership):
+    members.on_summary(summary(at_ns=1), 1)
+    members.excuse(5 * SILENCE_NS, 5 * SILENCE_NS)
+    assert members.expire(6 * SILENCE_NS) == []
+    assert len(members.expire(6 * SILENCE_NS + 2)) == 1
+
+
 def test_a_record_under_a_foreign_key_is_ignored(members: Membership):
     assert not members.on_record("w1", record("w0"), 0).accepted
     assert len(members) == 0

@@ -170,6 +170,11 @@ class Membership:
         for member in self:
             member.heard_ns = max(member.heard_ns, now_ns)
 
+    def excuse(self, still_ns: int, now_ns: int) -> None:
+        """The observer itself stood still for so long, and heard nobody: that was no silence of theirs."""
+        for member in self:
+            member.heard_ns = min(now_ns, member.heard_ns + still_ns)
+
     def check_invariants(self) -> None:
         assert len(self) <= self._members_max
         for token, member in self._members.items():
