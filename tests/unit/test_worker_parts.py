@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from services.worker.config import EngineKind, WorkerConfig
 from services.worker.metrics import WorkerCollector, WorkerFigures
 from services.worker.state import Held, Ledger, by_ingress
 from services.worker.vllm_engine import names
-from services.worker.vllm_engine.hangs import LivenessJudge
+from services.worker.vllm_engine.hangs import LivenessJudge, cpu_time_ns
 from services.worker.vllm_engine.snapshot_buffer import SIZE, SnapshotReader, SnapshotWriter, create
 
 
@@ -236,8 +238,11 @@ MS = 1_000_000
 UNIX = 10**18
 
 
-def judged(judge: LivenessJudge, signs: tuple[int, int], now_ms: int) -> tuple[int, int] | None:
-    found = judge.judge((signs[0] * MS, signs[1] * MS), now_ms * MS, UNIX + now_ms * MS)
+def judged(
+    judge: LivenessJudge, signs: tuple[int, int], now_ms: int, cpu_ms: int | None = None
+) -> tuple[int, int] | None:
+    cpu_ns = None if cpu_ms is None else cpu_ms * MS
+    found = judge.judge((signs[0] * MS, signs[1] * MS), now_ms * MS, UNIX + now_ms * MS, cpu_ns)
     return None if found is None else (found.silent_since_ns, found.step_since_ns)
 
 
@@ -257,6 +262,34 @@ def test_a_worker_that_was_itself_held_up_blames_nobody() -> None:
     assert judged(judge, (1000, 0), 1010) is None
     assert judged(judge, (1050, 0), 9000) is None, "its first look after a standstill sees an old sign"
     assert judged(judge, (9001, 0), 9050) is None
+
+
+def test_an_engine_that_waits_for_a_core_is_not_silent_meanwhile() -> None:
+    judge = LivenessJudge()
+    assert judged(judge, (1000, 0), 1010, 500) is None
+    for now_ms in range(1060, 9000, 50):
+        assert judged(judge, (1000, 0), now_ms, 500 + (now_ms - 1010) // 40) is None, "a fortieth of a core"
+    assert judged(judge, (9000, 0), 9010, 800) is None
+    assert judged(judge, (9000, 0), 9210, 1000) is None
+    assert judged(judge, (9000, 0), 9310, 1100) is None, "first look"
+    assert judged(judge, (9000, 0), 9360, 1150) == (UNIX + 9000 * MS, 0), "it had a core, and gave no sign"
+
+
+def test_an_engine_that_is_stopped_is_silent_from_its_last_sign() -> None:
+    judge = LivenessJudge()
+    assert judged(judge, (1000, 0), 1010, 500) is None
+    assert judged(judge, (1000, 0), 1251) is None, "first look"
+    assert judged(judge, (1000, 0), 1301) == (UNIX + 1000 * MS, 0)
+
+
+def test_a_process_that_computes_tells_its_cpu_time_and_a_stopped_one_does_not() -> None:
+    assert cpu_time_ns(os.getpid()) is not None
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert cpu_time_ns(process.pid) is None
+        process.kill()
+    assert cpu_time_ns(process.pid) is None
 
 
 def test_a_long_step_of_a_live_engine_is_told_with_its_begin() -> None:

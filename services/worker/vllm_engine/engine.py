@@ -49,7 +49,7 @@ from services.worker.vllm_engine.adapters import AdapterRefused, EngineAdapters
 from services.worker.vllm_engine.crash import crash_text, refusal_text
 from services.worker.vllm_engine.device_memory import memory_busy
 from services.worker.vllm_engine.grammar_check import TrialVerdict
-from services.worker.vllm_engine.hangs import LivenessJudge
+from services.worker.vllm_engine.hangs import LivenessJudge, cpu_time_ns
 from services.worker.vllm_engine.images import image_input
 from services.worker.vllm_engine.kv_selftest import LoopBack
 from services.worker.vllm_engine.pooling import pieces, pooling_params, pooling_task
@@ -484,11 +484,11 @@ class VllmEngine:
 
     async def _poll(self) -> None:
         """Finds what comes without outputs: the snapshot of an abort in an idle engine, and signs of a hang."""
-        judge = LivenessJudge()
+        judge, pid = LivenessJudge(), self._core().resources.engine_manager.processes[0].pid
         while True:
             await asyncio.sleep(IDLE_POLL_S)
-            signs = self._snapshots.signs()
-            if (liveness := judge.judge(signs, time.monotonic_ns(), time.time_ns())) is not None:
+            signs, cpu_ns = self._snapshots.signs(), cpu_time_ns(pid)
+            if (liveness := judge.judge(signs, time.monotonic_ns(), time.time_ns(), cpu_ns)) is not None:
                 self._say(liveness)
             if not self._active and (snapshot := self._new_snapshot()) is not None:
                 self._say(EngineObserved(snapshot=snapshot))
