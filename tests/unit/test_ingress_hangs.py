@@ -70,6 +70,24 @@ def test_what_waits_there_moves_at_once_a_stream_a_little_later_and_suspects_sta
     assert [d.request for d in bench.sent(DecisionMade)] == ["waits", "stream"]
 
 
+def test_engines_that_hang_in_turns_do_not_use_up_a_streams_tries():
+    """Each for some time, as where machines have too much to do."""
+    bench = Bench()
+    home = bench.run_call("stream")
+    bench.tokens(home, chunk("ab", sequence="stream.0"))
+    for _ in range(20):
+        hang(bench, home, 2)
+        home = next(name for name in bench.summary_at if name != home)
+        bench.summaries()
+        for submission in bench.submissions():
+            if submission.correlation in bench.actor.state.pending:
+                bench.accept(submission)
+    assert bench.metrics.continuations.counts == {("instance_hung",): 2}
+    request, home = bench.last_submission()
+    bench.tokens(home, chunk("c", 2, sequence="stream.0", epoch=request.body.epoch))
+    assert bench.text("stream") == "abc"
+
+
 def test_without_another_instance_everything_stays():
     bench = Bench(instances=1)
     bench.run_call("stream")

@@ -11,6 +11,9 @@ that waited behind a full batch: an engine begins sequences in their order, as p
     it is lost in its trial      it is refused (``poison.py``)
     its first token              it is none
 
+Silence of two instances in a row without a new token is rather a machine with too much to do, where another move would
+only compute the sequence anew: it stays, with each move in vain twice as long.
+
 An engine hangs whose process gives no sign of life while its worker goes on publishing summaries:
 
     age of the last sign        consequence
@@ -33,7 +36,7 @@ from services.ingress.times import MILLISECOND_NS, SECOND_NS
 
 #: Suspects of one loss: at many requests a second others are waiting by then, and nobody waits for their trials.
 SUSPECTS_MAX = 8
-#: How long suspects stay with a silent instance.
+#: How long suspects stay with a silent instance, and what was moved in vain twice.
 HOLD_NS = 3 * SECOND_NS
 #: A sequence that came so long after the last sign of life was not taken up any more. Summaries come more often.
 SIGN_NS = 250 * MILLISECOND_NS
@@ -95,7 +98,7 @@ def lose_instance(
         if sequence.phase is SequencePhase.ENDED:  # its call was given up by an earlier one
             continue
         silence_ns = instance.member.silence_ns(state.now_ns)
-        if event.cause is LossCause.ENGINE_SILENT and sequence.retry.suspect and silence_ns <= HOLD_NS:
+        if event.cause is LossCause.ENGINE_SILENT and silence_ns <= _patience_ns(sequence):
             continue
         if before_incarnation is None or sequence.incarnation < before_incarnation:
             state.fire(sequence, event)
@@ -103,6 +106,14 @@ def lose_instance(
         grant = sequence.grant
         if grant is not None and (before_incarnation is None or grant.incarnation < before_incarnation):
             state.fire(sequence, TargetLost())
+
+
+def _patience_ns(sequence: OpenSequence) -> int:
+    """Least time that a sequence stays with a silent instance, or engine."""
+    in_vain = sequence.retry.fruitless
+    if sequence.retry.suspect:
+        return HOLD_NS
+    return HOLD_NS << in_vain - 2 if in_vain > 1 else 0
 
 
 def lose_earlier_incarnation(state: IngressState, name: str) -> None:
@@ -130,9 +141,7 @@ def _leave(state: IngressState, instance: KnownInstance) -> None:
         if sequence.phase is SequencePhase.ENDED or sequence.instance is not instance:
             continue  # its call was given up by an earlier one
         limit_ns = state.times.hang_failover if _streams(sequence) else state.times.hang
-        if sequence.retry.suspect:
-            limit_ns = HOLD_NS
-        if silent_ns >= limit_ns and has_alternative(state, sequence):
+        if silent_ns >= max(limit_ns, _patience_ns(sequence)) and has_alternative(state, sequence):
             state.fire(sequence, InstanceLost("instance_hung", LossCause.ENGINE_SILENT))
 
 
