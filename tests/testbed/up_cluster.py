@@ -239,12 +239,14 @@ class UpRig:
             origin=str(self.folder),
         )
 
-    async def metric(self, name: str) -> float:
-        """Sum over all samples of a metric that ingress shows."""
+    async def metric(self, name: str, label: str = "") -> float:
+        """Sum over the samples of a metric that ingress shows; of those alone that have ``label``, such as
+        ``instance="worker-0"``.
+        """
         async with client() as http:
             text = (await http.get(f"{self.url}/metrics")).text
         lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
+        return sum(float(line.rpartition(" ")[2]) for line in lines if label in line)
 
 
 def _totals(view: ClusterView) -> Totals:
