@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from millrace.contracts.catalog import Role
@@ -36,21 +37,21 @@ class FaultPlan:
         self._rng = rng
         predictors = 2 if cluster.shape.predictors else 0  # without them the other draws stay as they were
         self._kinds: list[tuple[int, Callable[[], str]]] = [
-            (6, self._kill_worker),
-            (2, self._kill_ingress),
-            (1, self._kill_tagger),
-            (2, self._kill_coordinator),
+            (6, partial(self._kill, Role.WORKER)),
+            (2, partial(self._kill, Role.INGRESS)),
+            (1, partial(self._kill, Role.TAGGER)),
+            (2, partial(self._kill, Role.COORDINATOR)),
             (2, self._drain_worker),
             (2, self._fail_engine),
             (2, self._stall_engine),
             (4, self._partition),
             (4, self._spoil_link),
             (2, self._restart_bus),
-            (predictors, self._kill_predictor),
-            (6 if cluster.network else 0, self._kill_migrator),
+            (predictors, partial(self._kill, Role.PREDICTOR)),
+            (6 if cluster.network else 0, partial(self._kill, Role.MIGRATOR)),
             (4 if cluster.network else 0, self._spoil_reads),
-            (6 if cluster.shape.trading else 0, self._kill_broker),
-            (4 if cluster.of_role(Role.JUDGE) else 0, self._kill_judge),
+            (6 if cluster.shape.trading else 0, partial(self._kill, Role.BROKER)),
+            (4 if cluster.of_role(Role.JUDGE) else 0, partial(self._kill, Role.JUDGE)),
         ]
 
     def schedule(self, begin_ns: int, end_ns: int) -> None:
@@ -89,27 +90,6 @@ class FaultPlan:
         self._faults.kill(actor)
         return f"kill {actor.name}"
 
-    def _kill_worker(self) -> str:
-        return self._kill(Role.WORKER)
-
-    def _kill_ingress(self) -> str:
-        return self._kill(Role.INGRESS)
-
-    def _kill_tagger(self) -> str:
-        return self._kill(Role.TAGGER)
-
-    def _kill_predictor(self) -> str:
-        return self._kill(Role.PREDICTOR)
-
-    def _kill_migrator(self) -> str:
-        return self._kill(Role.MIGRATOR)
-
-    def _kill_broker(self) -> str:
-        return self._kill(Role.BROKER)
-
-    def _kill_judge(self) -> str:
-        return self._kill(Role.JUDGE)
-
     def _spoil_reads(self) -> str:
         network, shape = self._cluster.network, self._cluster.shape.migration
         assert network is not None
@@ -127,9 +107,6 @@ class FaultPlan:
     def _heal_reads(self) -> None:
         if self._cluster.network is not None:
             self._cluster.network.faults = KvFaults()
-
-    def _kill_coordinator(self) -> str:
-        return self._kill(Role.COORDINATOR)
 
     def _drain_worker(self) -> str:
         actor = self._rng.choice(self._cluster.workers)
