@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 MODELS = ("nano", "micro", "mini")
 SEED = 7
 LONG = 200
-AIM = 0.9
 
 
 def of_requests(

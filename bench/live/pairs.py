@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bench.live.recording import Figures, Recording, figures
+from bench.live.recording import Figures, Recording
 from bench.live.statistics import FIGURES, RESAMPLES, SHARE
 
 #: A request in all runs of its round: round, number in the plan.
@@ -83,13 +83,6 @@ def keyed(recording: Recording, done: Sequence[Figures], *, simulated: bool) -> 
         arrived = sorted(recording.outcomes, key=lambda outcome: outcome.arrival_ns)
         numbers = {str(at): numbers[o.request] for at, o in enumerate(arrived) if o.request in numbers}
     return {(recording.round, numbers[f.request]): f for f in done if f.request in numbers}
-
-
-def live_by_key(recordings: Sequence[Recording]) -> dict[Key, Figures]:
-    """Of several runs of one policy."""
-    return {
-        key: f for recording in recordings for key, f in keyed(recording, figures(recording), simulated=False).items()
-    }
 
 
 def differences(

@@ -48,11 +48,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     long_mean: float = 0.0
     seed: int = 0
 
-    @property
-    def mean_tokens(self) -> float:
-        """Of an output, where none is cut."""
-        return (1 - self.long_share) * self.output_mean + self.long_share * self.long_mean
-
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """One request. ``at_s``: from the beginning; ``max_tokens``: its output's length where it is stated."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -499,9 +499,3 @@ def double(*kinds: type[Body]) -> Tamper:
 def late(by_ns: int, *kinds: type[Body]) -> Tamper:
     """Every message of these types comes late."""
     return lambda subject, body: [by_ns] if isinstance(body, kinds) else [HOP_NS]
-
-
-def lose_first(count: int, *kinds: type[Body]) -> Tamper:
-    """The first so many messages of these types are lost."""
-    left: Iterator[int] = iter(range(count))
-    return lambda subject, body: [] if isinstance(body, kinds) and next(left, None) is not None else [HOP_NS]

@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from millrace.actor.engine import (
     AddToEngine,
@@ -489,7 +488,3 @@ def failures(harness: Harness) -> list[EngineFailed]:
 def without_sampling_noise(entries: list[TokenLogprobs]) -> list[Any]:
     """Log-probabilities to four digits: batches of other shapes round differently in the last ones."""
     return [(entry.token_ids, [round(value, 4) for value in entry.logprobs], entry.rank) for entry in entries]
-
-
-def as_builtins(value: Any) -> Any:
-    return msgspec.to_builtins(value)
