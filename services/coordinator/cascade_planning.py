@@ -212,4 +212,5 @@ def planned(plan: CascadePlan, result: PlanningResult, *, coordinator: str, why:
         meets=result.meets,
         coordinator=coordinator,
         reason=f"{why}: {result.reason}",
+        front=result.front,
     )

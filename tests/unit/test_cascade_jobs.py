@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 import pytest
-from millrace.cascade.jobs import PlannedTier, PlanningJob, plan_job
+from millrace.cascade.jobs import FRONT_MOST, PlannedTier, PlanningJob, plan_job
 from millrace.cascade.recorded import recorded_sample
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
@@ -120,9 +120,11 @@ def test_the_best_division_of_as_many_instances_is_told(folder: Path) -> None:
     assert best.instances[1] > 1
 
 
-def test_the_front_rises_in_quality_and_latency(folder: Path) -> None:
-    front = plan_job(_job(folder), STEP_TIMES, front=True).front
-    assert len(front) > 2
+@pytest.mark.parametrize("divided", [False, True])
+def test_the_front_rises_in_quality_and_latency(folder: Path, divided: bool) -> None:
+    front = plan_job(_job(folder), STEP_TIMES, front=divided).front
+    assert FRONT_MOST >= len(front) > 2
+    assert divided or {tuple(each.instances) for each in front} == {(1, 1)}
     assert [each.p95_s for each in front] == sorted(each.p95_s for each in front)
     qualities = [each.quality for each in front]
     assert qualities == sorted(set(qualities)), "a design that a faster one beats is not of the front"

@@ -11,14 +11,14 @@ from random import Random
 
 import msgspec
 import pytest
-from millrace.cascade.jobs import FrontPoint, PlanningResult
+from millrace.cascade.jobs import PlanningResult
 from millrace.cli.__main__ import main
 from millrace.cli.cascade_table import cascade_rows
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.planning import MISSED, OPERATOR, applied
 from millrace.cli.status_table import cluster_tables
 from millrace.cluster import CascadeSpec
-from millrace.contracts.cascade import CascadePlan, CascadeTier
+from millrace.contracts.cascade import CascadePlan, CascadeTier, FrontPoint
 from rich.console import Console
 
 from services.coordinator.cascades import OPERATOR as KEPT_BY_COORDINATORS
@@ -97,11 +97,12 @@ def test_a_file_without_a_cascade_is_refused(folder: Path, capsys: pytest.Captur
 def test_a_plan_to_apply_keeps_the_instances_in_force_and_names_a_person_as_its_author() -> None:
     tiers = [CascadeTier(model="small", threshold=70.0, instances=3), CascadeTier(model="large")]
     before = CascadePlan(cascade="c", epoch=6, tiers=tiers, coordinator="coordinator-0")
-    result = PlanningResult(chosen=CHOSEN, meets=True, reason="r")
+    result = PlanningResult(chosen=CHOSEN, meets=True, reason="r", front=[CHOSEN])
     plan = applied(CascadeSpec(name="c", tiers=["small", "large"]), before, result)
     assert (plan.epoch, plan.coordinator, plan.quality) == (7, OPERATOR, 61.0)
     assert [(tier.threshold, tier.share) for tier in plan.tiers] == [(40.0, 1.0), (0.0, 0.3)]
     assert plan.tiers[0].instances == 3
+    assert plan.front == [CHOSEN]
     assert OPERATOR == KEPT_BY_COORDINATORS
 
 

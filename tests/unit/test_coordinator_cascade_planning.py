@@ -7,8 +7,8 @@ from random import Random
 import msgspec
 import pytest
 from millrace.actor.effects import Effect, Log, PutKey, Subscribe
-from millrace.cascade.jobs import FrontPoint, PlanningResult
-from millrace.contracts.cascade import CascadePlan, CascadeTier
+from millrace.cascade.jobs import PlanningResult
+from millrace.contracts.cascade import CascadePlan, CascadeTier, FrontPoint
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.observers import RequestFinished
 
@@ -74,7 +74,8 @@ class PlannedStory(Story):
         return self.send(CascadePlanned(key="c", result=result))
 
 
-RESULT = PlanningResult(chosen=CHOSEN, meets=True, reason="least p95")
+FRONT = [CHOSEN, msgspec.structs.replace(CHOSEN, thresholds=[90.0], quality=55.0, p95_s=2.5)]
+RESULT = PlanningResult(chosen=CHOSEN, meets=True, reason="least p95", front=FRONT)
 
 
 def test_outcomes_are_listened_to_where_there_is_a_target() -> None:
@@ -104,6 +105,7 @@ def test_a_result_comes_into_force_with_what_is_expected_of_it() -> None:
     assert [tier.threshold for tier in plan.tiers] == [75.0, 0.0]
     assert [tier.share for tier in plan.tiers] == [1.0, 0.4]
     assert (plan.quality, plan.quality_low, plan.p95_ns, plan.meets) == (52.0, 50.5, 1_500_000_000, True)
+    assert plan.front == FRONT
     assert "first requests" in plan.reason
 
 

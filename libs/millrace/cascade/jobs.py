@@ -20,7 +20,7 @@ from millrace.cascade.thresholds import (
     ThresholdPlanner,
     ThresholdProblem,
 )
-from millrace.contracts.cascade import SCORE_MAX
+from millrace.contracts.cascade import SCORE_MAX, FrontPoint
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.registered import load_step_times
 from millrace.enginemodel.step_cost import StepCost
@@ -32,6 +32,9 @@ THRESHOLDS_MOST = 12
 
 #: Other divisions of the instances that are tried where a front is asked for.
 DIVISIONS_MAX = 12
+
+#: Of a longer front every second or third point is kept: it is part of a plan, and is looked at.
+FRONT_MOST = 32
 
 
 class PlannedTier(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,21 +80,6 @@ class PlanningJob(msgspec.Struct, frozen=True, kw_only=True):
     judge_s: float = 0.001
 
 
-class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A design that no other beats in both quality and latency.
-
-    Attributes:
-        instances: Of each tier.
-    """
-
-    thresholds: list[float]
-    instances: list[int]
-    shares: list[float]
-    quality: float
-    quality_low: float
-    p95_s: float
-
-
 class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of planning one cascade.
 
@@ -101,7 +89,7 @@ class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
         meets: Whether it reaches the target.
         reason: One sentence.
         best: With the same number of instances divided in the best way, if asked for; None where nothing serves.
-        front: Every design on the front, by rising p95, if asked for.
+        front: Of the present instances, by rising p95; of every division of as many, if asked for.
     """
 
     chosen: FrontPoint | None
@@ -184,12 +172,14 @@ def _shifts(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _not_beaten(points: Iterable[FrontPoint]) -> list[FrontPoint]:
-    """By rising p95, those with more quality than every faster one: allocation has left some that simulation beats."""
+    """By rising p95, those with more quality than every faster one: allocation has left some that simulation beats.
+    At most FRONT_MOST of them.
+    """
     kept: list[FrontPoint] = []
     for point in sorted(points, key=lambda each: (each.p95_s, -each.quality)):
         if not kept or point.quality > kept[-1].quality:
             kept.append(point)
-    return kept
+    return kept[:: 1 + len(kept) // FRONT_MOST]
 
 
 def _few(judged: int) -> str:
@@ -237,7 +227,8 @@ def _result(found: ChosenThresholds, counts: Sequence[int], change: str, few: st
         return PlanningResult(chosen=None, meets=False, reason=reason)
     reason = "; ".join(filter(None, (change, chosen.reason, few)))
     keep = f"quality {chosen.routed.quality:.1f} and p95 {chosen.p95_s:.2f} s; {reason}" if found.kept else ""
-    return PlanningResult(chosen=_point(chosen, counts), meets=chosen.meets, reason=reason, keep=keep)
+    front = _not_beaten(_point(each, counts) for each in found.designs)
+    return PlanningResult(chosen=_point(chosen, counts), meets=chosen.meets, reason=reason, keep=keep, front=front)
 
 
 def _point(design: ThresholdDesign, counts: Sequence[int]) -> FrontPoint:

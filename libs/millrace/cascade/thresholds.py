@@ -142,10 +142,12 @@ class ChosenThresholds(NamedTuple):
 
     Attributes:
         design: None where no thresholds serve the traffic.
+        designs: All that it was chosen from.
         kept: Whether they are the ones in force, because no others are better by the simulation.
     """
 
     design: ThresholdDesign | None
+    designs: Sequence[ThresholdDesign]
     kept: bool = False
 
 
@@ -175,14 +177,15 @@ class ThresholdPlanner:
 
     def choose(self, in_force: Thresholds | None = None) -> ChosenThresholds:
         """The best thresholds; those in force where no others are better. None for none."""
-        problem, best = self.problem, self.problem.best(self.designs())
+        problem, designs = self.problem, self.designs()
+        best = problem.best(designs)
         now = None if in_force is None else self.under(in_force)
         if now is None or (best is not None and self._better(now, best)):
-            return ChosenThresholds(best)
+            return ChosenThresholds(best, designs)
         limit_s = problem.latency_max_s
         meets = not problem.misses_quality(now.routed) and (limit_s is None or now.p95_s <= limit_s)
         reason = "no thresholds are better than those in force"
-        return ChosenThresholds(replace(now, meets=meets, reason=reason), kept=True)
+        return ChosenThresholds(replace(now, meets=meets, reason=reason), designs, kept=True)
 
     def outdated(self, thresholds: Thresholds, planned_p95_s: float | None = None) -> str:
         """Return why a plan no longer fits the traffic; empty if it still fits. ``planned_p95_s``: None for unknown."""

@@ -11,14 +11,14 @@ from nats.js.errors import Error as JetStreamError
 
 from millrace.actor.bucket_reading import read_bucket
 from millrace.actor.errors import ConfigError
-from millrace.cascade.jobs import FrontPoint, PlannedTier, PlanningJob, PlanningResult, plan_job
+from millrace.cascade.jobs import PlannedTier, PlanningJob, PlanningResult, plan_job
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import ConnectionSettings, resolve_connection
 from millrace.cli.errors import CliError
 from millrace.cli.progress import working
 from millrace.cluster import CascadeSpec, ClusterSpec, GroupSpec, ModelSpec, instances_of, read_cluster
 from millrace.cluster.model_folders import context_length, judge_files, with_model_folders
-from millrace.contracts.cascade import CascadePlan, CascadeTier
+from millrace.contracts.cascade import CascadePlan, CascadeTier, FrontPoint
 from millrace.contracts.codec import MalformedMessage, decode, encode
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.parameters import EngineParameters
@@ -144,6 +144,7 @@ def applied(cascade: CascadeSpec, before: CascadePlan | None, result: PlanningRe
         meets=result.meets,
         coordinator=OPERATOR,
         reason=f"millrace plan --apply: {result.reason}",
+        front=result.front,
     )
 
 

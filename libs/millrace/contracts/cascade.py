@@ -34,6 +34,25 @@ class CascadeTier(msgspec.Struct, frozen=True, kw_only=True):
     p95_ns: int = 0
 
 
+class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Thresholds of a cascade that no others, of all that the planner tried, beat in both quality and latency.
+
+    Attributes:
+        thresholds: Of each tier but the last, 0 to 100.
+        instances: Of each tier.
+        shares: Of requests that reach each tier, 0 to 1.
+        quality, quality_low: Mean score expected of delivered answers, 0 to 100, and its lower 95 % confidence bound.
+        p95_s: End-to-end 95th percentile.
+    """
+
+    thresholds: list[float]
+    instances: list[int]
+    shares: list[float]
+    quality: float
+    quality_low: float
+    p95_s: float
+
+
 class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
     """Tiers of a cascade in rising order of cost, with their thresholds.
 
@@ -50,6 +69,7 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
         meets: False where no plan reaches what is asked; this one is then the best found.
         coordinator: Name of the author.
         reason: One sentence: why this plan and not the one before.
+        front: What the planner had to choose from, by rising latency; empty where it chose nothing.
     """
 
     cascade: str
@@ -62,6 +82,7 @@ class CascadePlan(Body, frozen=True, kw_only=True, tag="CascadePlan/1"):
     meets: bool = True
     coordinator: str = ""
     reason: str = ""
+    front: list[FrontPoint] = []
 
     def __post_init__(self) -> None:
         if not self.tiers:
