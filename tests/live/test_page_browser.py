@@ -45,6 +45,7 @@ LIMIT_S = 90.0
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
     folder = tmp_path_factory.mktemp("browser")
     sizes = ["--instances", str(INSTANCES), "--processes", str(INSTANCES), "--stages", str(STAGES)]
+    sizes += ["--instances-max", str(INSTANCES + 1)]
     ports = [f"page.port={free_port()}", f"telemetry.metrics_port={free_port()}"]
     words = ["--engine", "modelled", *sizes, *(word for port in ports for word in ("--set", port))]
     cluster = UpRig.of_words(folder / "c", words, model="millrace-mini")
@@ -356,6 +357,123 @@ _TOLD = """() => {
   return Object.fromEntries(Object.entries(cluster.i).map(([name, row]) =>
     [name, [row.state, row.running, row.step, row.tps, row.hit ?? null]]));
 }"""
+
+
+_CASCADE = """() => {
+  const { feed } = millrace;
+  feed.waiting = [];  // the live stream is put aside
+  const point = (threshold, share, quality, p95_s) =>
+    ({ thresholds: [threshold], instances: [2, 1], shares: [1, share], quality, quality_low: quality - 2, p95_s });
+  const tier = (model, threshold, share) => ({ model, threshold, share, instances: 1, awaited: false, p95_ns: 9e8 });
+  const plan = { cascade: "auto", epoch: 4, tiers: [tier("nano", 70, 1), tier("mini", 0, 0.4)], judge: "confidence",
+    quality: 62, quality_low: 60, p95_ns: 2.5e9, meets: true, coordinator: "c", reason: "least p95",
+    front: [point(0, 0, 40, 1), point(70, 0.4, 62, 2.5), point(90, 0.8, 66, 6)] };
+  feed.take({ t: 1e6, k: { c: { page: { t0: 1e6 } }, cascade: { auto: plan } } });
+}"""
+
+
+async def test_a_cascades_front_is_a_picture_and_a_table_beside_it(rig: UpRig) -> None:
+    async with opened(rig, "/plans") as tab:
+        await tab.evaluate(_CASCADE)
+        section = tab.locator("#view section:has(h2:text('Cascade auto'))")
+        await section.locator(".front circle").first.wait_for()
+        places = "[...document.querySelectorAll('.front circle')].map((c) => [c.cx.baseVal.value, c.cy.baseVal.value])"
+        (x0, y0), (x1, y1), (x2, y2) = await tab.evaluate(places)
+        assert x0 < x1 < x2
+        assert y0 > y1 > y2  # more quality is higher
+        assert (x1 - x0) / (x2 - x0) == pytest.approx(0.3)
+        assert (
+            await section.locator(".front circle.chosen title").text_content()
+            == await section.locator(".front circle title").nth(1).text_content()
+        )
+        assert "in force: quality 62.0, 95 % end within 2.5 s" in await section.locator("svg").get_attribute(
+            "aria-label"
+        )
+        rows = await section.locator(".front tbody tr").all_inner_texts()
+        assert [row.split() for row in rows][1] == "in force 2.5 s 62.0 60.0 70.0 100, 40 % 2, 1".split()
+        assert ["in force" in row for row in rows] == [False, True, False]
+        await picture(tab, "front")
+
+
+_UPGRADE = """() => {
+  const { feed } = millrace;
+  feed.waiting = [];  // the live stream is put aside
+  const engine = (version) => ({ engine: "vllm", engine_version: version });
+  const record = (incarnation, version) => ({ model: "m", blocks_total: 100, incarnation, ...engine(version) });
+  const worker = (name, incarnation, state = "alive") =>
+    ({ role: "worker", name, state, incarnation, drained: [], migrations: [], trouble: "" });
+  const holds = { model: "m", running: 2, used: 9, total: 100, sums: [2900, 0, 0, 0] };
+  const report = (inc, draining) => ({ inc, draining, ...holds });
+  const anew = { t: 2000, k: "ServicePresence", role: "worker", name: "w0", state: "alive" };
+  const open = (inst) => ({ inst, model: "m", st: "r", at: 0, o: [5, 0, 20], moves: 0, cont: 0 });
+  Object.assign(feed, { at: 1e6 + 3000, heard: performance.now() });
+  feed.take({ t: 1e6 + 3000, k: { c: { page: { t0: 1e6 } }, e: { 1: anew },
+    instance: { w0: record(5, "0.33"), w1: record(1, "0.32"), w2: record(1, "0.32"), w3: record(1, "0.32") },
+    report: { w0: report(5, false), w1: report(1, true), w2: report(1, false) },
+    q: { "a.0": open("w1"), "b.0": open("w2"), "c.0": open("w1") },
+    s: { "worker/w0": worker("w0", 5), "worker/w1": worker("w1", 1), "worker/w2": worker("w2", 1) } } });
+}"""
+
+
+async def test_an_upgrade_under_way_is_told_with_what_drains_starts_and_runs_which_version(rig: UpRig) -> None:
+    async with opened(rig, "/plans") as tab:
+        await tab.evaluate(_UPGRADE)
+        section = tab.locator("#view section:has(h2:text('Under way'))")
+        await section.wait_for()
+        done = await section.locator("p").inner_text()
+        assert done == (
+            "1 of 4 instances of m started anew within ten minutes: "
+            "3 instances with vllm 0.32, 1 instance with vllm 0.33."
+        )
+        rows = [row.split() for row in await section.locator("tbody tr").all_inner_texts()]
+        assert rows == [["w1", "m", "draining", "2"], ["w3", "m", "starting", "0"]]
+
+
+async def give(tab: Any, rig: UpRig, done: str = "dialog .said[data-code='0']") -> None:
+    """Confirms the order that is asked about, and waits until it is carried out."""
+    await tab.locator("dialog input[name=key]").fill(rig.cluster_file()["operator_password"])
+    await tab.locator("dialog button[type=submit]").click()
+    await tab.wait_for_selector(done)
+
+
+async def test_a_request_is_moved_and_a_role_a_count_and_the_clusters_file_are_changed(rig: UpRig) -> None:
+    async with opened(rig) as tab, client(120) as http:
+        running = asyncio.create_task(stream(http, rig, prompt_text(1), max_tokens=1900, ignore_eos=True))
+        sequence, at = await until(tab, "(([id, row]) => row.st === 'r' && [id, row.inst])"
+                                   "(Object.entries(millrace.cluster.q)[0] ?? ['', {}])")  # fmt: skip
+        await tab.locator("#find input").fill(sequence.rpartition(".")[0])
+        await tab.keyboard.press("Enter")
+        await tab.locator("#view button[data-verb=migrate]").click()
+        await give(tab, rig)
+        await tab.locator("dialog button", has_text="Close").click()
+        await until(tab, f"Object.values(millrace.cluster.e).some((e) => e.k === 'move' && e.a === '{at}')")
+
+        await tab.keyboard.press("r")
+        for role, label in (("decode", "Make it decode"), ("", "Make it do both")):
+            await tab.locator(".card[data-name=worker-0]").click()
+            await tab.locator("#panel button[data-verb=role]", has_text=label).click()
+            await give(tab, rig)
+            await tab.locator("dialog button", has_text="Close").click()
+            await until(tab, f"document.querySelector('.card[data-name=worker-0] .role').textContent === '{role}'")
+
+        await tab.keyboard.press("p")
+        for label, count in (("One instance more", INSTANCES + 1), ("One less", INSTANCES)):
+            await tab.locator("#view button[data-verb=scale]", has_text=label).click()
+            await give(tab, rig)
+            await tab.locator("dialog button", has_text="Close").click()
+            await until(tab, f"Object.values(millrace.cluster.i).filter((i) => i.state === 'ready').length === {count}")
+
+        await tab.locator("#view button[data-verb=apply]").click()
+        await give(tab, rig, "dialog textarea")
+        file = tab.locator("dialog textarea")
+        await file.fill(await file.input_value() + "\n[settings.worker]\nmax_num_seqs = 24\n")
+        await give(tab, rig)
+        assert "drains and starts anew" in await tab.locator("dialog .said").inner_text()
+        await give(tab, rig)
+        await tab.locator("dialog button", has_text="Close").click()
+        await tab.wait_for_selector(f"#view p:text('{INSTANCES} of {INSTANCES} instances')")
+        assert await tab.evaluate("millrace.cluster.instance['worker-0'].max_sequences") == 24
+        assert not (await running).error
 
 
 async def test_states_and_rates_of_instances_follow_from_what_they_told(rig: UpRig) -> None:

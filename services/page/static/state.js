@@ -330,7 +330,8 @@ export function verdict(cluster, t) {
   if (late > 3 && late > open.length / 10) return ["strained", `${late} of ${open.length} requests take more than twice as long as forecast.`];
   if (sums.waiting > sums.running / 2 && sums.waiting > 4) return ["strained", `${count(sums.waiting)} requests wait while ${count(sums.running)} run.`];
   if (sums.used > 0.92 * sums.total) return ["strained", `${percent(sums.used / sums.total)} of all KV blocks are in use.`];
-  return ["well", `All ${plural(sums.ready, "instance")} ${sums.ready === 1 ? "is" : "are"} ready; ${sums.running ? `${plural(sums.running, "request")} run` : "nothing runs"}.`];
+  const ready = `${sums.ready < sums.instances ? `${count(sums.ready)} of` : "All"} ${plural(sums.instances, "instance")} ${sums.ready === 1 ? "is" : "are"} ready`;
+  return ["well", `${ready}; ${sums.running ? `${plural(sums.running, "request")} run` : "nothing runs"}.`];
 }
 
 /** An event in a sentence. */

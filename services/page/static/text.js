@@ -40,6 +40,14 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
+/** The same of a picture: an element of SVG. */
+export function svg(tag, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
+  node.append(...children.flat(Infinity));
+  return node;
+}
+
 /** Sets a node's text where it differs: an unchanged node costs no layout. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;

@@ -1,7 +1,7 @@
 // Tables of everything, and the plans.
 
 import { age, context, fill, overdue, river, scaleEffect, STARTED_ANEW, STATES } from "./state.js";
-import { count, el, link, percent, plural, short, span, table } from "./text.js";
+import { count, el, link, percent, plural, short, span, svg, table } from "./text.js";
 import { offer } from "./orders.js";
 import { events } from "./panel.js";
 
@@ -74,10 +74,50 @@ function cascadeSection(name, plan) {
   const quality = plan.quality === null ? "Nothing was judged yet." : `Expected quality ${plan.quality.toFixed(1)} of 100${plan.quality_low === null ? "" : `, at least ${plan.quality_low.toFixed(1)} with 95 % confidence`}${plan.p95_ns ? `; 95 % end within ${span(plan.p95_ns / 1e6)}` : ""}.`;
   return el("section", {}, el("h2", {}, `Cascade ${name}`), el("p", {}, `Plan ${plan.epoch}${plan.coordinator ? ` by ${plan.coordinator}` : ""}, judged by ${plan.judge}: ${plan.reason || "no reason given"}. ${quality}`),
     plan.meets ? null : el("p", { class: "late" }, "No plan reaches what is asked; this is the best that was found."),
-    table("Tiers", ["tier", "model", "delivers", "instances", "share of requests", "95 % of attempts end within"], rows));
+    table("Tiers", ["tier", "model", "delivers", "instances", "share of requests", "95 % of attempts end within"], rows),
+    frontOf(plan));
 }
 
-/** Instances that start, drain or ended, and how many of each model have started anew: an upgrade or `millrace apply`. */
+/** What there was to choose from: thresholds that no others beat in both quality and latency, as a picture and a table. */
+function frontOf(plan) {
+  const front = plan.front ?? [];
+  if (!front.length) return el("p", { class: "quiet" }, "There is no front to show: a planner works where a target (quality or latency) and recorded answers are configured, once 50 requests have ended.");
+  const chosen = front.findIndex((point) => point.thresholds.every((value, n) => Math.abs(value - plan.tiers[n].threshold) < 1e-6));
+  const fixed = (values, digits) => values.map((value) => value.toFixed(digits)).join(", ");
+  const rows = front.map((point, n) => [n === chosen ? el("strong", { class: "chosen" }, "in force") : "", span(1000 * point.p95_s), fixed([point.quality], 1), fixed([point.quality_low], 1), fixed(point.thresholds, 1), `${fixed(point.shares.map((share) => 100 * share), 0)} %`, point.instances.join(", ")]);
+  return el("div", { class: "front" }, scatter(front, chosen),
+    table("Its front: no other thresholds are both better and faster", ["", "95 % within", "quality", "at least", "thresholds", "reach each tier", "instances"], rows));
+}
+
+/** Quality over latency, a point for each of the front; the chosen one is filled. */
+function scatter(front, chosen) {
+  const [width, height, left, low] = [380, 260, 48, 44];
+  const scale = (values, from, to) => {
+    const [least, most] = [Math.min(...values), Math.max(...values)];
+    return { least, most, at: (value) => (most > least ? from + ((to - from) * (value - least)) / (most - least) : (from + to) / 2) };
+  };
+  const x = scale(front.map((point) => point.p95_s), left + 16, width - 20);
+  const y = scale(front.map((point) => point.quality), height - low - 14, 16);
+  const text = (words, at, more = {}) => svg("text", { x: at[0], y: at[1], ...more }, words);
+  const words = (point) => `quality ${point.quality.toFixed(1)}, 95 % end within ${span(1000 * point.p95_s)}`;
+  const label = `${plural(front.length, "choice")}, from ${words(front[0])}, to ${words(front.at(-1))}${chosen < 0 ? "" : `; in force: ${words(front[chosen])}`}`;
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+    svg("path", { class: "axis", d: `M ${left} 6 V ${height - low} H ${width - 6}` }),
+    text(y.most.toFixed(1), [left - 8, y.at(y.most) + 4], { "text-anchor": "end" }), text(y.least.toFixed(1), [left - 8, y.at(y.least) + 4], { "text-anchor": "end" }),
+    text(span(1000 * x.least), [x.at(x.least), height - low + 18], { "text-anchor": "middle" }), text(span(1000 * x.most), [x.at(x.most), height - low + 18], { "text-anchor": "middle" }),
+    text("expected quality", [left + 8, 16]), text("95 % of requests end within", [(left + width) / 2, height - 8], { "text-anchor": "middle" }),
+    svg("polyline", { class: "front", points: front.map((point) => `${x.at(point.p95_s)},${y.at(point.quality)}`).join(" ") }),
+    front.map((point, n) => svg("circle", { class: n === chosen ? "chosen" : "", cx: x.at(point.p95_s), cy: y.at(point.quality), r: n === chosen ? 8 : 5 }, svg("title", {}, words(point)))));
+}
+
+/** Engines of a model's instances where they differ: how many have which version. */
+function versions(cluster, names) {
+  const counts = new Map();
+  for (const { engine, engine_version } of names.map((name) => cluster.instance[name]).filter(Boolean)) counts.set(`${engine} ${engine_version}`, (counts.get(`${engine} ${engine_version}`) ?? 0) + 1);
+  return counts.size > 1 ? [...counts].sort().map(([what, n]) => `${plural(n, "instance")} with ${what}`).join(", ") : "";
+}
+
+/** Instances that start, drain or ended, how many of each model have started anew, and with what: an upgrade or `millrace apply`. */
 function changeSection(cluster, t) {
   const RECENT_MS = 600_000;
   const anew = new Set(Object.values(cluster.e).filter((event) => event.k === "state" && event.n === STARTED_ANEW && t - cluster.t0 - event.t < RECENT_MS).map((event) => event.a));
@@ -85,9 +125,9 @@ function changeSection(cluster, t) {
   const rows = Object.entries(cluster.i).filter(([, row]) => row.state !== "ready").map(([name, row]) => [name, row.model, row.state, busy(name)]);
   const models = [...new Set(Object.values(cluster.i).map((row) => row.model))];
   const of = (model) => Object.keys(cluster.i).filter((name) => cluster.i[name].model === model);
-  const done = models.map((model) => [model, of(model).filter((name) => anew.has(name)).length, of(model).length]).filter(([, some]) => some);
+  const done = models.map((model) => [model, of(model).filter((name) => anew.has(name)).length, of(model).length, versions(cluster, of(model))]).filter(([, some, , mixed]) => some || mixed);
   if (!rows.length && !done.length) return null;
   return el("section", {}, el("h2", {}, "Under way"),
-    done.map(([model, some, all]) => el("p", {}, `${some} of ${plural(all, "instance")} of ${model} started anew within ten minutes.`)),
+    done.map(([model, some, all, mixed]) => el("p", {}, `${some} of ${plural(all, "instance")} of ${model} started anew within ten minutes${mixed ? `: ${mixed}` : ""}.`)),
     rows.length ? table("Instances that are not ready", ["instance", "model", "state", "requests there"], rows) : null);
 }
