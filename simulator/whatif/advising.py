@@ -12,10 +12,19 @@ from millrace.workloads.recording import ADVISED_MIN
 from services.ingress.config import DispatchConfig
 from simulator.whatif.answering import Asked, ChangeAnswer
 from simulator.whatif.changes import AskedChange, with_setting
-from simulator.whatif.figures import LATENCIES, SMALL, ComparedFigure, Objectives
+from simulator.whatif.figures import LATENCIES, ComparedFigure, Objectives
 
 #: No advice from a replay whose medians are off by this factor.
 FIDELITY_MAX = 1.5
+
+#: Figures that may not become worse. Medians may: they follow which instances serve more of the requests.
+KEPT = ("ttft_mean", "ttft_p99", "tpot_p99", "e2e_mean", "e2e_p99")
+
+#: Smaller changes of a figure, and of the share within the objectives, are noise whatever their intervals say.
+NOISE, SHARE_NOISE = 0.01, 0.005
+
+#: Where both shares are above the first, the tail decides: all of its interval is shorter by the second.
+TIED, TAIL_GAIN = 0.99, 0.1
 
 #: Stages have to be expected better by this share: with less the planner is wrong too often.
 STAGES_MARGIN = 0.25
@@ -61,23 +70,29 @@ def advice(question: Asked, answers: Sequence[ChangeAnswer]) -> Advice:
     won = [each for each in answers if better(each) and each.lost <= question.base.lost]
     if not won:
         return Advice(evidence=f"none of {len(answers)} other settings is better in all that counts")
-    best = max(won, key=lambda each: (each.within.after, -each.figures["e2e_p99"].ratio))
+    best = max(won, key=lambda each: (min(each.within.after, TIED), -each.figures["e2e_p99"].ratio))
     return Advice(settings=best.label, evidence=evidence(best, question.objectives))
 
 
-def better(answer: ChangeAnswer) -> bool:
-    """More requests within the objectives and a shorter tail, and nothing worse, by more than the replay's noise."""
-    tails = [figure for name, figure in answer.figures.items() if name.endswith("p99")]
-    worse = [figure for figure in answer.figures.values() if figure.low > 1 and figure.ratio > 1 + SMALL]
-    gains = answer.within.low > 0 and any(figure.high < 1 - SMALL for figure in tails)
-    return gains and not worse
+def better(answer: ChangeAnswer) -> str:
+    """The figure that decides for a change: the share within the objectives or, where nearly all keep them, the tail.
+    Empty where neither is so beyond the replay's noise, or where the share or a figure of KEPT is worse.
+    """
+    within, kept = answer.within, [answer.figures[name] for name in KEPT]
+    gain = within.after - within.before
+    if (within.high < 0 and gain < -SHARE_NOISE) or any(each.low > 1 and each.ratio > 1 + NOISE for each in kept):
+        return ""
+    if within.low > 0 and gain > SHARE_NOISE:
+        return "the share within the objectives decides"
+    tied = min(within.before, within.after) > TIED
+    return "E2E p99 decides" if tied and answer.figures["e2e_p99"].high < 1 - TAIL_GAIN else ""
 
 
 def evidence(answer: ChangeAnswer, objectives: Objectives) -> str:
     """One sentence for operators."""
     tails = (f"{name.upper()} p99 {answer.figures[f'{name}_p99'].ratio - 1:+.0%}" for name in LATENCIES)
     share = f"{answer.within.after:.1%} instead of {answer.within.before:.1%} of requests within {objectives}"
-    return f"{share}; {', '.join(tails)}; {answer.reason}"
+    return f"{better(answer)}: {share}; {', '.join(tails)}; {answer.reason}"
 
 
 def _off(figure: ComparedFigure | None) -> bool:

@@ -20,6 +20,7 @@ from simulator.whatif.replaying import Replayed
 #: Latencies and their figures.
 LATENCIES = ("ttft", "tpot", "e2e")
 QUANTILES = {"p50": 0.5, "p99": 0.99}
+STATISTICS = (*QUANTILES, "mean")
 
 #: Slices of the load's time, and draws of them.
 SLICES = 40
@@ -134,12 +135,11 @@ def compared(before: Latencies, after: Latencies) -> dict[str, ComparedFigure]:
     found = {}
     for name in LATENCIES:
         old, new = getattr(before, name), getattr(after, name)
-        shares = list(QUANTILES.values())
-        was, now = _quantiles(old, shares), _quantiles(new, shares)
-        ratios = np.array([_quantiles(new[draw], shares) / _quantiles(old[draw], shares) for draw in draws])
-        for place, quantile in enumerate(QUANTILES):
+        was, now = _statistics(old), _statistics(new)
+        ratios = np.array([_statistics(new[draw]) / _statistics(old[draw]) for draw in draws])
+        for place, statistic in enumerate(STATISTICS):
             low, high = np.nanpercentile(ratios[:, place], (2.5, 97.5)) if len(old) else (math.nan, math.nan)
-            found[f"{name}_{quantile}"] = ComparedFigure(
+            found[f"{name}_{statistic}"] = ComparedFigure(
                 before=float(was[place]),
                 after=float(now[place]),
                 ratio=float(now[place] / was[place]),
@@ -164,9 +164,12 @@ def _draws(count: int) -> list[npt.NDArray[np.int64]]:
     return [np.concatenate([slices[i] for i in rng.integers(0, len(slices), len(slices))]) for _ in range(DRAWS)]
 
 
-def _quantiles(values: Floats, shares: Sequence[float]) -> Floats:
+def _statistics(values: Floats) -> Floats:
+    """Those of STATISTICS."""
     values = values[~np.isnan(values)]
-    return np.asarray(np.quantile(values, shares)) if len(values) else np.full(len(shares), math.nan)
+    if not len(values):
+        return np.full(len(STATISTICS), math.nan)
+    return np.append(np.quantile(values, list(QUANTILES.values())), values.mean())
 
 
 def reason(prompts: Floats, before: Latencies, after: Latencies, replays: tuple[Replayed, Replayed]) -> str:

@@ -106,10 +106,16 @@ def recorded(
     return path
 
 
-def test_groups_of_unequal_machines_are_told_apart(tmp_path: Path) -> None:
-    unequal = CLUSTER.replace("count = 3", 'name = "fast"\ncount = 2')
-    unequal += '[[models.groups]]\nname = "slow"\nengine = "modelled"\n[policies.dispatch]\nname = "round_robin"\n'
-    load = read_recording(recorded(unequal, {"fast": 1.0, "slow": 3.0}, tmp_path / "load.jsonl"))
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of two fast instances and a slow one, each with a third of the requests."""
+    cluster = CLUSTER.replace("count = 3", 'name = "fast"\ncount = 2')
+    cluster += '[[models.groups]]\nname = "slow"\nengine = "modelled"\n[policies.dispatch]\nname = "round_robin"\n'
+    return recorded(cluster, {"fast": 1.0, "slow": 3.0}, tmp_path_factory.mktemp("unequal") / "load.jsonl")
+
+
+def test_groups_of_unequal_machines_are_told_apart(unequal: Path, tmp_path: Path) -> None:
+    load = read_recording(unequal)
     question = asked(load, recorded_cluster(load), tmp_path)
     fast, slow = (question.fitted.models[f"mini/{number}"] for number in (0, 1))
     assert isinstance(fast, LinearStepTime)
@@ -163,6 +169,14 @@ def test_the_rule_that_a_load_wants_is_advised(tmp_path: Path) -> None:
     (advised,) = (each for each in answer["changes"] if each["label"] == answer["advice"]["settings"])
     assert advised["within"]["low"] > 0
     assert f"{advised['within']['after']:.1%} instead of" in answer["advice"]["evidence"]
+
+
+def test_a_shorter_tail_is_advised_where_all_requests_keep_the_objectives(unequal: Path, tmp_path: Path) -> None:
+    output = tmp_path / "answer.json"
+    assert main(["what-if", "--file", str(unequal), "--advise", "--jobs", "1", "--output", str(output)]) == 0
+    answer = msgspec.json.decode(output.read_bytes())
+    assert answer["advice"]["settings"] == "policies.dispatch.name=forecast"
+    assert answer["advice"]["evidence"].startswith("E2E p99 decides: 100.0% instead of 100.0% of requests within")
 
 
 def test_a_light_load_is_advised_nothing(recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

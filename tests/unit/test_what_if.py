@@ -14,12 +14,12 @@ from millrace.workloads.recording import RequestServed, StepsComputed
 
 from simulator.scenarios.cluster_file import cluster_tables
 from simulator.scenarios.reading import ScenarioError, scenario_of
-from simulator.whatif.advising import better, candidates
-from simulator.whatif.answering import ChangeAnswer, SearchGoal, greatest_rate, least_count, parse_goal
+from simulator.whatif.advising import advice, better, candidates
+from simulator.whatif.answering import Asked, ChangeAnswer, SearchGoal, greatest_rate, least_count, parse_goal
 from simulator.whatif.changes import fragment, with_instances
 from simulator.whatif.figures import (
     LATENCIES,
-    QUANTILES,
+    STATISTICS,
     ComparedFigure,
     ComparedShare,
     Latencies,
@@ -221,37 +221,90 @@ def test_the_reason_says_who_waits_and_why(after: tuple[list[float], list[float]
 
 # Advice
 
-NAMES = [f"{latency}_{quantile}" for latency in LATENCIES for quantile in QUANTILES]
+NAMES = [f"{latency}_{statistic}" for latency in LATENCIES for statistic in STATISTICS]
 
 
-def answer(*, share: tuple[float, float] = (0.1, 0.3), lost: int = 0, **ratios: float) -> ChangeAnswer:
+def answer(
+    *, label: str = "x=1", before: float = 0.5, share: tuple[float, float] = (0.1, 0.3), lost: int = 0, **ratios: float
+) -> ChangeAnswer:
     """Of a change with this interval of its gain, and figures with these ratios, each 3 % wide at both sides."""
     figures = {
         name: ComparedFigure(before=10.0, after=10.0 * ratio, ratio=ratio, low=ratio - 0.03, high=ratio + 0.03)
         for name, ratio in {**dict.fromkeys(NAMES, 1.0), **ratios}.items()
     }
-    within = ComparedShare(before=0.5, after=0.5 + sum(share) / 2, low=share[0], high=share[1])
-    return ChangeAnswer(label="x=1", figures=figures, within=within, reason="Why.", fragment="x = 1", lost=lost)
+    within = ComparedShare(before=before, after=before + sum(share) / 2, low=share[0], high=share[1])
+    return ChangeAnswer(label=label, figures=figures, within=within, reason="Why.", fragment="x = 1", lost=lost)
+
+
+def tied(**ratios: float) -> ChangeAnswer:
+    """All requests are within the objectives already."""
+    return answer(before=1.0, share=(0.0, 0.0), **ratios)
+
+
+SHARE, TAIL = "the share within the objectives decides", "E2E p99 decides"
 
 
 @pytest.mark.parametrize(
-    ("told", "wins"),
+    ("change", "decides"),
     [
-        (answer(ttft_p99=0.7), True),
-        (answer(e2e_p99=0.9, ttft_p50=1.02), True),
-        (answer(), False),  # no tail is shorter
-        (answer(ttft_p99=0.98), False),  # within the noise
-        (answer(ttft_p50=0.5), False),  # a median alone
-        (answer(ttft_p99=0.7, share=(-0.01, 0.3)), False),
-        (answer(ttft_p99=0.7, share=(0.0, 0.0)), False),  # all are within the objectives already
-        (answer(ttft_p99=0.3, tpot_p50=1.06), False),  # somebody pays
+        (answer(), SHARE),
+        (answer(ttft_p50=1.5, e2e_mean=1.02, e2e_p99=1.03), SHARE),  # medians do not count, the others are noise
+        (answer(share=(-0.01, 0.3)), ""),
+        (answer(share=(0.001, 0.005)), ""),  # too few
+        (answer(share=(0.0, 0.0), e2e_p99=0.3), ""),  # half of the requests are late with and without
+        *((answer(**{name: 1.05}), "") for name in ("ttft_mean", "ttft_p99", "tpot_p99", "e2e_mean", "e2e_p99")),
+        (answer(before=0.992, share=(0.004, 0.01), e2e_p99=0.5), SHARE),
+        (tied(), ""),
+        (tied(e2e_p99=0.85), TAIL),
+        (tied(e2e_p99=0.85, tpot_p50=1.05), TAIL),
+        (tied(e2e_p99=0.88), ""),  # within its interval it may be less than 10 %
+        (tied(ttft_p99=0.3, tpot_p99=0.3, e2e_mean=0.3), ""),  # the whole is no shorter
+        (tied(e2e_p99=0.3, ttft_mean=1.05), ""),  # new requests pay
+        (answer(before=1.0, share=(-0.006, -0.002), e2e_p99=0.5), TAIL),
+        (answer(before=1.0, share=(-0.009, -0.003), e2e_p99=0.5), ""),  # some requests become late
+        (answer(before=0.98, share=(0.0, 0.0), e2e_p99=0.5), ""),
+        (answer(before=0.999, share=(-0.05, 0.01), e2e_p99=0.5), ""),  # 97.9 % are left
     ],
 )
-def test_a_change_wins_that_is_better_beyond_the_noise_and_worse_in_nothing(told: ChangeAnswer, wins: bool) -> None:
-    assert better(told) is wins
+def test_share_or_tail_decides_beyond_the_noise_and_nothing_that_counts_is_worse(
+    change: ChangeAnswer, decides: str
+) -> None:
+    assert better(change) == decides
 
 
 OBJECTIVES = Objectives(ttft_ms=200.0, tpot_ms=20.0, source="a test")
+
+
+def advised(*answers: ChangeAnswer) -> tuple[str, str]:
+    """Settings and evidence, of a replay of enough requests."""
+    question = Asked(
+        fitted=None,  # type: ignore[arg-type]
+        file=LoadFile(path="load.jsonl", count=900, span_s=90.0, expected=True, shares=False),
+        prompts=[],
+        recorded=latencies([], []),
+        base=replayed(),
+        fidelity={},
+        objectives=OBJECTIVES,
+    )
+    found = advice(question, answers)
+    return found.settings, found.evidence
+
+
+def test_the_evidence_says_what_decided() -> None:
+    tails = "TTFT p99 +0%, TPOT p99 +0%, E2E p99"
+    share = "70.0% instead of 50.0% of requests within TTFT 200 ms and TPOT 20 ms"
+    assert advised(answer()) == ("x=1", f"{SHARE}: {share}; {tails} +0%; Why.")
+    share = "100.0% instead of 100.0% of requests within TTFT 200 ms and TPOT 20 ms"
+    assert advised(tied(e2e_p99=0.32)) == ("x=1", f"{TAIL}: {share}; {tails} -68%; Why.")
+    assert advised(tied(), answer(lost=1)) == ("", "none of 2 other settings is better in all that counts")
+
+
+def test_the_largest_share_wins_and_among_full_ones_the_shortest_tail() -> None:
+    shares = [answer(label=f"x={gain}", share=(gain - 0.1, gain + 0.1)) for gain in (0.2, 0.4, 0.3)]
+    assert advised(*shares)[0] == "x=0.4"
+    tails = ((0.8, 0.0), (0.3, -0.004), (0.5, -0.002))
+    full = [answer(label=f"x={tail}", before=1.0, share=(lost, 0.0), e2e_p99=tail) for tail, lost in tails]
+    assert advised(*full)[0] == "x=0.3"
 
 
 @pytest.mark.parametrize(
