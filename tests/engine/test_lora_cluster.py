@@ -21,7 +21,7 @@ SQL: dict[str, Any] = {"model": "sql", "max_tokens": 250, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    """In float32, as the model's folder is. Whoever is killed shall have had work."""
+    """In bfloat16, which vLLM's dtype auto makes of float32. Whoever is killed shall have had work."""
     folder = tmp_path_factory.mktemp("lora")
     model = tiny_llama.build(folder / "model")
     for seed, name in enumerate(("sql", "law")):

@@ -21,7 +21,8 @@ OPTIONS = (
 
 @pytest.fixture(scope="package")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    """In float32: with bfloat16 a different batch may round two near-equal logits the other way.
+    """In bfloat16, which vLLM's dtype auto makes of float32: streams here are short enough for another batch or a
+    recompute to change none of their tokens (docs/MIGRATION.md).
 
     Engines are compiled, as a user's are; the model stays where it is from run to run, since vLLM's compile cache knows
     it by its path.
