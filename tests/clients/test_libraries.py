@@ -252,13 +252,6 @@ def test_instructor_in_json_mode_is_not_held_to_the_schema() -> None:
 
 
 @pytest.mark.parametrize("kind", [NativeOutput, ToolOutput], ids=["native", "tool"])
-def test_pydantic_ai_output_type(agent_model: OpenAIChatModel, kind: Any) -> None:
-    settings: Any = {"max_tokens": TOKENS, "temperature": 0}
-    agent = Agent(agent_model, output_type=kind(Paint))
-    assert isinstance(agent.run_sync(PROMPT, model_settings=settings).output, Paint)
-
-
-@pytest.mark.parametrize("kind", [NativeOutput, ToolOutput], ids=["native", "tool"])
 def test_pydantic_ai_output_type_finds_the_values(agent_model: OpenAIChatModel, kind: Any) -> None:
     settings: Any = {"max_tokens": 100, "temperature": 0}
     assert Agent(agent_model, output_type=kind(Person)).run_sync(TOLD, model_settings=settings).output == ADA

@@ -256,17 +256,6 @@ def test_a_sequence_may_come_back_under_its_name_while_its_abort_is_under_way(en
     assert engine.finish("again.0")[0].tokens == expected
 
 
-def test_cached_tokens_and_times_come_with_the_first_output(engine: BenchEngine) -> None:
-    prompt = [200 + index % 50 for index in range(100)]
-    first = engine.run(prompt, Sampling(max_tokens=3)).first
-    second = engine.run(prompt, Sampling(max_tokens=3)).first
-    assert first is not None
-    assert second is not None
-    assert (first.cached_tokens, second.cached_tokens) == (0, 96)
-    told = [event.at_ns for event in engine.events if isinstance(event, EngineStepped)]
-    assert 0 < told[-1] - second.scheduled_ns < 60 * 10**9
-
-
 def test_the_snapshot_says_what_the_scheduler_knows(engine: BenchEngine) -> None:
     engine.until(engine.idle)
     engine.events.clear()

@@ -23,12 +23,6 @@ SCHEMA = (
 CASES: list[tuple[str, list[int], Sampling, list[int]]] = [
     ("greedy", PROMPT, Sampling(max_tokens=48, temperature=0.0), [1, 2, 31, 32, 33, 47]),
     ("greedy_long_prompt", LONG, Sampling(max_tokens=30, temperature=0.0), [1, 20, 21, 29]),
-    (
-        "presence_and_repetition_penalty",
-        PROMPT,
-        Sampling(max_tokens=48, temperature=0.0, presence_penalty=1.1, repetition_penalty=1.4),
-        [1, 10, 24, 40],
-    ),
     ("seed_long_prompt", LONG, Sampling(max_tokens=30, seed=3), [1, 2, 17, 29]),
     (
         "json_schema",

@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from millrace.contracts.ingress import FinishReason, ReturnReason, TokensResent
+from millrace.contracts.ingress import ReturnReason
 from millrace.contracts.status import InstanceRecord
 from millrace.contracts.worker import (
     CancelSequence,
-    ResendTokens,
     Sampling,
     SequenceAccepted,
     SequenceRefused,
@@ -118,45 +117,6 @@ async def _decoded(rig: Rig, instance: str, sequence: str, sampling: Sampling = 
     assert isinstance(await rig.ingress.submit(instance, sequence, PROMPT, sampling), SequenceAccepted)
     (stream,) = await rig.ingress.finished(sequence)
     return stream.tokens
-
-
-async def test_two_workers_decode_the_same_and_say_what_they_are(rig: Rig) -> None:
-    await rig.ensure("w0", "w1")
-    one, other = await _decoded(rig, "w0", "same.0"), await _decoded(rig, "w1", "same.1")
-    assert one == other
-    assert len(one) == 200
-    await rig.ingress.until(lambda: {"w0", "w1"} <= set(rig.ingress.summaries))
-    await rig.ingress.until(lambda: rig.ingress.summaries["w0"].output_tokens_total >= 200)
-    assert rig.ingress.snapshots["w0"].blocks_total == rig.ingress.summaries["w0"].blocks_free
-
-
-async def test_a_bad_parameter_is_refused_in_vllms_words(rig: Rig) -> None:
-    await rig.ensure("w0")
-    refused = await rig.ingress.submit("w0", "bad.0", PROMPT, Sampling(max_tokens=5, top_p=3.0))
-    assert isinstance(refused, SequenceRefused)
-    assert "top_p" in refused.detail
-
-
-async def test_a_cancel_over_the_bus_frees_the_blocks(rig: Rig) -> None:
-    await rig.ensure("w0")
-    await rig.ingress.submit("w0", "hang.0", PROMPT, Sampling(max_tokens=900, ignore_eos=True))
-    await rig.ingress.until(lambda: len(rig.ingress.streams["hang.0"].tokens) > 3)
-    await rig.ingress.publish(rig.ingress.subjects.engine("w0", "cancel"), CancelSequence(sequence="hang.0", epoch=0))
-    await rig.ingress.until(
-        lambda: (s := rig.ingress.snapshots["w0"]).blocks_free == s.blocks_total and not s.running, patience_s=5
-    )
-    heard = len(rig.ingress.streams["hang.0"].tokens)
-    await asyncio.sleep(0.2)
-    assert len(rig.ingress.streams["hang.0"].tokens) == heard
-
-
-async def test_tokens_are_resent_until_they_are_acknowledged(rig: Rig) -> None:
-    await rig.ensure("w0")
-    tokens = await _decoded(rig, "w0", "resend.0")
-    subject = rig.ingress.subjects.engine("w0", "resend")
-    answer = await rig.ingress.request(subject, ResendTokens(sequence="resend.0", epoch=0, from_index=150))
-    assert isinstance(answer, TokensResent)
-    assert (answer.chunk.token_ids, answer.chunk.finish) == (tokens[150:], FinishReason.LENGTH)
 
 
 async def test_kill_9_of_a_worker_ends_its_engine_and_streams_go_on_elsewhere(rig: Rig) -> None:

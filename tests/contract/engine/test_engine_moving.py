@@ -380,6 +380,9 @@ def test_a_reservation_takes_idle_blocks_and_gives_them_back(pair: Pair) -> None
     denied = reserve(pair.source, pair.target, name, "reserve-2", blocks=4)
     assert isinstance(denied, KvDenied)
     assert denied.reason is KvRefusal.NO_BLOCKS
+    again = reserve(pair.source, pair.target, name, "reserve-1", blocks=1)
+    assert isinstance(again, KvDenied)
+    assert again.reason is KvRefusal.INVALID
     pair.target.move(UnreserveInEngine(migration="reserve-1"))
     assert isinstance(reserve(pair.source, pair.target, name, "reserve-3", blocks=BLOCKS_TOTAL), KvRoomReserved)
 
