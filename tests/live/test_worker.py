@@ -39,8 +39,8 @@ class Workers:
         self.process = start_worker(config)
         self.log = config.with_suffix(".log")
 
-    def ingress(self, **fields: object) -> FakeIngress:
-        return FakeIngress(self.nats.url, self.cluster, **fields)  # type: ignore[arg-type]
+    def ingress(self) -> FakeIngress:
+        return FakeIngress(self.nats.url, self.cluster)
 
     def close(self) -> None:
         if self.process.poll() is None:

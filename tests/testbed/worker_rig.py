@@ -16,7 +16,7 @@ from millrace.actor.nats_client import settle
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.ingress import FinishReason, SequencesReturned, TokenChunk, TokensGenerated, TokensResent
 from millrace.contracts.message import Body
-from millrace.contracts.status import InstanceSummary, PresenceState, ServicePresence, StatusSnapshot
+from millrace.contracts.status import InstanceSummary, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import ResendTokens, Sampling, SubmitSequence
 from nats.js.errors import KeyNotFoundError
@@ -37,7 +37,6 @@ class Stream:
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
         self.gaps = 0
-        self.repeats = 0
 
     def take(self, chunk: TokenChunk) -> bool:
         """Appends what is new; False where tokens before it are missing."""
@@ -47,7 +46,6 @@ class Stream:
         if skip < 0:
             self.gaps += 1
             return False
-        self.repeats += min(skip, len(chunk.token_ids))
         self.tokens += chunk.token_ids[skip:]
         if chunk.finish is not None and chunk.first_index + len(chunk.token_ids) <= len(self.tokens):
             self.finish = chunk.finish
@@ -57,14 +55,13 @@ class Stream:
 class FakeIngress:
     """One connection; use as ``async with FakeIngress(url, cluster) as ingress``."""
 
-    def __init__(self, url: str, cluster: str, *, name: str = "i0", alive: bool = True) -> None:
-        self.url, self.name, self.alive = url, name, alive
+    def __init__(self, url: str, cluster: str) -> None:
+        self.url, self.name = url, "i0"
         self.subjects = Subjects(cluster)
         self.incarnation = time.time_ns()
         self.streams: dict[str, Stream] = {}
         self.returned: list[SequencesReturned] = []
         self.summaries: dict[str, InstanceSummary] = {}
-        self.snapshots: dict[str, StatusSnapshot] = {}
         self.presences: dict[str, ServicePresence] = {}
 
     async def __aenter__(self) -> FakeIngress:
@@ -74,7 +71,6 @@ class FakeIngress:
             self.subjects.tokens(self.name),
             self.subjects.returned(self.name),
             self.subjects.summaries(),
-            f"{self.subjects.prefix}.status.*.*",
             self.subjects.presences("worker"),
         ):
             await self._nats.subscribe(subject, cb=take)
@@ -88,11 +84,8 @@ class FakeIngress:
 
     async def _beat(self) -> None:
         while True:
-            if self.alive:
-                beat = ServicePresence(
-                    role="ingress", name=self.name, incarnation=self.incarnation, at_ns=time.time_ns()
-                )
-                await self.publish(self.subjects.presence("ingress", self.name), beat)
+            beat = ServicePresence(role="ingress", name=self.name, incarnation=self.incarnation, at_ns=time.time_ns())
+            await self.publish(self.subjects.presence("ingress", self.name), beat)
             await asyncio.sleep(0.5)
 
     async def _take(self, message: Any) -> None:
@@ -104,8 +97,6 @@ class FakeIngress:
                 self.returned.append(body)
             case InstanceSummary() as body:
                 self.summaries[body.instance] = body
-            case StatusSnapshot() as body:
-                self.snapshots[body.instance] = body
             case ServicePresence() as body:
                 self.presences[body.name] = body
 
