@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.policies.stages import StageShape, assign, stage_order, stages_of
+from millrace.policies.stages import StageShape, assign, stages_of
 
 
 def stage(name: str, low: int, high: int | None, *instances: str, covered_by: str = "") -> Stage:
@@ -55,17 +55,6 @@ def test_roles_of_strangers_are_refused() -> None:
     odd = Stage(name="s0", length_min=0, length_max=None, instances=["a"], roles={"b": InstanceRole.DECODE})
     with pytest.raises(ValueError, match="roles names b"):
         plan(odd)
-
-
-STAGES = [stage("s0", 0, 10, "a", "b"), stage("s1", 10, 100, "c"), stage("s2", 100, 1000, "d"), stage("s3", 1000, None)]
-
-
-@pytest.mark.parametrize(
-    ("length", "order"),
-    [(0, "s0 s1 s2 s3"), (9, "s0 s1 s2 s3"), (10, "s1 s2 s3 s0"), (150, "s2 s3 s1 s0"), (1000, "s3 s2 s1 s0")],
-)
-def test_stages_come_by_distance(length: int, order: str) -> None:
-    assert " ".join(s.name for s in stage_order(STAGES, length)) == order
 
 
 def shapes(*rows: tuple[int, int | None, int]) -> list[StageShape]:
