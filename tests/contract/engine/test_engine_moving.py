@@ -583,7 +583,7 @@ def test_a_sequence_moves_there_and_back_again(pair: Pair) -> None:
 
 def test_three_move_at_once_among_others(pair: Pair) -> None:
     stays = [decoding(pair.source, 20), decoding(pair.target, 20)]
-    moves = [Move(pair.source, pair.target, decoding(pair.source, 40, max_tokens=60)).prepare(4) for _ in range(3)]
+    moves = [Move(pair.source, pair.target, decoding(pair.source, 40, max_tokens=110)).prepare(4) for _ in range(3)]
     for move in moves:
         move.round().stop()
     for move in moves:
