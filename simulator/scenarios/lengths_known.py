@@ -14,6 +14,7 @@ from millrace.contracts.status import SequenceStatus
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.policies.registry import Policy, Registry
+from millrace.sim.stand_in import StandIn
 
 ACCEPTS = (TagRequest,)
 
@@ -40,7 +41,7 @@ REMAINING_POLICIES = Registry("remaining", RemainingPolicy, ())
 NOISE_MIN, NOISE_MAX = 0.1, 5.0
 
 
-class KnowingTagger:
+class KnowingTagger(StandIn):
     """Answers TagRequest with the true length times a normal number around 1, cut to the bounds above. Keeps nothing.
 
     Attributes:
@@ -66,9 +67,3 @@ class KnowingTagger:
         if self._sigma and mean is not None:
             mean *= min(NOISE_MAX, max(NOISE_MIN, self._rng.gauss(1.0, self._sigma)))
         return [Reply(to=message.reply_to, body=LengthTag(request=body.request, mean=mean, source="known"))]
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"name": self.name, "sigma": self._sigma}
-
-    def check_invariants(self) -> None:
-        """It has none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import Any
 
 import msgspec
 from millrace.actor.actor import Actor
@@ -16,6 +15,7 @@ from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.subjects import Subjects
 from millrace.sim.runtime_sim import MILLISECOND
+from millrace.sim.stand_in import StandIn
 
 from simulator.cluster import CLUSTER
 
@@ -32,7 +32,7 @@ class ErraticConfig(msgspec.Struct, frozen=True, kw_only=True):
     cascade: str
 
 
-class ErraticJudge:
+class ErraticJudge(StandIn):
     """Answers at random. It forgets the oldest questions beyond a thousand."""
 
     def __init__(self, config: ErraticConfig, rng: Random) -> None:
@@ -73,12 +73,6 @@ class ErraticJudge:
         if len(self._later) > 1_000:
             self._later.pop(next(iter(self._later)))
         return [StartTimer(name=name, at_ns=now_ns + rng.randrange(THINKS_MS_MAX) * MILLISECOND)]
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"name": self.name, "later": len(self._later)}
-
-    def check_invariants(self) -> None:
-        """Nothing can contradict itself."""
 
 
 def build(config: ErraticConfig, deps: ActorDeps) -> Actor:

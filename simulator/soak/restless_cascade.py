@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import msgspec
 from millrace.actor.actor import Actor
@@ -13,6 +12,7 @@ from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.local import BusReconnected, KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.sim.runtime_sim import MILLISECOND
+from millrace.sim.stand_in import StandIn
 
 #: Between two plans: an answer is often judged by another plan than the one it began under.
 PERIOD_NS = 700 * MILLISECOND
@@ -33,7 +33,7 @@ class SwapConfig(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
 
 
-class RestlessCascadePlanner:
+class RestlessCascadePlanner(StandIn):
     """Writes plans; takes up its predecessor's epoch after a restart."""
 
     def __init__(self, config: SwapConfig, rng: Random) -> None:
@@ -91,12 +91,6 @@ class RestlessCascadePlanner:
             coordinator=AUTHOR,
             reason="swap",
         )
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"name": self.name, "epoch": self._epoch}
-
-    def check_invariants(self) -> None:
-        """Nothing can contradict itself."""
 
 
 def build(config: SwapConfig, deps: ActorDeps) -> Actor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import msgspec
 from millrace.actor.actor import Actor
@@ -14,6 +13,7 @@ from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceRecord
 from millrace.sim.runtime_sim import MILLISECOND
+from millrace.sim.stand_in import StandIn
 
 #: Wire types that it takes: none, it only watches keys.
 ACCEPTS: tuple[type[Body], ...] = ()
@@ -38,7 +38,7 @@ class RestlessConfig(msgspec.Struct, frozen=True, kw_only=True):
     stages_max: int = 3
 
 
-class RestlessPlanner:
+class RestlessPlanner(StandIn):
     """Writes plans; takes up its predecessor's epoch after a restart."""
 
     def __init__(self, config: RestlessConfig, rng: Random) -> None:
@@ -115,12 +115,6 @@ class RestlessPlanner:
             )
             for index, begin in enumerate(bounds[:-1])
         ]
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"name": self.name, "epoch": self._plan.epoch if self._plan is not None else 0}
-
-    def check_invariants(self) -> None:
-        """Nothing can contradict itself."""
 
 
 def build(config: RestlessConfig, deps: ActorDeps) -> Actor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, Reply, Subscribe
 from millrace.contracts.catalog import Role
@@ -14,6 +12,7 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.runtime_sim import SECOND, Simulation
+from millrace.sim.stand_in import StandIn
 
 from simulator.cluster import CLUSTER
 from simulator.scenarios.reading import scenario_of
@@ -26,7 +25,7 @@ WRITE = {"correlation": "c", "bucket": "plan", "key": "m"}
 LEASE = Lease(model="m", holder="c", incarnation=1, until_ns=1)
 
 
-class Starts:
+class Starts(StandIn):
     """An actor that returns some effects at its start."""
 
     name = "starter"
@@ -39,12 +38,6 @@ class Starts:
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         return []
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def check_invariants(self) -> None:
-        pass
 
 
 def start(role: Role, *effects: Effect, cluster: str = CLUSTER) -> None:

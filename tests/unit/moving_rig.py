@@ -28,6 +28,7 @@ from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, Simulation
+from millrace.sim.stand_in import StandIn
 
 PARAMETERS = EngineParameters(max_model_len=512, block_size=16, blocks_total=64, max_sequences=6, token_budget=128)
 STEP_TIME = LinearStepTime(fixed=1e6, per_decode=1e4, per_prefill_token=5e3)
@@ -168,22 +169,13 @@ class World:
             waited += 0.5
 
 
-class _Ear:
+class _Ear(StandIn):
     """Hears what the engine says."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
         self.name = side.name
 
-    def start(self, now_ns: int) -> list[Any]:
-        return []
-
     def handle(self, message: Any, now_ns: int) -> list[Any]:
         self._side.events.append(message.body)
         return []
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def check_invariants(self) -> None:
-        return None

@@ -22,6 +22,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
 from millrace.sim.runtime_sim import Simulation
+from millrace.sim.stand_in import StandIn
 
 STEP_NS = 10_000_000
 
@@ -162,7 +163,7 @@ def test_a_failed_engine_says_so_once_and_nothing_more() -> None:
     bench.paced.stop()
 
 
-class Recorder:
+class Recorder(StandIn):
     """An actor that asks its engine for one sequence at the start and keeps what comes."""
 
     name = "worker-0"
@@ -177,12 +178,6 @@ class Recorder:
     def handle(self, message: Any, now_ns: int) -> list[Any]:
         self.bodies.append(message.body)
         return []
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def check_invariants(self) -> None:
-        return None
 
 
 def test_in_simulation_an_engine_serves_its_actor_in_virtual_time_and_dies_with_it() -> None:

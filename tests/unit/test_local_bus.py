@@ -14,29 +14,21 @@ from millrace.contracts.catalog import Role
 from millrace.contracts.message import Body, Message
 from millrace.contracts.permissions import permissions
 from millrace.contracts.tagger import LengthTag
+from millrace.sim.stand_in import StandIn
 from prometheus_client import CollectorRegistry
 
 METER = RuntimeMeter(CollectorRegistry())
 BODY = LengthTag(request="r")
 
 
-class NamedActor:
+class NamedActor(StandIn):
     """Nothing but its name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def start(self, now_ns: int) -> list[Any]:
-        return []
-
     def handle(self, message: Message, now_ns: int) -> list[Any]:
         return []
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def check_invariants(self) -> None:
-        """Nothing can be wrong."""
 
 
 def cell(name: str, role: Role | None = None) -> Cell:

@@ -5,7 +5,6 @@ checksums: the target must not decode from what has become of the source's block
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import msgspec
 from millrace.actor.config import BusConfig
@@ -29,6 +28,7 @@ from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.links import LinkModel
 from millrace.sim.process import SimActor, SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, Simulation
+from millrace.sim.stand_in import StandIn
 
 from services.migrator.actor import ACCEPTS as MIGRATOR_ACCEPTS
 from services.migrator.actor import MigratorActor
@@ -59,7 +59,7 @@ class WithoutClock(WorkerActor):
         ]
 
 
-class Ingress:
+class Ingress(StandIn):
     """Allots epochs and keeps the token log of ``s.0``.
 
     Attributes:
@@ -90,12 +90,6 @@ class Ingress:
                         assert chunk.first_index == len(self.log)
                         self.log += chunk.token_ids
         return []
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def check_invariants(self) -> None:
-        return None
 
 
 class Delay(Checker):

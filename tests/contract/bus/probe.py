@@ -6,6 +6,7 @@ from typing import Any
 from millrace.actor.effects import Effect, Stop
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body, Message
+from millrace.sim.stand_in import StandIn
 
 #: From a message and its time to effects.
 Rule = Callable[[Message, int], list[Effect]]
@@ -17,7 +18,7 @@ class Do(Body, frozen=True, kw_only=True, tag="local.Do/1"):
     effects: list[Any]
 
 
-class Probe:
+class Probe(StandIn):
     """Returns ``first`` at its start; answers messages by ``rule``; keeps every message with its time."""
 
     def __init__(self, name: str, *first: Effect, rule: Rule | None = None) -> None:
@@ -42,9 +43,3 @@ class Probe:
     def bodies(self, *kinds: type) -> list[Any]:
         """Return the bodies it got, of these types (all where none is named)."""
         return [message.body for message in self.got if not kinds or isinstance(message.body, kinds)]
-
-    def snapshot(self) -> dict[str, Any]:
-        return {"got": len(self.got)}
-
-    def check_invariants(self) -> None:
-        """Nothing can contradict itself here."""

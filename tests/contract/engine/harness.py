@@ -44,6 +44,7 @@ from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import Simulation
+from millrace.sim.stand_in import StandIn
 
 MAX_MODEL_LEN, BLOCK_SIZE, BLOCKS_TOTAL, MAX_SEQUENCES, TOKEN_BUDGET = 256, 32, 24, 8, 64
 VOCABULARY, EOS = 288, 257
@@ -326,25 +327,16 @@ class SimulatedHarness(Harness):
         self.stop()
 
 
-class _Actor:
+class _Actor(StandIn):
     """Hands everything to the harness."""
 
     def __init__(self, harness: SimulatedHarness) -> None:
         self._harness = harness
         self.name = harness.name
 
-    def start(self, now_ns: int) -> list[Any]:
-        return []
-
     def handle(self, message: Any, now_ns: int) -> list[Any]:
         self._harness.hear(message.body)
         return []
-
-    def snapshot(self) -> dict[str, Any]:
-        return {}
-
-    def check_invariants(self) -> None:
-        return None
 
 
 def modelled_parameters() -> EngineParameters:
