@@ -23,11 +23,10 @@ def shortage_risk(snapshot: StatusSnapshot, record: InstanceRecord, *, horizon_n
     growth = len(snapshot.running) * max(1, len(groups)) * (1 + horizon_tokens // record.block_size)
     if snapshot.blocks_free - promised_blocks >= growth:
         return 0.0
-    risk = memory_risk(
+    return memory_risk(
         snapshot,
         block_size=record.block_size,
         groups=groups,
         horizon_tokens=horizon_tokens,
         reserved_blocks=max(0, promised_blocks),
     )
-    return risk.highest

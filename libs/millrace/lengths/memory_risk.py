@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,24 +25,6 @@ SPREAD_MIN = 0.05
 _LOG_9 = math.log(9.0)
 
 
-class MemoryRisk(msgspec.Struct, frozen=True, kw_only=True):
-    """Expected memory use of an instance, and the probability that its blocks do not suffice.
-
-    Attributes:
-        ahead: Tokens that each sequence generates until each point.
-        probabilities: Of needing more blocks than there are at each point.
-        expected_blocks: Mean of the blocks in use at each point.
-    """
-
-    ahead: tuple[int, ...]
-    probabilities: tuple[float, ...]
-    expected_blocks: tuple[float, ...]
-
-    @property
-    def highest(self) -> float:
-        return max(self.probabilities, default=0.0)
-
-
 def memory_risk(
     snapshot: StatusSnapshot,
     *,
@@ -52,8 +33,10 @@ def memory_risk(
     groups: Sequence[KvGroup] = (),
     points: int = POINTS,
     reserved_blocks: int = 0,
-) -> MemoryRisk:
-    """The risk at equal steps up to ``horizon_tokens`` further tokens of each running sequence.
+) -> float:
+    """Probability that an instance's blocks do not suffice at some point of ``horizon_tokens`` further tokens each.
+
+    It is the highest one at equal steps up to there.
 
     Waiting sequences are not counted: an engine lets them in only where blocks are free. A sequence of which nothing is
     predicted is taken to go on to its bound.
@@ -83,11 +66,7 @@ def memory_risk(
     mean = others + (alive * blocks).sum(axis=0)
     variance = (alive * (1.0 - alive) * blocks**2).sum(axis=0)
     pairs = zip(mean.tolist(), variance.tolist(), strict=True)
-    return MemoryRisk(
-        ahead=tuple(ahead.astype(int).tolist()),
-        probabilities=tuple(_above(snapshot.blocks_total, middle, spread) for middle, spread in pairs),
-        expected_blocks=tuple(mean.tolist()),
-    )
+    return max(_above(snapshot.blocks_total, middle, spread) for middle, spread in pairs)
 
 
 def _alive(running: Sequence[SequenceStatus], ahead: Numbers) -> Numbers:
