@@ -77,7 +77,7 @@ async def _replays(rig: UpRig) -> AsyncIterator[None]:
     async def one_after_the_other() -> None:
         while True:
             words = ("what-if", "--advise", "--dir", str(rig.folder), "--most", "1000", "--jobs", "1")
-            await run_python("-m", "millrace.cli", *words, niceness=NICENESS_MAX)
+            await run_python("millrace.cli", *words, niceness=NICENESS_MAX)
 
     work = asyncio.create_task(one_after_the_other())
     try:

@@ -73,7 +73,7 @@ class CoordinatorShell(TaskShell):
             answer = Path(folder) / "answer.json"
             window = ("--last", f"{effect.last_s:g}", "--most", str(effect.requests_max))
             words = ("what-if", "--advise", "--dir", str(self._folder.parent), *window, "--jobs", "1")
-            command = run_python("-m", "millrace.cli", *words, "--output", str(answer), niceness=NICENESS_MAX)
+            command = run_python("millrace.cli", *words, "--output", str(answer), niceness=NICENESS_MAX)
             try:
                 await asyncio.wait_for(command, effect.limit_s)
                 self.tell(msgspec.json.decode(answer.read_bytes(), type=LoadReplayed))

@@ -1,9 +1,17 @@
-"""Slow work in child processes: a cascade is planned from recorded answers, and a child that fails says why."""
+"""Slow work in child processes: a cascade is planned from recorded answers, a child that fails says why, and none is
+left behind.
+"""
 
 from __future__ import annotations
 
+import os
+import select
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from millrace.actor.child_process import run_in_child
 from millrace.cascade.jobs import PlannedTier, PlanningJob, plan_in_child
@@ -21,6 +29,43 @@ def tier(model: str, *, judged: bool) -> PlannedTier:
         instances=1,
         judge=str(ROOT / "models" / model / "judge" / "confidence.json") if judged else "",
     )
+
+
+class LongJob(msgspec.Struct):
+    """Ends after a minute. ``began``: a named pipe that is open as long as the child runs."""
+
+    began: str
+
+
+def compute_for_long(job: LongJob) -> LongJob:
+    with open(job.began, "w") as pipe:
+        print("began", file=pipe, flush=True)
+        time.sleep(60.0)
+    return job
+
+
+PARENT = """
+import asyncio, sys
+from millrace.actor.child_process import run_in_child
+from tests.live.test_child_process import LongJob, compute_for_long
+asyncio.run(run_in_child(compute_for_long, LongJob(sys.argv[1])))
+"""
+
+
+def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    os.mkfifo(began)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(began)], cwd=ROOT)
+    try:
+        with began.open() as pipe:
+            assert pipe.readline() == "began\n"
+            parent.kill()
+            ended, _, _ = select.select([pipe], [], [], 30.0)
+            assert ended, "the child runs on"
+            assert pipe.read() == ""
+    finally:
+        parent.kill()
+        parent.wait()
 
 
 async def test_a_cascade_is_planned_in_a_process_of_its_own() -> None:

@@ -1,12 +1,17 @@
-"""Slow work of a service in a nice child process: a function of one Struct whose result is another one.
+"""Slow work of a service in a nice child process that ends with it, however it ends: a module that is run, or a
+function of one Struct whose result is another one.
 
-``python -m millrace.actor.child_process MODULE:FUNCTION`` reads the argument from stdin, writes the result to stdout.
+``python -m millrace.actor.child_process PARENT MODULE ARGUMENTS`` runs a module for the process of that number.
+``... PARENT MODULE:FUNCTION`` reads the function's argument from stdin, writes the result to stdout.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import runpy
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -20,6 +25,8 @@ DETAIL_MAX = 500
 #: Serving goes first.
 NICENESS = 10
 
+_PR_SET_PDEATHSIG = 1
+
 J = TypeVar("J", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -31,14 +38,14 @@ async def run_in_child(function: Callable[[J], R], job: J) -> R:
         ChildProcessError: it failed; the text is the end of its complaint.
         OSError: it could not be started.
     """
-    words = ("-m", __name__, f"{function.__module__}:{function.__name__}")
-    output = await run_python(*words, given=msgspec.msgpack.encode(job), niceness=NICENESS)
+    name = f"{function.__module__}:{function.__name__}"
+    output = await run_python(name, given=msgspec.msgpack.encode(job), niceness=NICENESS)
     result: R = msgspec.msgpack.decode(output, type=get_type_hints(function)["return"])
     return result
 
 
-async def run_python(*words: str, given: bytes = b"", niceness: int) -> bytes:
-    """Run Python with these arguments on one thread, with something on its standard input; return what it prints.
+async def run_python(module: str, *words: str, given: bytes = b"", niceness: int) -> bytes:
+    """Run a module with these arguments on one thread, with something on its standard input; return what it prints.
     Cancelling kills it.
 
     Raises:
@@ -48,6 +55,10 @@ async def run_python(*words: str, given: bytes = b"", niceness: int) -> bytes:
         "nice",
         f"-n{niceness}",
         sys.executable,
+        "-m",
+        __name__,
+        str(os.getpid()),
+        module,
         *words,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -65,9 +76,31 @@ async def run_python(*words: str, given: bytes = b"", niceness: int) -> bytes:
     return output
 
 
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when its parent ends, however it ends. Linux only; elsewhere nothing.
+
+    The signal follows the *thread* that forked: workers fork from their main thread, event loops from their own.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def main() -> int:
-    """The child; 1 with a sentence on standard error where the function cannot do it."""
-    module, _, name = sys.argv[1].partition(":")
+    """The child."""
+    parent, module, *words = sys.argv[1:]
+    die_with_parent()
+    if os.getppid() != int(parent):  # it ended before this process asked
+        return 1
+    if ":" in module:
+        return _call(module)
+    sys.argv[1:] = words
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _call(path: str) -> int:
+    """1 with a sentence on standard error where the function cannot do it."""
+    module, _, name = path.partition(":")
     function = getattr(import_module(module), name)
     kind = next(iter(get_type_hints(function).values()))
     try:

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
+from millrace.actor.child_process import die_with_parent
 from millrace.contracts.worker import StructuredOutput
 from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
@@ -35,7 +36,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
-from services.worker.vllm_engine import process
+from services.worker.vllm_engine.process import yield_to_services
 from services.worker.vllm_engine.sampling import structured_params
 
 #: Processor time of a trial. The engine compiles for as long beside its steps. Schemas take 5 to 100 ms; with 150,000
@@ -127,8 +128,8 @@ def _serve(pipe: Connection, workers: Connection, vllm_config: VllmConfig) -> No
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    process.die_with_parent()
-    process.yield_to_services()
+    die_with_parent()
+    yield_to_services()
     pipe.poll(_PREPARE_AFTER_S)
     manager = _manager(vllm_config)
     trials = _Trials(manager)
@@ -196,7 +197,7 @@ class _Trials:
 
 def _run_trials(pipe: Connection, manager: StructuredOutputManager) -> None:
     """The process of trials: each under a bound of its own, with what its compiler says where that can be read."""
-    process.die_with_parent()
+    die_with_parent()
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     data = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from millrace.actor.child_process import die_with_parent
+
 #: How ZeroMQ's own threads are called.
 _ZMQ = "ZMQ"
-
-
-def die_with_parent() -> None:
-    """Asks the kernel to kill this process when its parent ends, however it ends. Linux only; elsewhere nothing.
-
-    The signal follows the *thread* that forked; workers fork from their main thread.
-    """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 #: Niceness of an engine that computes on a CPU. It never sleeps while it has work, and on a small machine the services
@@ -64,11 +55,6 @@ def _leave_session() -> None:
         if os.getsid(0) != os.getpid():
             os.setsid()
         Path("/proc/self/autogroup").write_text(str(ENGINE_NICE))
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from millrace.actor.child_process import die_with_parent
 from millrace.actor.engine import EngineSnapshot
 from millrace.contracts.status import BatchComposition, SequenceState
 from millrace.enginemodel.steps import StepTotals
@@ -25,7 +26,7 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.vllm_engine import continuation, hangs, metered_grammar, process, segment_queue, step_limit
+from services.worker.vllm_engine import continuation, hangs, metered_grammar, segment_queue, step_limit
 from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.kv_source import immovable
 from services.worker.vllm_engine.kv_words import KV_TOKENS
@@ -50,7 +51,7 @@ class SnapshotMixin(_Base):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        process.die_with_parent()
+        die_with_parent()
         if self.vllm_config.additional_config.get(segment_queue.SEGMENTS):
             segment_queue.install(self.kv_cache_manager)
         metered_grammar.install(self.structured_output_manager)
