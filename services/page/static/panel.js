@@ -104,7 +104,7 @@ export function instance(cluster, name, t, order) {
     ["stage", row.stage || "none"],
     ["batch", `${row.running} of ${record.max_sequences ?? "?"}`],
     ["waiting", count(row.waiting)],
-    ["a step", row.step ? span(row.step) : "none now"],
+    ["a step", row.step ? span(row.step) : row.running ? "not known yet" : "none now"],
     ["tokens", `${count(row.tps)} a second`],
     ["preemptions", count(row.preempted)],
     ["prefix hits", row.hit === undefined ? "unknown" : percent(row.hit)],

@@ -33,7 +33,7 @@ export function requestView(cluster, id, known, t, order) {
 function summary(cluster, open, end, t) {
   if (end) {
     const tokens = (end.output_tokens ?? []).reduce((sum, n) => sum + n, 0);
-    return `${end.outcome} after ${span(end.e2e_ns / 1e6)}: ${count(end.prompt_tokens)} prompt and ${count(tokens)} output tokens, first token after ${span(end.ttft_ns == null ? null : end.ttft_ns / 1e6)}.`;
+    return `${end.outcome[0].toUpperCase()}${end.outcome.slice(1)} after ${span(end.e2e_ns / 1e6)}: ${count(end.prompt_tokens)} prompt and ${count(tokens)} output tokens, first token after ${span(end.ttft_ns == null ? null : end.ttft_ns / 1e6)}.`;
   }
   if (!open.length) return "It is not open, and its end was not heard.";
   const [, row] = open[0];

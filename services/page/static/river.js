@@ -14,6 +14,8 @@ const DRAWN_MAX = 6000;
 const FLIGHT_MS = 900;
 const ENDING_MS = 450;
 const HUES = 6;
+/** What margins and gaps take of the river's height, pixels. */
+const BESIDE = 74;
 /** Height of a pool at most, pixels. */
 const POOL_MAX = 250;
 /** Particles that sit are drawn again so soon after one came or went, and else. */
@@ -164,7 +166,8 @@ export class River {
     if (!nodes.length || !this.root.clientHeight) return;
     const lines = new Set(nodes.map((node) => Math.round(node.getBoundingClientRect().top))).size;
     const pool = nodes[0].querySelector(".pool").clientHeight;
-    const left = this.root.clientHeight - 50 - this.body.scrollHeight;
+    const others = BESIDE + this.hint.offsetHeight + this.name.offsetHeight;
+    const left = this.root.clientHeight - others - this.body.scrollHeight;
     const height = Math.min(POOL_MAX, pool + left / lines);
     if (height > pool) this.root.style.setProperty("--pool", `${Math.floor(height)}px`);
   }
@@ -225,8 +228,11 @@ export class River {
     card.level.hidden = !share;
     card.level.style.height = percent(share).replace(" ", "");
     say(card.kv, `${this.root.dataset.size === "small" ? "" : "KV "}${percent(share)}`);
+    const hits = rows.map((row) => row.hit).filter((hit) => hit !== undefined);
+    const warmth = percent(hits.reduce((total, hit) => total + hit, 0) / Math.max(1, hits.length));
+    card.pool.style.setProperty("--warmth", warmth.replace(" ", ""));
     card.level.dataset.high = share > 0.9 ? "very" : share > 0.75 ? "yes" : "";
-    const label = `${card.name}: ${state}${role && role !== state ? `, ${role}` : ""}, ${card.load.textContent}, ${percent(share)} of KV, ${card.rate.textContent}`;
+    const label = `${card.name}: ${state}${role && role !== state ? `, ${role}` : ""}, ${card.load.textContent}, ${percent(share)} of KV, ${card.rate.textContent}${hits.length ? `, ${warmth} prefix hits` : ""}`;
     if (card.node.getAttribute("aria-label") !== label) card.node.setAttribute("aria-label", label);
     if (!few) this.#cells(card, rows);
   }
@@ -245,7 +251,7 @@ export class River {
     const unplaced = Object.values(this.cluster.q).filter((row) => !row.inst).length;
     const parts = this.source.children.length ? this.source.children : (this.source.append(el("span", { class: "label" }, "ingress"), el("strong"), el("span")), this.source.children);
     const idle = "Nothing runs. Requests show here as they are sent: the line `try` that `./task up` printed sends one.";
-    say(this.hint, Object.keys(this.cluster.q).length ? "● decodes   ◉ computes its prompt   ○ waits   larger: longer context   red: more than twice its forecast   water: KV in use" : idle);
+    say(this.hint, Object.keys(this.cluster.q).length ? "● decodes   ◉ computes its prompt   ○ waits   larger: longer context   red: more than twice its forecast   water: KV in use   warm edge: prefix hits" : idle);
     say(parts[1], count(Object.keys(this.cluster.q).length));
     say(parts[2], unplaced ? `open, ${plural(unplaced, "request")} without an instance` : "open requests");
   }

@@ -64,7 +64,7 @@ export function table(caption, heads, rows) {
     "table",
     {},
     el("caption", {}, caption),
-    el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
+    el("thead", {}, el("tr", {}, heads.map((head, n) => el("th", { scope: "col", class: typeof rows[0]?.[n] === "number" ? "number" : "" }, head)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))),
   );
 }
