@@ -1,7 +1,7 @@
 """The page in Chromium, beside a cluster of modelled engines: each view, an order, a killed worker, the past, speed.
 
 `./task test:page` runs it; it is skipped where playwright or Chromium are not there. With MILLRACE_PAGE_PICTURES=FOLDER
-it writes the pictures of docs/PAGE.md there.
+it writes the pictures of docs/PAGE.md there. With MILLRACE_PAGE_MINUTES=10 it also leaves a page open for so long.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from millrace.workloads.recording import read_recording
 from millrace.workloads.shape import WorkloadError
@@ -37,6 +38,7 @@ FLAGS = [
     "--disable-extensions",
 ]
 PICTURES = os.environ.get("MILLRACE_PAGE_PICTURES", "")
+MINUTES = int(os.environ.get("MILLRACE_PAGE_MINUTES", "0"))
 INSTANCES, STAGES = 6, 3
 LIMIT_S = 90.0
 
@@ -121,7 +123,7 @@ async def test_requests_are_seen_on_their_instances_and_in_the_table(rig: UpRig)
         sits = await tab.evaluate(homes)
         assert sits.count(True) > 0.9 * len(sits) > 0
         await until(tab, "Object.values(millrace.cluster.e).some((e) => e.k === 'move')")
-        await tab.wait_for_timeout(3000 if PICTURES else 0)
+        await tab.wait_for_timeout(9000 if PICTURES else 0)
         await picture(tab, "river")
         await tab.keyboard.press("t")
         await tab.wait_for_selector("#view table")
@@ -146,6 +148,7 @@ async def test_a_deep_link_tells_the_life_of_a_request(rig: UpRig) -> None:
 async def test_an_instance_tells_what_a_drain_would_do_and_is_drained_by_its_operator(rig: UpRig) -> None:
     async with load(rig), opened(rig, scheme="dark") as tab:
         await until(tab, "millrace.river.particles.size >= 10")
+        await tab.wait_for_timeout(9000 if PICTURES else 0)
         name = await until(tab, "Object.entries(millrace.cluster.i).find(([, row]) => row.running > 3)?.[0]")
         await tab.locator(f".card[data-name={name}]").focus()
         await tab.keyboard.press("Enter")
@@ -339,6 +342,27 @@ async def test_many_instances_and_requests_are_drawn(rig: UpRig, instances: int,
         assert measured["cards"] == pytest.approx(cards, abs=2)
         assert measured["particles"] >= min(requests, 6000) * 0.8
         await picture(tab, f"many-{instances}")
+
+
+@pytest.mark.timeout(240 + 60 * MINUTES)
+@pytest.mark.skipif(not MINUTES, reason="MILLRACE_PAGE_MINUTES says for how many minutes")
+async def test_the_heap_of_a_page_that_stays_open_is_flat(rig: UpRig) -> None:
+    """Prints each minute what is left after garbage collection, and the memory of the page's process."""
+    async with load(rig, 3.0), opened(rig) as tab:
+        protocol = await tab.context.new_cdp_session(tab)
+        (pid,) = rig.pids("services.page")
+        heaps_mb: list[float] = []
+        for minute in range(MINUTES + 1):
+            await asyncio.sleep(60 if minute else 5)
+            await protocol.send("HeapProfiler.collectGarbage")
+            heaps_mb.append((await protocol.send("Runtime.getHeapUsage"))["usedSize"] / 1e6)
+            counts = "[Object.keys(millrace.cluster.q).length, document.getElementsByTagName('*').length]"
+            shown, elements = await tab.evaluate(counts)
+            process_mb = round(psutil.Process(pid).memory_info().rss / 1e6, 1)
+            known = {"requests": shown, "elements": elements, "process_mb": process_mb}
+            print(json.dumps({"minute": minute, "heap_mb": round(heaps_mb[-1], 2)} | known), flush=True)
+        settled = heaps_mb[len(heaps_mb) // 3 :]
+        assert max(settled) < 1.3 * settled[0] + 0.5, "it holds more and more"
 
 
 _TOLD = """() => {
