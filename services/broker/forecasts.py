@@ -34,18 +34,14 @@ class InstanceForecasts:
         scale: Measured over modelled step time.
     """
 
-    def __init__(
-        self, record: InstanceRecord, step_time: StepTimeModel | None, *, default_output_tokens: int = REST_DEFAULT
-    ) -> None:
+    def __init__(self, record: InstanceRecord, step_time: StepTimeModel | None) -> None:
         """Raises ValueError where no engine could run with what the record says."""
         self.parameters = scheduler_parameters(record)
         self.scale = 1.0
         self._cost: StepCost | None = step_time.cost(self.parameters) if step_time is not None else None
-        self._forecaster = (
-            Forecaster(self._cost, self.parameters, default_output_tokens=default_output_tokens)
-            if self._cost is not None
-            else None
-        )
+        self._forecaster: Forecaster | None = None
+        if self._cost is not None:
+            self._forecaster = Forecaster(self._cost, self.parameters, default_output_tokens=REST_DEFAULT)
         self._told_scale = 1.0
         self._loaded: StatusSnapshot | None = None
         self._refused: StatusSnapshot | None = None

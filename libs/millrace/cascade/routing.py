@@ -122,20 +122,18 @@ def threshold_choices(scores: Floats, most: int) -> tuple[float, ...]:
     return (*(float(value) for value in distinct), REJECT_ALL)
 
 
-def routings(
-    sample: JudgedSample, most: int = 10, entry: Integers | None = None, *, tiers: Sequence[int] = ()
-) -> list[Routed]:
+def routings(sample: JudgedSample, most: int = 10, *, tiers: Sequence[int] = ()) -> list[Routed]:
     """Every distinct routing over a grid of at most ``most`` thresholds per tier, and the initial ones.
 
     Args:
-        entry, tiers: As for ``route``.
+        tiers: As for ``route``.
     """
     asked = tuple(tiers) or tuple(range(sample.tiers))
     grids: list[Set[float]] = [
         {*threshold_choices(sample.scores[:, tier], most), initial} if tier in asked[:-1] else {REJECT_ALL}
         for tier, initial in enumerate(initial_thresholds(sample))
     ]
-    return _distinct(sample, grids, entry, asked)
+    return _distinct(sample, grids, asked)
 
 
 def routings_near(sample: JudgedSample, routed: Routed, *, grid: int, most: int) -> list[Routed]:
@@ -152,15 +150,13 @@ def routings_near(sample: JudgedSample, routed: Routed, *, grid: int, most: int)
         above = min((each for each in coarse if each > value), default=math.inf)
         between = scores[(scores > below) & (scores < above)] if tier in routed.tiers[:-1] else scores[:0]
         grids.append({value, *(threshold_choices(between, most)[:-1] if len(between) else ())})
-    return _distinct(sample, grids, None, routed.tiers)
+    return _distinct(sample, grids, routed.tiers)
 
 
-def _distinct(
-    sample: JudgedSample, grids: Sequence[Set[float]], entry: Integers | None, tiers: Sequence[int]
-) -> list[Routed]:
+def _distinct(sample: JudgedSample, grids: Sequence[Set[float]], tiers: Sequence[int]) -> list[Routed]:
     found: dict[bytes, Routed] = {}
     for thresholds in itertools.product(*(sorted(grid) for grid in grids)):
-        routed = route(sample, thresholds, entry, tiers=tiers)
+        routed = route(sample, thresholds, tiers=tiers)
         found.setdefault(identity(routed), routed)
     return list(found.values())
 

@@ -34,10 +34,10 @@ class SharedRegion:
         address: Where ``view`` begins in this process.
     """
 
-    def __init__(self, size: int, *, name: str = "millrace-kv") -> None:
+    def __init__(self, size: int) -> None:
         """Makes one of ``size`` bytes, rounded up to whole pages. Raises OSError: no memory, or no memfd here."""
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = os.memfd_create("millrace-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, self.size)
             self.view: Bytes = np.frombuffer(mmap.mmap(self._fd, self.size), dtype=np.uint8)

@@ -37,9 +37,8 @@ class CompletionLogprobs:
 
     __slots__ = ("_offset",)
 
-    def __init__(self, offset: int = 0) -> None:
-        """``offset``: where the first token's text begins."""
-        self._offset = offset
+    def __init__(self) -> None:
+        self._offset = 0
 
     def take(self, entries: list[DeltaLogprob]) -> dict[str, Any]:
         """The lists for these tokens; the offsets go on from the tokens before."""
