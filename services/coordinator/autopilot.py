@@ -25,6 +25,7 @@ from millrace.contracts.local import KeyChanged
 from millrace.contracts.message import Body
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.plan import Advice
+from millrace.policies.objectives import configured_objectives, objectives_text
 from millrace.workloads.recording import ADVISED_MIN
 
 from services.coordinator.config import CoordinatorConfig
@@ -85,6 +86,7 @@ class AutopilotActor(Controller):
     def __init__(self, config: CoordinatorConfig, *, incarnation: int, metrics: AutopilotMetrics) -> None:
         super().__init__(config, by="autopilot", incarnation=incarnation)
         self._interval_s = config.autopilot_interval_s
+        self._objectives = objectives_text(configured_objectives(config.stages.parameters, config.step_bounds))
         self._metrics = metrics
         self._window_ns = 0  # begin of the present window; 0 while no model is led
         self._due_ns = 0
@@ -115,7 +117,7 @@ class AutopilotActor(Controller):
         self._window_ns, self._due_ns, self._requests = now_ns, now_ns + round(self._interval_s * 1e9), 0
         self._last = None
         waits = f"waits for {ADVISED_MIN} requests, and for {self._interval_s:g} s, before the first replay"
-        return self._give(Advice(evidence=waits), now_ns)
+        return self._give(Advice(evidence=f"{waits}; objectives: {self._objectives}"), now_ns)
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
         if not self._led.led(now_ns):
@@ -142,7 +144,8 @@ class AutopilotActor(Controller):
             return [log, *([] if given else self._give(body.advice, now_ns))]
         if again:
             return [log, *self._give(body.advice, now_ns)]
-        first = Advice(evidence=f"{settings} was better in the last window; the next one decides")
+        better = f"{settings} was better in the last window; the next one decides"
+        first = Advice(evidence=f"{better}: {body.advice.evidence}")
         return [log, *([] if given else self._give(first, now_ns))]
 
     def _on_failed(self, body: ReplayFailed, now_ns: int) -> list[Effect]:

@@ -17,6 +17,7 @@ from millrace.policies.roles import ROLE_POLICIES, RolePolicy
 from millrace.policies.stages import STAGE_POLICIES, StagePolicy
 from millrace.policies.stages.fixed.policy import FixedRange
 from millrace.policies.stages.fixed.policy import Parameters as FixedParameters
+from millrace.policies.step_bounds import StepObjectives
 
 from services.coordinator.cascade_config import CoordinatedCascade
 
@@ -90,18 +91,6 @@ class RolePolicyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     drain_s: Wait = 5.0
 
 
-class StepBoundsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings for smaller steps where prompts hold up decodes (``step_bounds.py``).
-
-    Attributes:
-        tpot_s: Objective of the time per output token, seconds; 0 bounds no step.
-        ttft_s: Objective of the time to the first token, seconds: prompts that would miss it get longer steps.
-    """
-
-    tpot_s: Wait = 0.0
-    ttft_s: Span = 3.0
-
-
 class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
     """Configuration of a coordinator process.
 
@@ -127,7 +116,7 @@ class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
     roles: dict[str, InstanceRole] = {}
     cascades: Annotated[list[CoordinatedCascade], WIRED] = []
     flips: RolePolicyConfig = RolePolicyConfig()
-    step_bounds: StepBoundsConfig = StepBoundsConfig()
+    step_bounds: StepObjectives = StepObjectives()
     membership: MembershipConfig = MembershipConfig()
     recording: str = ""
     autopilot: Literal["off", "advise"] = "off"

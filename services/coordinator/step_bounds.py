@@ -28,7 +28,7 @@ from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.contracts.worker import SetStepBudget
 from millrace.policies.stages.instance import InstanceModel
-from millrace.policies.step_bounds import StepLoad, StepObjectives, step_bound
+from millrace.policies.step_bounds import StepLoad, step_bound
 
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.led_models import Controller
@@ -64,7 +64,7 @@ class StepBoundsActor(Controller):
         instance_model: Callable[[InstanceRecord], InstanceModel | None],
     ) -> None:
         super().__init__(config, by="step_bounds", incarnation=incarnation)
-        self._objectives = StepObjectives(ttft_s=config.step_bounds.ttft_s, tpot_s=config.step_bounds.tpot_s)
+        self._objectives = config.step_bounds
         self._instance_model = instance_model
         self._arrivals: dict[str, deque[PlacedPrompt]] = {}
         self._ended: dict[str, deque[tuple[int, int]]] = {}

@@ -208,6 +208,7 @@ class Cluster:
             nats_url=self._config.bus.servers[0],
             took_s=display.elapsed_s,
             keys=bool(self._layout.spec.api.keys),
+            objectives=self._layout.advised_objectives,
         )
         api = self._layout.spec.api
         text += open_api_warning(api.host, keys=bool(api.keys))

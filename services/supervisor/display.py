@@ -80,7 +80,17 @@ class Display:
         return Group(head, table)
 
 
-def banner(*, url: str, page: str, models: list[str], directory: Path, nats_url: str, took_s: float, keys: bool) -> str:
+def banner(
+    *,
+    url: str,
+    page: str,
+    models: list[str],
+    directory: Path,
+    nats_url: str,
+    took_s: float,
+    keys: bool,
+    objectives: str,
+) -> str:
     """Text that is printed once everything is ready.
 
     Args:
@@ -91,11 +101,13 @@ def banner(*, url: str, page: str, models: list[str], directory: Path, nats_url:
         nats_url: Of nats-server.
         took_s: From the start until everything was ready.
         keys: Whether the API asks for keys.
+        objectives: That the autopilot advises for; empty where it is off.
     """
     key = ' -H "Authorization: Bearer $MILLRACE_API_KEY"' if keys else ""
     message = '{"role": "user", "content": "Say the word cup 9 times."}'
     body = f'{{"model": "{models[0]}", "stream": true, "messages": [{message}]}}'
     folder = shown(directory)
+    advice = [f"  advice   for objectives: {objectives}"] if objectives else []
     look = [f"  look     {page}   (requests as they move)"] if page else []
     return "\n".join(
         [
@@ -105,6 +117,7 @@ def banner(*, url: str, page: str, models: list[str], directory: Path, nats_url:
             f"  try      curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
             *look,
             f"  watch    {command('status', directory)}; the same way top, tap 'decision.>', trace, explain REQUEST",
+            *advice,
             f"  NATS     {nats_url}",
             f"  logs     {folder}/logs",
             f"  traces   {folder}/traces",

@@ -16,6 +16,8 @@ from millrace.cluster import ClusterSpec, WorkerSlot, cluster_toml, workers_of
 from millrace.cluster.model_folders import judge_files, llm_calibration
 from millrace.cluster.spec import EngineName
 from millrace.contracts.catalog import Role
+from millrace.policies.objectives import configured_objectives, objectives_text
+from millrace.policies.step_bounds import StepObjectives
 from millrace.supervision.cascade_fields import judge_fields
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.service_fields import (
@@ -150,6 +152,15 @@ class Layout:
         """Of the page; empty where there is none."""
         page = self.spec.page
         return f"http://{_reachable(page.host)}:{page.port}/" if page.port else ""
+
+    @property
+    def advised_objectives(self) -> str:
+        """Objectives that the autopilot advises for; empty where it is off."""
+        fields = self._coordinator_fields()
+        if fields.get("autopilot", "off") == "off" or not fields["recording"]:
+            return ""
+        steps = msgspec.convert(fields.get("step_bounds", {}), StepObjectives)
+        return objectives_text(configured_objectives(fields.get("stages", {}).get("parameters", {}), steps))
 
     def write(self) -> Path:
         """Writes every file, readable by the owner only (they hold passwords); returns the supervisor's

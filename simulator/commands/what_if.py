@@ -32,12 +32,13 @@ from simulator.commands.sim import wide_console
 if TYPE_CHECKING:
     from millrace.cluster import ClusterSpec
     from millrace.contracts.plan import Advice
+    from millrace.policies.objectives import Objectives
     from millrace.workloads.recording import RecordedLoad
 
     from simulator.scenarios.shown_run import ShownRun
     from simulator.whatif.answering import Asked, ChangeAnswer
     from simulator.whatif.changes import AskedChange
-    from simulator.whatif.figures import ComparedFigure, Objectives
+    from simulator.whatif.figures import ComparedFigure
 
 _COLUMNS = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50", "e2e_p99")
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from millrace.contracts.bounds import Count, Natural, Span, Wait
 from millrace.enginemodel.parameters import EngineParameters
+from millrace.policies.step_bounds import StepObjectives
 from millrace.workloads.arrivals import Arrivals, Poisson
 from millrace.workloads.lengths import LogNormalLengths
 
@@ -14,7 +15,6 @@ from services.coordinator.config import (
     ProvisioningConfig,
     RolePolicyConfig,
     StagesConfig,
-    StepBoundsConfig,
     provisioning_policy,
 )
 from simulator.scenarios.migration_spec import MigrationSpec
@@ -337,7 +337,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stages: StagesConfig = StagesConfig()
     migration: MigrationSpec = MigrationSpec()
     roles: RolePolicyConfig = RolePolicyConfig()
-    step_bounds: StepBoundsConfig = StepBoundsConfig()
+    step_bounds: StepObjectives = StepObjectives()
     trading: TradingSpec = TradingSpec()
     rescheduling: ReschedulingSpec = ReschedulingSpec()
     workload: WorkloadSpec = WorkloadSpec()

@@ -15,12 +15,13 @@ from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import OrderAccepted, OrderRefused, SetRole
 from millrace.contracts.message import Message
 from millrace.contracts.plan import InstanceRole
+from millrace.policies.step_bounds import StepObjectives
 from millrace.sim.checkers import Checker
 from millrace.sim.checkers.roles import CapableRoles
 from millrace.sim.process import SimActor, SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 
-from services.coordinator.config import CoordinatorConfig, ProvisioningConfig, RolePolicyConfig, StepBoundsConfig
+from services.coordinator.config import CoordinatorConfig, ProvisioningConfig, RolePolicyConfig
 from services.migrator.config import MigratorConfig
 from simulator import services
 from simulator.cluster import BUS, CLUSTER
@@ -70,10 +71,10 @@ def flips_for(seed: int) -> RolePolicyConfig:
     return RolePolicyConfig(policy=rng.choice(POLICIES), gap_s=1.0, settle_s=0.3, drain_s=1.0)
 
 
-def step_bounds_for(seed: int) -> StepBoundsConfig:
+def step_bounds_for(seed: int) -> StepObjectives:
     """Draw whether a seed's coordinators bound steps in which prompts hold up decodes."""
     rng = Random(f"{seed}/step bounds")
-    return StepBoundsConfig(tpot_s=rng.choice((0.0, 0.009, 0.02)), ttft_s=rng.choice((0.01, 0.3)))
+    return StepObjectives(tpot_s=rng.choice((0.0, 0.009, 0.02)), ttft_s=rng.choice((0.01, 0.3)))
 
 
 def provisioning_for(seed: int) -> ProvisioningConfig:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from millrace.cluster import ClusterSpec, PolicyChoice
 from millrace.contracts.plan import Advice
+from millrace.policies.objectives import Objectives, objectives_text
 from millrace.policies.registry import policy_name
 from millrace.workloads.recording import ADVISED_MIN
 
 from services.ingress.config import DispatchConfig
 from simulator.whatif.answering import Asked, ChangeAnswer
 from simulator.whatif.changes import AskedChange, with_setting
-from simulator.whatif.figures import LATENCIES, ComparedFigure, Objectives
+from simulator.whatif.figures import LATENCIES, ComparedFigure
 
 #: No advice from a replay whose medians are off by this factor.
 FIDELITY_MAX = 1.5
@@ -69,7 +70,8 @@ def advice(question: Asked, answers: Sequence[ChangeAnswer]) -> Advice:
         return Advice(evidence=f"the replay does not reproduce what happened: {', '.join(wrong)}")
     won = [each for each in answers if better(each) and each.lost <= question.base.lost]
     if not won:
-        return Advice(evidence=f"none of {len(answers)} other settings is better in all that counts")
+        nothing = f"none of {len(answers)} other settings is better in all that counts"
+        return Advice(evidence=f"{nothing}; objectives: {objectives_text(question.objectives)}")
     best = max(won, key=lambda each: (min(each.within.after, TIED), -each.figures["e2e_p99"].ratio))
     return Advice(settings=best.label, evidence=evidence(best, question.objectives))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 from millrace.cluster import ClusterSpec
+from millrace.policies.objectives import Objectives
 from millrace.workloads.recording import RecordedLoad, write_recording
 
 from simulator.scenarios.reading import ScenarioError
@@ -23,7 +24,6 @@ from simulator.whatif.figures import (
     ComparedFigure,
     ComparedShare,
     Latencies,
-    Objectives,
     compared,
     compared_shares,
     of_recording,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from millrace.policies.objectives import Objectives
 from millrace.workloads.recording import RequestServed
 
 from simulator.scenarios.observer import FinishedRequest
@@ -62,26 +63,6 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     low: float
     high: float
-
-
-class Objectives(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds that a request shall keep, ms.
-
-    Attributes:
-        source: Who says so.
-    """
-
-    ttft_ms: float
-    tpot_ms: float
-    source: str
-
-    def __str__(self) -> str:
-        return f"TTFT {self.ttft_ms:.4g} ms and TPOT {self.tpot_ms:.4g} ms"
-
-    def kept(self, latencies: Latencies) -> npt.NDArray[np.bool_]:
-        """Of each request, whether it completed within both."""
-        late = (latencies.ttft > self.ttft_ms) | (latencies.tpot > self.tpot_ms)
-        return ~(np.isnan(latencies.e2e) | late)
 
 
 class ComparedShare(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,10 +132,16 @@ def compared(before: Latencies, after: Latencies) -> dict[str, ComparedFigure]:
 
 def compared_shares(before: Latencies, after: Latencies, objectives: Objectives) -> ComparedShare:
     """Shares of all requests, those that did not complete included."""
-    was, now = objectives.kept(before), objectives.kept(after)
+    was, now = _kept(before, objectives), _kept(after, objectives)
     gains = now.astype(np.float64) - was
     low, high = np.percentile([gains[draw].mean() for draw in _draws(len(gains))], (2.5, 97.5))
     return ComparedShare(before=float(was.mean()), after=float(now.mean()), low=float(low), high=float(high))
+
+
+def _kept(latencies: Latencies, objectives: Objectives) -> npt.NDArray[np.bool_]:
+    """Of each request, whether it completed within both."""
+    late = (latencies.ttft > objectives.ttft_ms) | (latencies.tpot > objectives.tpot_ms)
+    return ~(np.isnan(latencies.e2e) | late)
 
 
 def _draws(count: int) -> list[npt.NDArray[np.int64]]:

@@ -88,7 +88,9 @@ def test_a_light_load_is_waited_for_and_advised_nothing() -> None:
     pilot = Autopilot()
     assert pilot.tick(seconds=100 * INTERVAL_S, requests=ADVISED_MIN - 1) is None
     assert [each.settings for each in pilot.proposed] == [""]
-    assert f"waits for {ADVISED_MIN} requests" in pilot.proposed[0].evidence
+    waits = f"waits for {ADVISED_MIN} requests, and for {INTERVAL_S} s, before the first replay"
+    objectives = "5 times the latencies of a request that is alone"
+    assert pilot.proposed[0].evidence == f"{waits}; objectives: {objectives}"
 
 
 def test_a_standby_replays_nothing() -> None:
@@ -119,7 +121,7 @@ def test_advice_changes_when_two_windows_in_a_row_say_the_same(windows: list[str
 def test_what_one_window_says_is_told_as_that() -> None:
     pilot = Autopilot()
     pilot.window("x=1")
-    assert pilot.proposed[-1].evidence == "x=1 was better in the last window; the next one decides"
+    assert pilot.proposed[-1].evidence == "x=1 was better in the last window; the next one decides: because of x=1"
 
 
 def test_long_replays_are_further_apart() -> None:

@@ -26,7 +26,7 @@ from millrace.policies.step_bounds import (
 )
 
 from services.coordinator.build import build
-from services.coordinator.config import CoordinatorConfig, StepBoundsConfig
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.led_models import TICK_NS
 from services.coordinator.step_bounds import SUMMARY_NS, VALID_MS, StepBoundsActor
 from tests.unit.coordinator_bench import MODEL, record, summary
@@ -96,7 +96,7 @@ class Story:
     """One instance of a model that is led here."""
 
     def __init__(self) -> None:
-        config = CoordinatorConfig(name="c", step_bounds=StepBoundsConfig(tpot_s=0.05))
+        config = CoordinatorConfig(name="c", step_bounds=StepObjectives(tpot_s=0.05))
         self.actor = StepBoundsActor(config, incarnation=1, instance_model=lambda _record: MODEL_COSTS)
         self.now_ns = 100 * TICK_NS
         self.actor.start(self.now_ns)
@@ -164,7 +164,7 @@ def test_without_the_lease_nothing_is_ordered() -> None:
 
 def test_without_an_objective_nobody_looks() -> None:
     for tpot_s, hears in ((0.0, False), (0.05, True)):
-        config = CoordinatorConfig(name="c", step_bounds=StepBoundsConfig(tpot_s=tpot_s))
+        config = CoordinatorConfig(name="c", step_bounds=StepObjectives(tpot_s=tpot_s))
         actor = build(config, ActorDeps(incarnation=1, rng=Random(1)))
         subjects = [effect.subject for effect in actor.start(0) if isinstance(effect, Subscribe)]
         assert any("decision" in subject for subject in subjects) is hears

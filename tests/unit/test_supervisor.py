@@ -13,6 +13,7 @@ from millrace.actor.effects import Effect, Publish, StartTimer, Stop
 from millrace.actor.errors import ConfigError
 from millrace.actor.private_files import open_private
 from millrace.cluster import ClusterSpec, parse_cluster
+from millrace.cluster.settings import with_cluster_settings
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
@@ -27,7 +28,7 @@ from services.supervisor.actor import (
     SupervisorActor,
 )
 from services.supervisor.config import ChildSpec, Imports, LaunchOptions
-from services.supervisor.display import open_api_warning
+from services.supervisor.display import banner, open_api_warning
 from services.supervisor.effects import ChildExited, ChildStarted, MachineChecked, SignalChild, StartChild
 from services.supervisor.launcher import bound_logs, last_lines
 from services.supervisor.layout import Layout
@@ -497,6 +498,35 @@ def test_a_log_that_grows_is_begun_anew_while_its_process_appends(tmp_path: Path
 def test_an_api_open_to_others_without_keys_is_warned_of(host: str, keys: bool, warned: bool) -> None:
     text = open_api_warning(host, keys=keys)
     assert ("WARNING" in text and host in text and "--keys" in text) is warned
+
+
+@pytest.mark.parametrize(
+    ("settings", "objectives"),
+    [
+        ([], ""),
+        (["autopilot=advise", "recording="], ""),
+        (["autopilot=advise"], "5 times the latencies of a request that is alone"),
+        (["autopilot=advise", "step_bounds.ttft_s=2"], "5 times the latencies of a request that is alone"),  # off
+        (["autopilot=advise", "step_bounds.tpot_s=0.02"], "TTFT 3000 ms and TPOT 20 ms (coordinator.step_bounds)"),
+        (
+            ["autopilot=advise", "step_bounds.tpot_s=0.02", "stages.parameters.bounds={ttft_ms=200,tpot_ms=30}"],
+            "TTFT 200 ms and TPOT 30 ms (policies.stages.parameters.bounds)",
+        ),
+        (
+            ["autopilot=advise", "step_bounds.tpot_s=0.02", "stages.parameters.bounds=7"],  # a policy of one's own
+            "TTFT 3000 ms and TPOT 20 ms (coordinator.step_bounds)",
+        ),
+    ],
+)
+def test_the_start_says_what_objectives_the_autopilot_advises_for(settings: list[str], objectives: str) -> None:
+    spec = with_cluster_settings(cluster(MODELLED), [f"coordinator.{each}" for each in settings])
+    found = layout_of(spec).advised_objectives
+    assert found == objectives
+    text = banner(
+        url="u", page="", models=["m"], directory=Path("d"), nats_url="n", took_s=1.0, keys=False, objectives=found
+    )
+    lines = [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("  advice ")]
+    assert lines == ([f"for objectives: {objectives}"] if objectives else [])
 
 
 def test_vllm_s_sockets_lie_in_a_folder_that_goes_with_the_cluster(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec
 from millrace.cluster.settings import with_cluster_settings
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
+from millrace.policies.objectives import Objectives
 from millrace.workloads.recording import RequestServed, StepsComputed
 
 from simulator.scenarios.cluster_file import cluster_tables
@@ -23,7 +24,6 @@ from simulator.whatif.figures import (
     ComparedFigure,
     ComparedShare,
     Latencies,
-    Objectives,
     compared,
     compared_shares,
     reason,
@@ -296,7 +296,8 @@ def test_the_evidence_says_what_decided() -> None:
     assert advised(answer()) == ("x=1", f"{SHARE}: {share}; {tails} +0%; Why.")
     share = "100.0% instead of 100.0% of requests within TTFT 200 ms and TPOT 20 ms"
     assert advised(tied(e2e_p99=0.32)) == ("x=1", f"{TAIL}: {share}; {tails} -68%; Why.")
-    assert advised(tied(), answer(lost=1)) == ("", "none of 2 other settings is better in all that counts")
+    nothing = "none of 2 other settings is better in all that counts"
+    assert advised(tied(), answer(lost=1)) == ("", f"{nothing}; objectives: TTFT 200 ms and TPOT 20 ms (a test)")
 
 
 def test_the_largest_share_wins_and_among_full_ones_the_shortest_tail() -> None:

@@ -10,6 +10,7 @@ import math
 
 import msgspec
 
+from millrace.contracts.bounds import Span, Wait
 from millrace.policies.stages.instance import InstanceModel
 
 #: Share of the objective of a decode that a step which carries prompts may take.
@@ -43,11 +44,16 @@ class StepLoad(msgspec.Struct, frozen=True, kw_only=True):
     arrives: bool
 
 
-class StepObjectives(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds until the first token, and per token after it."""
+class StepObjectives(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings for smaller steps where prompts hold up decodes.
 
-    ttft_s: float
-    tpot_s: float
+    Attributes:
+        tpot_s: Objective of the time per output token, seconds; 0 bounds no step.
+        ttft_s: Objective of the time to the first token, seconds: prompts that would miss it get longer steps.
+    """
+
+    tpot_s: Wait = 0.0
+    ttft_s: Span = 3.0
 
 
 def step_bound(load: StepLoad, model: InstanceModel, budget: int, objectives: StepObjectives) -> int | None:
