@@ -451,6 +451,7 @@ async def test_an_upgrade_under_way_is_told_with_what_drains_starts_and_runs_whi
         )
         rows = [row.split() for row in await section.locator("tbody tr").all_inner_texts()]
         assert rows == [["w1", "m", "draining", "2"], ["w3", "m", "starting", "0"]]
+        assert await tab.locator("#panel .verdict p").inner_text() == "2 of 4 instances are ready; 6 requests run."
 
 
 async def give(tab: Any, rig: UpRig, done: str = "dialog .said[data-code='0']") -> None:

@@ -325,12 +325,14 @@ export function verdict(cluster, t) {
   if (!sums.instances) return ["strained", "No instance is heard of yet."];
   if (gone.length) return ["ill", `${gone.slice(0, 3).map(([name, row]) => `${name} is ${row.state}`).join(", ")}${gone.length > 3 ? ` and ${gone.length - 3} more` : ""}.`];
   if (troubled) return ["ill", `${troubled[0]}: ${troubled[1].trouble || troubled[1].state}.`];
+  if (!sums.ready) return ["strained", "No instance is ready."];
   const open = Object.values(cluster.q);
   const late = open.filter((row) => (overdue(cluster, row, t) ?? -1) > Math.max(2000, row.e2e)).length;
   if (late > 3 && late > open.length / 10) return ["strained", `${late} of ${open.length} requests take more than twice as long as forecast.`];
   if (sums.waiting > sums.running / 2 && sums.waiting > 4) return ["strained", `${count(sums.waiting)} requests wait while ${count(sums.running)} run.`];
   if (sums.used > 0.92 * sums.total) return ["strained", `${percent(sums.used / sums.total)} of all KV blocks are in use.`];
-  const ready = `${sums.ready < sums.instances ? `${count(sums.ready)} of` : "All"} ${plural(sums.instances, "instance")} ${sums.ready === 1 ? "is" : "are"} ready`;
+  const all = sums.instances === 1 ? "The only instance" : `All ${count(sums.instances)} instances`;
+  const ready = `${sums.ready < sums.instances ? `${count(sums.ready)} of ${plural(sums.instances, "instance")}` : all} ${sums.ready === 1 ? "is" : "are"} ready`;
   return ["well", `${ready}; ${sums.running ? `${plural(sums.running, "request")} run` : "nothing runs"}.`];
 }
 
