@@ -11,7 +11,6 @@ from millrace.contracts.bounds import Count, Span, Wait
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.migration import MigrationMode
 from millrace.contracts.plan import InstanceRole
-from millrace.enginemodel.copying import NO_COST, CopyCost
 from millrace.enginemodel.network import TOKEN_BYTES, modelled_endpoint
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.sim.kv_network import SimKvNetwork
@@ -32,8 +31,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         bandwidth_gbps: Of each host's network card in each direction, Gb/s; transfers share it.
         local_gbps: Inside a host, shared by its transfers, Gb/s.
         latency_us: Before the first byte of each read.
-        copy: What copying and checksums cost the engines themselves; the default is a network card's or a GPU's own
-            way: nothing.
         token_bytes: KV of one token over all layers and ranks; the default is Llama-3-8B's in 16 bits.
         roles: By group or instance (which wins); who is not named does both.
         mode: How KV travels.
@@ -47,7 +44,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bandwidth_gbps: Span = 100.0
     local_gbps: Span = 400.0
     latency_us: Wait = 30.0
-    copy: CopyCost = NO_COST
     token_bytes: Count = TOKEN_BYTES
     roles: dict[str, InstanceRole] = {}
     mode: MigrationMode = MigrationMode.LIVE
@@ -58,8 +54,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def complaint(self, instances: Mapping[str, tuple[str, ...]]) -> str:
         """Return the first error, with the field's name; empty if there is none. ``instances``: names by group."""
-        if min(self.copy.copy_bytes_per_s, self.copy.checksum_bytes_per_s) < 0 or self.copy.bytes_per_step < 1:
-            return "migration.copy: rates must not be negative, bytes_per_step at least 1"
         known = {*instances, *(name for names in instances.values() for name in names)}
         for name in self.roles:
             if name not in known:
@@ -84,7 +78,6 @@ class MigrationSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             bytes_per_s=self.bandwidth_gbps * 1e9 / 8,
             local_bytes_per_s=self.local_gbps * 1e9 / 8,
             latency_ns=latency_ns,
-            copy_cost=self.copy,
         )
 
     def endpoint(self, engine: EngineParameters, *, key: str, model: str, host: str = "") -> KvEndpoint | None:

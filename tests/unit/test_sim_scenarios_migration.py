@@ -49,6 +49,7 @@ FINISHED = MigrationFinished(
         ({"latency_us": -1.0}, "latency_us"),
         ({"token_bytes": 0}, "Expected `int` >= 1 .*token_bytes"),
         ({"roles": {"front": "prefil"}}, "prefil"),
+        ({"copy": {"bytes_per_step": 1 << 20}}, "field `copy`.*removed: copies take no time"),
         ({"roles": {"middle": "decode"}}, "migration.roles: 'middle' is neither a group nor an instance"),
         ({"roles": {"back-0": "decode"}}, "'back-0' is neither"),
         ({"limits": {"freeze_ms": 0}}, "Expected `int` >= 1"),

@@ -40,6 +40,7 @@ RENAMED: Mapping[str, str] = {
     "LimitsConfig.sequences_open_max": "it is twice `calls_open_max` now",
     "ModelledConfig.parameters": "the worker's own keys hold for modelled engines too: `max_num_seqs`, `kv_blocks`, "
     "`block_size`, `max_num_batched_tokens`, `max_model_len`, `enable_prefix_caching`",
+    "MigrationSpec.copy": "removed: copies take no time of modelled engines; leave it out",
     "MembershipConfig.plan_silence_ms": "it is twice `instance_silence_ms` now",
     "PredictorConfig.neighbours": "removed: engines of one host are not told apart any more",
 }

@@ -22,7 +22,6 @@ from millrace.actor.engine import (
     SequenceRejected,
 )
 from millrace.enginemodel.arrivals import ModelledReservation
-from millrace.enginemodel.copying import NO_COST, CopyCost, CopyJob
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import KvNetwork
 from millrace.enginemodel.transfers import Clock, Transfers
@@ -71,13 +70,11 @@ class PacedEngine:
         self._observing = False
         self._ended = False
         self._stalled_until_ns = 0
-        self._transfers = Transfers(engine, clock, self._say_of_transfer, self._copy_soon)
-        self._copying = self._transfers.copying
+        self._transfers = Transfers(engine, clock, self._say_of_transfer)
 
-    def connect(self, network: KvNetwork, cost: CopyCost = NO_COST) -> None:
-        """Gives it what carries other engines' KV here; without, it moves nothing. ``cost``: of its own time."""
+    def connect(self, network: KvNetwork) -> None:
+        """Gives it what carries other engines' KV here; without, it moves nothing."""
         self._transfers.network = network
-        self._copying.cost = cost
 
     def add(self, sequence: EngineSequence) -> None:
         self._cut()
@@ -142,7 +139,7 @@ class PacedEngine:
         """Begins to step where there is something to compute now; with the next turn, so that what else this turn
         adds joins the first step.
         """
-        if not self._stepping and (self.engine.scheduler.has_work() or len(self._copying)):
+        if not self._stepping and self.engine.scheduler.has_work():
             self._stepping = True
             self._due_ns = self._clock.now_ns()
             self._soon(self._begin)
@@ -190,43 +187,15 @@ class PacedEngine:
         now_ns = self._clock.now_ns()
         if now_ns - self._due_ns > LAG_NS_MAX:
             self._due_ns = now_ns
-        if len(self._copying) and self._copy():
-            return
-        span_ns = self._span_ns() if self._run_ns_max and not len(self._copying) else 0
+        span_ns = self._span_ns() if self._run_ns_max else 0
         duration_ns = self.engine.begin_step(self._due_ns, span_ns)
-        if duration_ns is None and self._due_ns > now_ns:
-            self._clock.at(self._due_ns, self._begin)  # it copies, and may have more to copy then
-        elif duration_ns is None:
+        if duration_ns is None:
             self._stepping = False
         elif self._speed == 0:
             self._soon(partial(self._complete, self._round))
         else:
             self._due_ns += duration_ns if self._speed == 1 else round(duration_ns / self._speed)
             self._clock.at(self._due_ns, partial(self._complete, self._round))
-
-    def _copy_soon(self) -> None:
-        """There is something to copy: a run ends with the step under way."""
-        self._cut()
-        self._wake()
-
-    def _copy(self) -> bool:
-        """Copies a share, which the next step waits for. Returns whether that step is begun later, with a sequence that
-        waited for this share.
-        """
-        spent_ns, done = self._copying.share(idle=not self.engine.scheduler.has_work())
-        self._due_ns += spent_ns
-        if any(job.urgent for job in done):
-            self._clock.at(self._due_ns, partial(self._copied, done))
-            return True
-        for job in done:
-            self._clock.at(self._due_ns, job.done)
-        return False
-
-    def _copied(self, done: list[CopyJob]) -> None:
-        if not self._ended:
-            for job in done:
-                job.done()
-            self._begin()
 
     def _span_ns(self) -> int:
         """Return the longest time that a run may take, ns: until a snapshot is due."""

@@ -15,7 +15,6 @@ from millrace.actor.engine import (
     KvBlocksRead,
     KvCommand,
     KvDenied,
-    KvLeaseTaken,
     LeaseInEngine,
     PullIntoEngine,
     ReserveInEngine,
@@ -25,7 +24,6 @@ from millrace.actor.engine import (
 from millrace.contracts.kv import CopierKind, KvRefusal, read_until_ns
 from millrace.enginemodel.arrivals import ModelledReservation
 from millrace.enginemodel.contents import NOTHING
-from millrace.enginemodel.copying import CopyJob, CopyWork
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import KvNetwork, KvRead, KvReadEnded
 
@@ -46,17 +44,15 @@ class _Reading:
 
     Attributes:
         over: Called once with how it ended, the deadline included.
-        last: Whether its sequence waits for it.
     """
 
-    __slots__ = ("began_ns", "cancel", "first", "last", "over", "read")
+    __slots__ = ("began_ns", "cancel", "first", "over", "read")
 
     def __init__(self, read: KvRead, first: int, began_ns: int, over: Callable[[KvReadEnded], None]) -> None:
         self.read = read
         self.first = first
         self.began_ns = began_ns
         self.over = over
-        self.last = False
         self.cancel: Callable[[], None] = lambda: None
 
 
@@ -67,19 +63,13 @@ class Transfers:
 
     Attributes:
         network: Carries other engines' KV here; None for an engine that moves nothing.
-        copying: What the engine's own processor owes of it: a share before each step.
     """
 
-    def __init__(
-        self, engine: ModelledEngine, clock: Clock, say: Callable[[EngineEvent], None], wake: Callable[[], None]
-    ) -> None:
-        """Args: wake: begins to step where there is something to copy."""
+    def __init__(self, engine: ModelledEngine, clock: Clock, say: Callable[[EngineEvent], None]) -> None:
         self.network: KvNetwork | None = None
-        self.copying = CopyWork()
         self._engine = engine
         self._clock = clock
         self._say = say
-        self._wake = wake
         self._reading: dict[str, _Reading] = {}
         self._sources: dict[str, EngineSequence] = {}  # by migration, while their last blocks are read
 
@@ -90,10 +80,10 @@ class Transfers:
             return _unable(command)
         match command:
             case LeaseInEngine(sequence=sequence):
-                return self._summed([engine.moves.leases.lease(command, engine.find(sequence))])
+                return [engine.moves.leases.lease(command, engine.find(sequence))]
             case FreezeInEngine():
                 answer = engine.moves.leases.freeze(command, self._clock.now_ns())
-                return [] if answer is None else self._summed(self.with_unreported(answer))
+                return [] if answer is None else self.with_unreported(answer)
             case EndLeaseInEngine(migration=migration, moved=moved):
                 engine.end_lease(migration, moved=moved)
             case ReserveInEngine():
@@ -110,22 +100,7 @@ class Transfers:
     def settled(self, now_ns: int) -> list[EngineEvent]:
         """After a step: answers to freezes that waited for it."""
         answers = self._engine.moves.leases.settled(now_ns)
-        return self._summed([event for answer in answers for event in self.with_unreported(answer)])
-
-    def _summed(self, events: list[EngineEvent]) -> list[EngineEvent]:
-        """Those that may be said at once; an answer with checksums comes when they are made."""
-        byte_ns, endpoint = self.copying.cost.checksum_ns, self._engine.moves.endpoint
-        if not byte_ns or endpoint is None:
-            return events
-        at_once: list[EngineEvent] = []
-        for event in events:
-            if isinstance(event, KvLeaseTaken | SequenceStopped) and event.blocks and event.checksums:
-                count = len(event.blocks) * endpoint.block_bytes
-                urgent = isinstance(event, SequenceStopped)
-                self.copying.owe(CopyJob(count, byte_ns, partial(self._say, event), urgent=urgent))
-            else:
-                at_once.append(event)
-        return at_once
+        return [event for answer in answers for event in self.with_unreported(answer)]
 
     def with_unreported(self, answer: SequenceStopped | KvDenied) -> list[EngineEvent]:
         """An answer after every output of its sequence."""
@@ -229,7 +204,7 @@ class Transfers:
         if blocks:
             now_ns = self._clock.now_ns()
             until_ns = read_until_ns(now_ns, read_ms=handover.read_ms, until_ns=handover.until_ns)
-            self._begin(self._read_of(reservation, last, blocks, checksums), last, until_ns, over).last = True
+            self._begin(self._read_of(reservation, last, blocks, checksums), last, until_ns, over)
         else:
             self._clock.at(0, partial(over, KvReadEnded()))
         return None
@@ -255,7 +230,7 @@ class Transfers:
 
     # Reads
 
-    def _begin(self, read: KvRead, first: int, until_ns: int, over: Callable[[KvReadEnded], None]) -> _Reading:
+    def _begin(self, read: KvRead, first: int, until_ns: int, over: Callable[[KvReadEnded], None]) -> None:
         assert self.network is not None
         reservation = self._engine.moves.arrivals.get(read.migration)
         assert reservation is not None
@@ -265,29 +240,10 @@ class Transfers:
         self._reading[read.migration] = reading
         reading.cancel = self.network.begin(read, partial(self._ended, reading, until_ns))
         self._clock.at(max(until_ns + 1, reading.began_ns + 1), partial(self._late, reading))
-        return reading
 
     def _ended(self, reading: _Reading, until_ns: int, ended: KvReadEnded) -> None:
-        if self._reading.get(reading.read.migration) is not reading:
-            return
-        cost, work = self.copying.cost, []
-        if ended.refusal is None and reading.read.bytes:
-            work = [cost.copy_ns, cost.checksum_ns if reading.read.checksums else 0.0]
-        work = [sum(work)] if reading.last else work
-        self._spend(reading, [byte_ns for byte_ns in work if byte_ns], until_ns, ended)
-
-    def _spend(self, reading: _Reading, work: list[float], until_ns: int, ended: KvReadEnded) -> None:
-        """Does over all bytes what takes so long for each, one after the other; then the read is over."""
-        if self._reading.get(reading.read.migration) is not reading:
-            return
-        if not work:
+        if self._reading.get(reading.read.migration) is reading:
             reading.over(_LATE if self._clock.now_ns() > until_ns else ended)
-            return
-        done = partial(self._spend, reading, work[1:], until_ns, ended)
-        job = CopyJob(reading.read.bytes, work[0], done, urgent=reading.last)
-        reading.cancel = partial(self.copying.drop, job)
-        self.copying.owe(job)
-        self._wake()
 
     def _late(self, reading: _Reading) -> None:
         if self._reading.get(reading.read.migration) is reading:

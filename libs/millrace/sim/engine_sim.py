@@ -59,8 +59,7 @@ class SimulatedEngine:
         )
         port = network.attach(process, engine) if network is not None else None
         if port is not None:
-            assert network is not None
-            self.paced.connect(port, network.copy_cost)
+            self.paced.connect(port)
 
     def handlers(self) -> Handlers:
         return {

@@ -20,7 +20,6 @@ import msgspec
 
 from millrace.contracts.kv import KvRefusal
 from millrace.enginemodel.contents import NOTHING, KvContents
-from millrace.enginemodel.copying import NO_COST, CopyCost
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import KvRead, KvReadEnded, endpoint_key
 from millrace.sim.process import SimProcess
@@ -95,7 +94,6 @@ class SimKvNetwork:
     """The network between simulated engines.
 
     Attributes:
-        copy_cost: What engines that are attached from now on spend on copying.
         faults: What goes wrong from now on.
         accepted_reads: The last reads that targets took for good.
         violations: Sentences: unnoticed reads of changed blocks.
@@ -110,10 +108,8 @@ class SimKvNetwork:
         local_bytes_per_s: float = 50e9,
         latency_ns: int = 30_000,
         faults: KvFaults | None = None,
-        copy_cost: CopyCost = NO_COST,
     ) -> None:
-        """Args: latency_ns: before the first byte, in each read. copy_cost: to every engine, of its own time."""
-        self.copy_cost = copy_cost
+        """Args: latency_ns: before the first byte, in each read."""
         self.faults = faults or KvFaults()
         self.accepted_reads: deque[AcceptedRead] = deque(maxlen=ACCEPTED_MAX)
         self.violations: list[str] = []
