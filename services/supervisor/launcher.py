@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from millrace.actor.private_files import open_private
 from millrace.contracts.message import Body
+from millrace.files import open_private
 from millrace.supervision.fork_server import ForkServer, ForkServerLost
 
 from services.supervisor.config import ChildSpec, Imports

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from millrace.actor.effects import Effect, Publish, StartTimer, Stop
 from millrace.actor.errors import ConfigError
-from millrace.actor.private_files import open_private
 from millrace.cluster import ClusterSpec, parse_cluster
 from millrace.cluster.settings import with_cluster_settings
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.files import open_private
 
 from services.supervisor.actor import (
     BACKOFF_NS,

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from millrace.cascade.entry import EntryFile, EntryModel
+from millrace.files import replace_file
 from millrace.kvcopy.weights import weights_fingerprint
 
 FORMAT = "millrace-entry/1"
@@ -58,10 +59,7 @@ def write_entry(path: Path, file: EntryFile) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(msgspec.json.encode(_File(entry=file)) + b"\n")
-    temporary.replace(path)
+    replace_file(path, msgspec.json.encode(_File(entry=file)) + b"\n")
 
 
 def fingerprints(folders: Sequence[Path]) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ import msgspec
 from nats.aio.client import Client
 
 from millrace.actor.errors import ConfigError
-from millrace.actor.private_files import open_private
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, no_cluster, resolve_connection
 from millrace.cli.cluster_view import ClusterView
@@ -51,6 +50,7 @@ from millrace.contracts.provisioner import (
     UpdateCluster,
 )
 from millrace.contracts.subjects import Subjects
+from millrace.files import open_private
 from millrace.supervision.cluster_folder import find_folder
 
 SAME, CHANGED, ADDED, REMOVED = ProcessChange

@@ -6,7 +6,6 @@ A key is shown once, when it is made; the file keeps its hash. Ingress reads the
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from millrace.contracts.keyfile import (
     hash_key,
     read_key_file,
 )
+from millrace.files import replace_file
 
 DEFAULT_FILE = Path(".millrace") / "keys.toml"
 
@@ -89,12 +89,7 @@ def _read(path: Path) -> KeyFile:
 def _write(path: Path, file: KeyFile) -> None:
     """Replaces the file as one step, readable by its owner only: ingress never sees half of it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(".new")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
-            out.write(format_key_file(file))
-        fresh.replace(path)
+        replace_file(path, format_key_file(file).encode(), private=True)
     except OSError as error:
         raise CliError(f"{path}: {error.strerror}") from None
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from millrace.actor.private_files import open_private
 from millrace.cli.cluster import SUPERVISOR_MODULE
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
+from millrace.files import open_private
 from millrace.supervision.cluster_folder import command
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.

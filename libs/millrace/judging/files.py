@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from millrace.files import replace_file
 from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.evidence import usable
@@ -137,10 +138,7 @@ def write_judge(path: Path, judge: ConfidenceModel) -> None:
 
 
 def _write(path: Path, content: msgspec.Struct) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=0) + b"\n")
-    temporary.replace(path)
+    replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=0) + b"\n")
 
 
 def read_llm_judge(folder: Path) -> LlmCalibration | None:

@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from millrace.contracts.subjects import subject_token
+from millrace.files import replace_file
 from millrace.lengths.features import FEATURE_VERSION, FEATURES
 from millrace.lengths.frames import FileUnreadable, FrameWriter, older, read_frames, read_header
 from millrace.lengths.quantile import ModelUnreadable, decode_model
@@ -51,10 +51,7 @@ def write_model(root: Path, model: str, payload: bytes) -> Path:
         OSError: it cannot be written.
     """
     path = model_folder(root, model) / MODEL_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{MODEL_FILE}.{os.getpid()}")
-    temporary.write_bytes(payload)
-    temporary.replace(path)
+    replace_file(path, payload)
     return path
 
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from millrace.files import replace_file
 from millrace.lengths.survival import EDGES, Survival
 
 Floats = NDArray[np.float32]
@@ -139,10 +140,7 @@ def write_head(path: Path, head: RemainingHead) -> None:
     for index, (weights, bias) in enumerate(head.layers):
         tensors |= {f"layers.{index}.weight": weights, f"layers.{index}.bias": bias}
     info = {"info": json.dumps(msgspec.to_builtins(head.info), sort_keys=True)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_bytes(save({name: np.ascontiguousarray(value) for name, value in tensors.items()}, info))
-    temporary.replace(path)
+    replace_file(path, save({name: np.ascontiguousarray(value) for name, value in tensors.items()}, info))
 
 
 def read_head(path: Path, *, fingerprint: str | None = None) -> RemainingHead:

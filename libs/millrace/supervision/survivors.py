@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from millrace.files import replace_file
+
 #: Below the cluster's folder.
 FILE = Path("run") / "processes.json"
 
@@ -41,10 +43,7 @@ def created_s(pid: int) -> float:
 
 def write_processes(folder: Path, processes: Iterable[WrittenProcess]) -> None:
     """Replaces what is written down."""
-    file = folder / FILE
-    beside = file.with_suffix(".new")
-    beside.write_bytes(msgspec.json.encode(list(processes)))
-    beside.replace(file)
+    replace_file(folder / FILE, msgspec.json.encode(list(processes)))
 
 
 def survivors(folder: Path) -> list[WrittenProcess]:

@@ -14,7 +14,7 @@ from structlog.typing import FilteringBoundLogger
 
 from millrace.actor.config import TelemetryConfig
 from millrace.actor.effects import Log, RecordSpan
-from millrace.actor.private_files import open_private
+from millrace.files import open_private
 from millrace.telemetry.logs import LEVELS, open_logger, stderr_is_terminal
 from millrace.telemetry.metrics import TelemetryMetrics, start_metrics_server
 from millrace.telemetry.outbox import Outbox

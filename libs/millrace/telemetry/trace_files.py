@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from millrace.actor.private_files import open_private
+from millrace.files import open_private
 
 #: One file. Some 10,000 spans; `millrace trace` reads one in a few tens of milliseconds.
 FILE_BYTES_MAX = 8 * 1024 * 1024

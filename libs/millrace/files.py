@@ -1,4 +1,4 @@
-"""Opens files that may hold what users wrote: logs, traces, recordings."""
+"""Files that only their owner reads, since they may hold what users wrote, and files that are replaced as one step."""
 
 from __future__ import annotations
 
@@ -20,6 +20,22 @@ def open_private(path: str | Path, mode: Literal["ab", "wb"]) -> BinaryIO:
     if os.fstat(file.fileno()).st_mode & 0o077:
         os.fchmod(file.fileno(), PRIVATE)
     return file
+
+
+def replace_file(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Replaces a file as one step: readers see the old content or the new. Its folder is made where missing.
+
+    Args:
+        private: for the owner alone.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with open_private(fresh, "wb") if private else fresh.open("wb") as file:
+        file.write(content)
+    fresh.replace(path)
 
 
 def _opener(path: str, flags: int) -> int:

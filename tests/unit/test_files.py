@@ -1,4 +1,4 @@
-"""Files that may hold prompts: readable by their owner alone."""
+"""Files of their owner alone, and files that are replaced as one step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from millrace.actor.private_files import open_private
+from millrace.files import open_private, replace_file
 from millrace.telemetry.trace_files import TraceFiles
 
 
@@ -31,3 +31,13 @@ def test_traces_are_private(tmp_path: Path) -> None:
     traces.write([b"{}\n"])
     traces.close()
     assert [mode(path) for path in (tmp_path / "traces").iterdir()] == ["0o600"]
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left_in_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "made" / "here.json"
+    for content in (b"long before", b"now"):
+        replace_file(path, content)
+    with path.open("rb") as reading:
+        replace_file(path, b"later", private=True)
+        assert reading.read() == b"now"
+    assert (path.read_bytes(), mode(path), list(path.parent.iterdir())) == (b"later", "0o600", [path])
