@@ -13,8 +13,6 @@ class ProvisioningMetrics(MetricSet):
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         super().__init__("millrace_provisioning", registry)
         self.models: dict[str, tuple[ProvisioningView, ProvisioningDecision]] = {}
-        text = "Decisions to start or stop instances."
-        self.decisions = self.counter("decisions", text, "model", "action")
         text = "Orders to provisioners by how they ended: done, late, unanswered, or the reason of a refusal."
         self.orders = self.counter("orders", text, "action", "outcome")
         text = "Instances as provisioning counts them, by state."

@@ -178,7 +178,6 @@ class ProvisioningActor(Controller):
         if not orders:
             return []
         model, action = view.model, orders[0].action
-        self._metrics.decisions.add(model, action)
         body = decided(view, decision, orders, by, coordinator=self.name, now_ns=now_ns)
         fields = {"model": model, "action": action, "count": len(orders), "reason": decision.reason}
         return [

@@ -63,9 +63,7 @@ class IngressMetrics(MetricSet):
         self.judgements = counter("judgements", "Questions to judges of cascades.", "cascade", "result")
         text = "Exceptions and impossible decisions of dispatch policies."
         self.policy_faults = counter("policy_faults", text, "policy")
-        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
-        self.total("prompt_tokens", "Prompt tokens of accepted calls.")
-        self.total("cached_tokens", "Prompt tokens found in prefix caches.")
+        self.output_tokens = 0
         self.total("output_tokens", "Output tokens relayed.")
         self.replica_continuations = self.replica_tokens = self.replica_tail_tokens = 0
         self.total("replica_continuations", "Continuations that began on a KV replica.")

@@ -33,10 +33,9 @@ class MigratorMetrics(MetricSet):
         self.replica_refusals = self.counter("replica_refusals", text, "refusal")
         self.gap = self.latency("gap", "Time without a token, of migrations that moved.", GAP_S)
         self.duration = self.latency("duration", "Whole migrations that moved.", DURATION_S)
-        self.rounds = self.replica_bytes = self.replica_rounds = 0
+        self.rounds = self.replica_bytes = 0
         self.total("rounds", "Rounds before the freeze, of migrations that moved.")
         self.total("replica_bytes", "Bytes copied into KV replicas elsewhere.")
-        self.total("replica_rounds", "Pulls of KV replicas elsewhere.")
         self.gauges("in_flight", "Migrations under way.", "instance", read=lambda: self._column(1))
         text = "Sequences that stand still now, for a target to take them."
         self.gauges("frozen", text, "instance", read=lambda: self._column(2))
@@ -56,7 +55,3 @@ class MigratorMetrics(MetricSet):
             self.gap.observe(cost.frozen_ns)
             self.duration.observe(cost.duration_ns)
             self.rounds += cost.rounds
-
-    def replicated(self, copied_bytes: int) -> None:
-        self.replica_bytes += copied_bytes
-        self.replica_rounds += 1

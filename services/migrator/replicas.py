@@ -218,7 +218,7 @@ class Replicas:
 
     def _on_pulled(self, replica: KvReplica, body: KvPulled, now_ns: int) -> list[Effect]:
         replica.kept_ns, replica.silences = now_ns, 0
-        self._context.metrics.replicated(body.bytes)
+        self._context.metrics.replica_bytes += body.bytes
         replica.skip(replica.pulling)
         return self._lease(replica, ReplicaStep.PROVING, now_ns)
 

@@ -260,7 +260,6 @@ class PredictorActor:
         return []
 
     def _on_outcome(self, body: RequestFinished, now_ns: int) -> list[Effect]:
-        self.metrics.outcomes.add(body.outcome if body.outcome in OUTCOMES else "other")
         for name in body.instances:
             if (instance := self._instances.get(subject_token(name or "-"))) is not None:
                 end_request(instance.prefixes, body, self.metrics)
@@ -348,10 +347,10 @@ class PredictorActor:
         timer = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
         return [self._heartbeat.presence(now_ns), timer]
 
-    def _gauges(self) -> list[tuple[str, float, int, int]]:
+    def _gauges(self) -> list[tuple[str, float, int]]:
         now_ns = self._now_ns
         return [
-            (each.record.instance, each.calibration.scale(now_ns), each.calibration.kin.fits, len(each.prefixes))
+            (each.record.instance, each.calibration.scale(now_ns), each.calibration.kin.fits)
             for each in self._instances.values()
         ]
 
@@ -371,7 +370,3 @@ class PredictorActor:
 
 def _has_ended(instance: Instance) -> bool:
     return instance.member.state in (MemberState.DEAD, MemberState.GONE)
-
-
-#: Outcomes that are counted by name.
-OUTCOMES = frozenset({"completed", "cancelled", "failed", "cut"})

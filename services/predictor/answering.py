@@ -152,7 +152,6 @@ class Answers:
     def _load(self, instance: Instance, forecaster: Forecaster) -> None:
         snapshot = instance.snapshot
         assert snapshot is not None
-        self._metrics.loads += 1
         for sequence in instance.drop_shown():
             self._metrics.placements.add("shown")
             forecaster.forget(sequence)

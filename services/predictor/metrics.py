@@ -23,31 +23,25 @@ class PredictorMetrics(MetricSet):
         prefix_tokens: Prompt tokens of requests that ended: ``believed`` to be cached when they were placed, ``found``
             in the cache; of the former ``missing`` ones, of the latter ``unexpected`` ones.
         clock: Counts nanoseconds; a constant where nobody measures.
-        instances: Yields (name, scale, fits, cached blocks) of every instance, for gauges.
+        instances: Yields (name, scale, fits) of every instance, for gauges.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, *, clock: Callable[[], int] = int) -> None:
         super().__init__("millrace_predictor", registry)
         self.clock = clock
-        self.instances: Callable[[], Iterable[tuple[str, float, int, int]]] = list
+        self.instances: Callable[[], Iterable[tuple[str, float, int]]] = list
         self.predictions = self.counter("predictions", "Questions, by result.", "result")
         self.snapshots = self.counter("snapshots", "Snapshots received, by result.", "result")
         text = "Placements that no snapshot showed yet, by how they went."
         self.placements = self.counter("placements", text, "result")
-        self.outcomes = self.counter("outcomes", "Requests that ended, by outcome.", "outcome")
         text = "Prompt tokens believed to be cached, and found."
         self.prefix_tokens = self.counter("prefix_tokens", text, "kind")
-        self.loads = self.missing_sets = 0
-        self.total("loads", "Snapshots that a simulation was started from.")
+        self.missing_sets = 0
         self.total("missing_sets", "Registrations whose step-time set is not here.")
         self.snapshot_age = self.latency("snapshot_age", "Age of the snapshot that a forecast started from.", _AGE_S)
         self.handling = self.latency("handling", "Time from a question's handling to its answer.", _HANDLING_S)
         self.gauges("step_scale", "Measured over modelled step time.", "instance", read=lambda: self._column(1))
         self.gauges("step_fits", "Fits of step times where no set is known.", "instance", read=lambda: self._column(2))
-        self.gauges(
-            "cached_blocks", "Blocks believed to be in the prefix cache.", "instance", read=lambda: self._column(3)
-        )
-        self.gauge("instances", "Instances served.", lambda: len(list(self.instances())))
 
     def _column(self, index: int) -> list[tuple[str, float]]:
         return [(row[0], float(row[index])) for row in self.instances()]

@@ -155,7 +155,6 @@ class TaggerActor:
             return LengthTag(request=body.request)
         asked = served.answer(body)
         self._pending.add(asked)
-        self.metrics.pending = len(self._pending)
         said = asked.said
         if said is None:
             return LengthTag(request=body.request)
@@ -164,7 +163,6 @@ class TaggerActor:
     def _on_outcome(self, body: RequestFinished, now_ns: int) -> list[Effect]:
         asked = self._pending.pop(body.request)
         served = self._of(asked.request.model) if asked is not None else None
-        self.metrics.pending = len(self._pending)
         if asked is None or served is None:
             self.metrics.outcomes.add("unmatched")
             return []

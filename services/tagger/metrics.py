@@ -20,7 +20,6 @@ class TaggerMetrics(MetricSet):
         trainings: ``replaced``, ``kept`` (the candidate was not better) or ``failed``.
         recent_error: Difference of median and real length, as a mean that forgets, by source.
         file_problems: Files that could not be read or written.
-        pending: Answered requests whose end is awaited.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -29,8 +28,6 @@ class TaggerMetrics(MetricSet):
         self.answers = counter("answers", "Length tags given", "source")
         self.outcomes = counter("outcomes", "Outcomes heard", "result")
         self.judged = counter("judged", "Outcomes compared with the tag that was given", "source")
-        text = "Sum of the differences between predicted median and real length, tokens"
-        self.error_tokens = counter("error_tokens", text, "source")
         self.above_p90 = counter("above_p90", "Outcomes longer than the predicted 90th percentile", "source")
         self.trainings = counter("trainings", "Trainings of a length model", "result")
         self.file_problems = 0
@@ -38,13 +35,10 @@ class TaggerMetrics(MetricSet):
         self.recent_error: dict[str, float] = {}
         text = "Recent mean difference of median and length"
         self.gauges("recent_error_tokens", text, "source", read=self.recent_error.items)
-        self.pending = 0
-        self.gauge("pending", "Answered requests whose end is awaited", lambda: self.pending)
 
     def judge(self, source: str, said: LengthEstimate, length: int) -> None:
         error = abs(said.p50 - length)
         self.judged.add(source)
-        self.error_tokens.add(source, by=round(error))
         self.above_p90.add(source, by=length > said.p90)
         before = self.recent_error.get(source, error)
         weight = max(RECENT_WEIGHT, 1.0 / self.judged.counts[(source,)])

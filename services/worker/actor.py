@@ -272,7 +272,6 @@ class WorkerActor:
         dropped = self._moving.reserving.drop_replicas(body.sequence, body.epoch)
         if held is None or held.epoch > body.epoch:
             return dropped
-        self.figures.cancelled += held.live
         return dropped + self._ctx.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
 
     def _on_return(self, body: ReturnSequences, now_ns: int) -> list[Effect]:

@@ -104,7 +104,6 @@ class WorkerContext:
 
     def moved(self, held: Held, now_ns: int) -> list[Effect]:
         """A sequence decodes on elsewhere: forgotten here, but for its fence. The engine has been told."""
-        self.figures.moved += 1
         self.reporter.gone(held)
         self.reporter.left(held)
         self.ledger.drop(held)

@@ -70,7 +70,6 @@ class Decoding:
         held = self._ctx.ledger.get(body.sequence)
         if held is None or held.epoch != body.epoch:
             return answer(message.reply_to, body.sequence, ErrorReply(reason="forgotten"))
-        self._ctx.figures.resends += 1
         start = min(max(body.from_index - held.base_index, 0), len(held.token_ids))
         return answer(message.reply_to, body.sequence, TokensResent(chunk=held.chunk(start)))
 

@@ -134,7 +134,6 @@ class Intake:
         )
 
     def _repeat_answer(self, held: Held, message: Message) -> list[Effect]:
-        self._ctx.figures.repeated_submits += 1
         if held.added:
             accepted = SequenceAccepted(sequence=held.sequence, epoch=held.epoch)
             return answer(message.reply_to, held.sequence, accepted)
@@ -151,7 +150,6 @@ class Intake:
         self._ctx.figures.accepted += 1
         waiters, held.waiters = held.waiters, []
         accepted = SequenceAccepted(sequence=sequence, epoch=held.epoch, kv_tokens=kv_tokens)
-        self._ctx.figures.arrived += held.moved is not None
         missed = held.submission is not None and bool(held.submission.replica) and not kv_tokens
         self._ctx.figures.replicas_missed += missed
         told = self._ctx.tell_moved(held)

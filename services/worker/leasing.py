@@ -210,7 +210,6 @@ class Leasing:
                 return [self._timer(lease), *self._next(lease)]
         elif not isinstance(question, LeaseKv):
             return []
-        self._ctx.figures.leases += not lease.granted
         lease.granted = True
         begins = body.from_block == 0
         leased = KvLeased(
@@ -246,7 +245,6 @@ class Leasing:
         if body.output_token_ids != known:
             return self._contradicted(lease, len(body.output_token_ids), len(known), now_ns)
         lease.stopped_ns = now_ns
-        self._ctx.figures.freezes += lease.frozen is None
         lease.frozen = SequenceFrozen(
             migration=body.migration,
             sequence=body.sequence,

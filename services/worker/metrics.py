@@ -31,31 +31,18 @@ class WorkerFigures:
     """Everything a worker counts since its start, as its metrics say it."""
 
     accepted: Annotated[int, "Sequences taken"] = 0
-    repeated_submits: Annotated[int, "Submits of a sequence and epoch already held"] = 0
-    cancelled: Annotated[int, "Live sequences cancelled by their ingress"] = 0
     orphans: Annotated[int, "Live sequences cancelled because their ingress is gone"] = 0
     expired: Annotated[int, "Live sequences ended at their deadline"] = 0
     late_outputs: Annotated[int, "Engine outputs for sequences no longer held"] = 0
     output_tokens: Annotated[int, "Tokens generated"] = 0
     token_messages: Annotated[int, "Token messages sent"] = 0
-    resends: Annotated[int, "Resend requests answered with tokens"] = 0
-    repeated_chunks: Annotated[int, "Chunks sent again after an outage of the bus"] = 0
-    leases: Annotated[int, "Sequences leased to a migration"] = 0
     leases_lost: Annotated[int, "Leases whose sequence was preempted or ended"] = 0
     leases_expired: Annotated[int, "Leases that were not renewed or ended in time"] = 0
-    freezes: Annotated[int, "Sequences stopped for a migration"] = 0
     thaws: Annotated[int, "Frozen sequences that decoded on because their deadline had come"] = 0
-    moved: Annotated[int, "Sequences that moved away with their KV"] = 0
-    arrived: Annotated[int, "Sequences that came by migration"] = 0
     recomputes: Annotated[
         int, "Sequences that came by migration without their reservation: all of their KV was computed"
     ] = 0
-    reservations: Annotated[int, "Reservations given to migrations"] = 0
     reservations_expired: Annotated[int, "Reservations that ended without news"] = 0
-    pulls: Annotated[int, "Reads of other instances' KV"] = 0
-    pulled_bytes: Annotated[int, "Bytes of KV read from other instances before the last round"] = 0
-    copy_failures: Annotated[int, "Reads of other instances' KV that failed or did not match their checksums"] = 0
-    replicas: Annotated[int, "KV replicas begun for other instances' sequences"] = 0
     replicas_yielded: Annotated[
         int, "KV replicas that the engine gave up because something else needed their blocks, once noticed"
     ] = 0

@@ -54,7 +54,6 @@ class TokenOutbox:
         effects: list[Effect] = []
         for ingress, group in by_ingress(sequences).items():
             chunks = [chunk for held in group for chunk in chunks_of(held)]
-            self._figures.repeated_chunks += len(chunks)
             effects += [self._message(ingress, step, part) for part in _parts(chunks, REPEAT_CHUNKS_MAX)]
         return effects
 

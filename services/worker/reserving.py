@@ -250,10 +250,6 @@ class Reserving:
         reservation = self._reservations.get(body.migration)
         if reservation is None or not _asks(reservation, PrepareMigration) or reservation.room is not None:
             return []
-        if reservation.replica:
-            self._ctx.figures.replicas += 1
-        else:
-            self._ctx.figures.reservations += 1
         reservation.room, reservation.proven = body, body.matched_blocks
         first, asked = first_blocks(reservation.asked, body), reservation.questions.first
         assert asked is not None
@@ -273,8 +269,6 @@ class Reserving:
             return []
         if isinstance(first.body, PrepareMigration) and reservation.room is None:
             return []
-        self._ctx.figures.pulls += 1
-        self._ctx.figures.pulled_bytes += body.bytes
         if isinstance(first.body, PrepareMigration):
             return self._grant(reservation, body, now_ns)
         pulled = KvPulled(**{name: getattr(body, name) for name in KvBlocksRead.__struct_fields__}, at_ns=now_ns)
@@ -290,7 +284,6 @@ class Reserving:
             return []
         figures = self._ctx.figures
         figures.kv_refused[body.reason] += 1
-        figures.copy_failures += body.reason is KvRefusal.COPY_FAILED
         told = reservation.questions.answer(reservation.sequence, refused(body.migration, body.reason, body.detail))
         if reservation.replica and body.reason is KvRefusal.INVALID:
             figures.replicas_yielded += 1  # the engine knows it no more

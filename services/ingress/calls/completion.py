@@ -180,7 +180,6 @@ def _close(state: IngressState, call: OpenCall, outcome: str, detail: str) -> No
         metrics.calls_open = state.admission.calls_open
         metrics.sequences_open = state.admission.sequences_open
     metrics.calls.add(call.call.model, outcome)
-    metrics.cached_tokens += call.cached_tokens
     if call.accepted:
         state.emit(_outcome(state, call, outcome, detail))
     tracing.end_call(state, call, outcome, "" if outcome == "completed" else detail)

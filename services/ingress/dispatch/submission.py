@@ -136,7 +136,6 @@ def accept(state: IngressState, sequence: OpenSequence, event: Accepted) -> None
     if not call.unaccepted:
         call.accepted = True
         state.metrics.queue.observe(now_ns - call.arrival_ns)
-        state.metrics.prompt_tokens += call.prompt_tokens
         state.metrics.vllm.of(call.call.model).prompt_tokens += call.prompt_tokens
         call.listener.on_accepted(call)
         call.deliver_held()
