@@ -59,11 +59,7 @@ async def run(
     notes = []
     if name == "kills":
         for number in range(2):
-            os.kill(rig.log_pids(f"worker-{number}")[-1], signal.SIGKILL)
-            killed = time.monotonic()
-            await asyncio.sleep(0.5)
-            await rig.well(2)
-            notes.append(f"back {time.monotonic() - killed:.1f} s")
+            notes.append(await _killed(rig, f"worker-{number}"))
     elif name == "drains":
         for number in range(2):
             notes.append(await _drained(rig, f"worker-{number}"))
@@ -87,6 +83,16 @@ async def run(
         print(f"    {error[:200]}", flush=True)
     await rig.well(2)
     return results
+
+
+async def _killed(rig: UpRig, instance: str) -> str:
+    """Kills an engine, and waits until others of its processes are there and ready."""
+    before = rig.log_pids(instance)
+    os.kill(before[-1], signal.SIGKILL)
+    killed = time.monotonic()
+    await rig.until_seen(lambda _: not set(rig.log_pids(instance)) & set(before), 60.0)
+    await rig.well(2)
+    return f"back {time.monotonic() - killed:.1f} s"
 
 
 async def _drained(rig: UpRig, instance: str) -> str:
