@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from millrace.cli import trace
 from millrace.cli.errors import CliError
-from millrace.cli.trace_reading import attribute, latest_requests, spans_of
+from millrace.cli.trace_reading import attribute, is_request, latest_requests, request_of, spans_of
 from millrace.cli.trace_tree import build, draw
 from millrace.telemetry.spans import SpanLine, encode_span
 
@@ -157,6 +157,15 @@ def test_spans_are_found_by_the_clients_own_request_id(tmp_path: Path) -> None:
     )
     write(tmp_path, "a.jsonl", [*request_spans(), root])
     assert [each.trace for each in spans_of(tmp_path, "mine")] == ["b" * 32]
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "chatcmpl-", "cmpl-", "resp_", "msg_", "embd-", "pool-", "classify-", "score-", "rerank-"]
+)
+def test_a_request_is_named_by_the_id_of_any_answer(prefix: str) -> None:
+    assert request_of(f"{prefix}f252e6b438-1a") == "f252e6b438-1a"
+    assert is_request(f"{prefix}f252e6b438-1a.0")
+    assert not is_request("worker-1")
 
 
 def test_another_request_with_the_same_beginning_is_not_taken_for_it(tmp_path: Path) -> None:

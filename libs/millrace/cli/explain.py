@@ -10,12 +10,8 @@ served one: explains its plan, and what the autopilot advises.
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
-
-#: Ids that ingress gives; whoever asks for one need not wait for the cluster.
-_REQUEST_ID = re.compile(r"(chatcmpl-|cmpl-)?[0-9a-f]{16,}(\.\d+)?")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +46,9 @@ def _told_by_cluster(arguments: argparse.Namespace) -> list[str]:
 
     from millrace.cli.errors import CliError
     from millrace.cli.explain_instance import told_by_cluster
+    from millrace.cli.trace_reading import is_request
 
-    if _REQUEST_ID.fullmatch(arguments.request):
+    if is_request(arguments.request):  # who asks for one need not wait for the cluster
         return []
     try:
         return asyncio.run(told_by_cluster(arguments))

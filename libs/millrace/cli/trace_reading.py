@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,21 @@ TAIL_BYTES = 4 * 1024 * 1024
 SPANS_MAX = 10_000
 
 
+#: In the API's ids: which endpoint answered.
+_ENDPOINT = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_|embd-|pool-|classify-|score-|rerank-)")
+
+#: Ids that ingress gives, and those of traces.
+_GIVEN = re.compile(r"[0-9a-f]{10}-[0-9a-f]+(\.\d+)?|[0-9a-f]{32}")
+
+
 def request_of(name: str) -> str:
-    """The request id in an id of the API, which has a prefix that says which endpoint answered."""
-    return name.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    """The request id in an id of the API."""
+    return _ENDPOINT.sub("", name)
+
+
+def is_request(name: str) -> bool:
+    """Whether a name can only be a request's, or a trace's: no instance and no model looks so."""
+    return _GIVEN.fullmatch(request_of(name)) is not None
 
 
 def attribute(span: SpanLine, name: str) -> Any:
