@@ -118,6 +118,7 @@ class IngressProcess:
             ),
             now_s=time.time,
             on_bug=self._report_bug,
+            on_span=lambda span: self._telemetry.span(config.name, span),
             keep_alive_s=config.http.keep_alive_s,
             parsers=self._parsers,
             images=self._images,

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from millrace.actor.effects import RecordSpan
 from millrace.actor.store_link import StoreAway
 from millrace.actor.stored_values import KeyConflict
 from millrace.cluster.model_parsers import ModelParsers
@@ -198,6 +199,7 @@ class Rig:
         self.url = f"http://127.0.0.1:{port}"
         self.registry = registry
         self.bugs = bugs
+        self.spans: list[RecordSpan] = []
         self.instances = {"tiny": 1, "tools": 1}
         self.models: ModelRegistry
         self.calls: OpenCalls
@@ -248,6 +250,7 @@ async def served(
         tracer=Tracer(random.Random(7), 0.0),
         now_s=time.time,
         on_bug=lambda error, path: bugs.append(error),
+        on_span=rig.spans.append,
         keep_alive_s=5.0,
         parsers=process if parsers else None,
     )

@@ -51,6 +51,20 @@ async def test_reasoning_text_and_calls_come_apart_whole_and_streamed(client: op
     assert not rig.bugs
 
 
+async def test_a_traced_call_has_a_span_of_its_parser_and_one_of_its_reasoning(client: openai.AsyncOpenAI, rig: Rig):
+    theirs = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    fields: Any = {"model": "tools", "messages": MESSAGES, "max_tokens": len(OUTPUT), "stream": True}
+    for headers in ({}, {"traceparent": theirs}):
+        assert not rig.spans
+        async for _ in await client.chat.completions.create(**fields, extra_headers=headers):
+            pass
+    parser, reasoning = rig.spans
+    assert (parser.name, reasoning.name) == ("parser", "reasoning")
+    assert {span.traceparent[:36] for span in rig.spans} == {theirs[:36]}
+    assert parser.attributes["request"] == reasoning.attributes["request"] == rig.core.calls[1].request
+    assert parser.start_ns <= reasoning.start_ns < reasoning.end_ns < parser.end_ns
+
+
 async def test_reasoning_can_be_left_out(client: openai.AsyncOpenAI):
     fields: Any = {"model": "tools", "messages": MESSAGES, "max_tokens": len(OUTPUT)}
     answer = await client.chat.completions.create(**fields, extra_body={"include_reasoning": False})

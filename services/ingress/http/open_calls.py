@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect
+from millrace.actor.effects import Effect, RecordSpan
 from millrace.http.exchange import DisconnectReason, Exchange
 from millrace.telemetry.tracecontext import (
     TraceContext,
@@ -66,6 +66,7 @@ from services.ingress.http.keys import KeyHolder
 from services.ingress.http.metrics import HttpMetrics
 from services.ingress.parsing.messages import ExpandImages, ImagesExpanded, OpenParser, ParserOpened
 from services.ingress.parsing.process import ImageQuestion, ParserProcess, ProcessReader
+from services.ingress.parsing.reading_times import ReadingTimes
 from services.ingress.vllm_metrics import load_report
 
 #: Interval of ``OpenCalls.keep_alive``, seconds.
@@ -87,6 +88,7 @@ class ResponseView:
     Attributes:
         keep: Gets its last bytes, and what hands them to the client.
         reader: Tells reasoning and calls apart from text; None where all is text.
+        reading: Of that reader, where the call is traced.
         shape: Of a cascade's call until it is known which model answers: sets one of the two for that model.
         opens_early: Whether its stream may begin with comments: a cascade's, which may be undecided for long.
         ending: Ends it; set while its reader still reads what came before.
@@ -107,6 +109,7 @@ class ResponseView:
         "pending",
         "quiet_s",
         "reader",
+        "reading",
         "reasoning_tokens",
         "shape",
         "stream",
@@ -121,6 +124,7 @@ class ResponseView:
         self.collected: CollectedResponse | None = None
         self.keep: Keep = hand_on
         self.reader: OutputReader | None = None
+        self.reading: ReadingTimes | None = None
         self.shape: Callable[[str], None] | None = None
         self.pending: list[bytes] = []
         self.ending: Callable[[], None] | None = None
@@ -169,6 +173,7 @@ class OpenCalls:
         tracer: Tracer,
         now_s: Callable[[], float],
         on_bug: Callable[[BaseException, str], None],
+        on_span: Callable[[RecordSpan], None],
         keep_alive_s: float,
         parsers: ParserProcess | None = None,
         images: ParserProcess | None = None,
@@ -178,6 +183,7 @@ class OpenCalls:
         deliver: Gives the core a body with a trace context.
         now_s: Unix time, for ``created``.
         on_bug: Told of an exception that should not have been, with the path.
+        on_span: Records a span.
         keep_alive_s: Longest time without a byte in a stream.
         parsers: None where no model's output needs one.
         images: Expands prompts with images; None where no model takes them.
@@ -192,6 +198,7 @@ class OpenCalls:
         self._tracer = tracer
         self._now_s = now_s
         self._on_bug = on_bug
+        self._on_span = on_span
         self._keep_alive_s = keep_alive_s
         self._prefix = f"{tracer.rng.getrandbits(40):010x}-"
         self._count = 0
@@ -400,6 +407,8 @@ class OpenCalls:
             headers += [(b"endpoint-load-metrics", report)] if report else []
         view = ResponseView(exchange, path, headers, opens_early=bool(parsed.members) and call.stream)
         view.reader = reader
+        if reader is not None and trace.sampled:
+            view.reading = ReadingTimes(trace)
         if parsed.members:
             view.shape = lambda model: self._shape_member(view, parsed, call, model)
         else:
@@ -494,12 +503,25 @@ class OpenCalls:
         if view.reader is None:
             self._show(view, effect)
         else:
-            view.reader.read(effect.deltas, lambda deltas, reasoning: self._show_read(view, effect, deltas, reasoning))
+            asked_ns = self._now_ns()
+            view.reader.read(
+                effect.deltas, lambda deltas, reasoning: self._show_read(view, effect, asked_ns, deltas, reasoning)
+            )
+
+    def _now_ns(self) -> int:
+        return int(self._now_s() * 1e9)
 
     def _show_read(
-        self, view: ResponseView, effect: DeliverDeltas, deltas: list[ChoiceDelta], reasoning: int | None
+        self,
+        view: ResponseView,
+        effect: DeliverDeltas,
+        asked_ns: int,
+        deltas: list[ChoiceDelta],
+        reasoning: int | None,
     ) -> None:
         """Show what a reader made of a delivery, and then the end, if it waits for this."""
+        if view.reading is not None:
+            view.reading.on_read(asked_ns, self._now_ns(), deltas)
         view.reasoning_tokens = reasoning
         usage = msgspec.structs.replace(effect.usage, reasoning_tokens=reasoning)
         self._show(view, msgspec.structs.replace(effect, deltas=deltas, usage=usage))
@@ -558,6 +580,9 @@ class OpenCalls:
         view = self._views.pop(request, None)
         if view is not None and view.reader is not None:
             view.reader.close()
+        if view is not None and view.reading is not None:
+            for span in view.reading.spans(request, view.reasoning_tokens, self._tracer.rng):
+                self._on_span(span)
         return view
 
     def _refuse(self, effect: RefuseCall) -> None:

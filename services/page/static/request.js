@@ -64,7 +64,7 @@ function waterfall(spans, heard) {
   return el("section", {}, el("h3", {}, "Its life"), el("table", { class: "waterfall" }, el("caption", {}, `${span(length)} in all${spans.length ? "" : "; it was not traced (telemetry.trace_sample), so this is from what was published"}`), el("tbody", {}, rows)));
 }
 
-const KINDS = { tag: "ask", forecast: "ask", dispatch: "ask", continuation: "bad", queue: "wait", prefill: "prefill", decode: "decode", move: "move", migration: "move" };
+const KINDS = { tag: "ask", forecast: "ask", dispatch: "ask", continuation: "bad", queue: "wait", prefill: "prefill", decode: "decode", move: "move", migration: "move", reasoning: "decode", parser: "wait" };
 
 function traced(spans) {
   return spans.filter(({ name }) => !LEFT_OUT.has(name)).map((each) => ({ name: each.name, where: each.service === "ingress" ? "ingress" : each.instance, kind: each.error ? "bad" : (KINDS[each.name] ?? "ask"), start: each.start, end: each.end })).sort((a, b) => a.start - b.start || a.end - b.end).slice(0, 60);
