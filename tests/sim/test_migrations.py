@@ -14,8 +14,8 @@ from tests.sim.soak_seeds import passed, soak_seeds
 
 POLICY = "join_shortest_queue"
 SEEDS = soak_seeds(16)
-#: Those that are always run say whether enough happens.
-FIXED = SEEDS[: len(SEEDS) // 2]
+#: Those that are always run say whether enough happens: of one seed in six, as of these two, moves fail after a freeze.
+FIXED = [*SEEDS[: len(SEEDS) // 2], 101, 112]
 
 
 def scenario(seed: int, *, faults: bool = True, rate: float = 0.0) -> SoakRun:
