@@ -143,8 +143,14 @@ class BenchEngine:
         self.loop.run_until_complete(wait())
 
     def finish(self, *names: str) -> list[Decoded]:
-        """Decodes these to their ends."""
-        self.until(lambda: all(name in self.decoded and self.decoded[name].finish for name in names))
+        """Decodes these to their ends; fails where one is rejected."""
+
+        def ended() -> bool:
+            refused = [e for e in self.events if isinstance(e, SequenceRejected) and e.sequence in names]
+            assert not refused, refused
+            return all(name in self.decoded and self.decoded[name].finish for name in names)
+
+        self.until(ended)
         return [self.decoded[name] for name in names]
 
     def run(self, prompt: list[int], sampling: Sampling, output: list[int] | None = None) -> Decoded:

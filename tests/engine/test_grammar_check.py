@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,13 +99,26 @@ def test_a_trial_is_given_up_whatever_the_compiler_does(
     does: Callable[[], object], sentence: str, *, lasting: bool | None
 ) -> None:
     manager: Any = Compiler(does)
-    trials = grammar_check._Trials(manager)
-    answer = trials.ask(msgspec.msgpack.encode(StructuredOutput(regex="a")))
-    verdict = msgspec.msgpack.decode(answer, type=grammar_check.TrialVerdict)
-    if not trials.ended:
-        trials._end()
+    verdict = verdict_of(manager)
     assert sentence in verdict.refusal
     assert lasting in (None, verdict.lasting)
+
+
+def verdict_of(manager: Any) -> grammar_check.TrialVerdict:
+    question = msgspec.msgpack.encode(StructuredOutput(regex="a"))
+    trials, answer = grammar_check._tried(grammar_check._Trials(manager), manager, question)
+    trials._end()
+    return msgspec.msgpack.decode(answer, type=grammar_check.TrialVerdict)
+
+
+def test_a_trial_that_was_forked_at_a_bad_moment_is_made_again(tmp_path: Path) -> None:
+    def first_time_never() -> None:
+        if not (once := tmp_path / "once").exists():
+            once.touch()
+            time.sleep(60)
+
+    manager: Any = Compiler(first_time_never)
+    assert not verdict_of(manager).refusal
 
 
 def test_a_sequence_that_is_cancelled_on_trial_is_not_added(engine: BenchEngine) -> None:

@@ -20,6 +20,7 @@ import os
 import re
 import resource
 import signal
+import time
 from collections import OrderedDict
 from hashlib import blake2b
 from multiprocessing import get_context
@@ -36,6 +37,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
+from services.worker.vllm_engine.hangs import cpu_time_ns
 from services.worker.vllm_engine.process import yield_to_services
 from services.worker.vllm_engine.sampling import structured_params
 
@@ -44,6 +46,9 @@ from services.worker.vllm_engine.sampling import structured_params
 CPU_S = 2.0
 #: Time of a trial on a busy machine; ingress waits longer for the answer to a constraint (``dispatch/submission.py``).
 WALL_S = 4.0
+#: A trial that neither computes nor waits for a core for so long was forked at a bad moment, or its compiler waits for
+#: something: that shows the second time.
+STILL_S = 1.0
 #: Memory that a trial may take beyond its parent's.
 MEMORY_BYTES = 512 << 20
 #: Constraints that one process tries before a fresh one goes on: its compiler keeps what it has compiled.
@@ -53,6 +58,7 @@ VERDICTS_MAX = 1024
 #: The server prepares its compiler after so long without a question: not beside the engine's start.
 _PREPARE_AFTER_S = 3.0
 _DETAIL_MAX = 1_000
+_LOOK_S = 0.1
 _WARNING = re.compile(r"Warning: (.*)")
 #: Warnings of what ingress has judged: anchors that change nothing, alternatives that are told apart.
 _HARMLESS = re.compile(r"Anchor|'[\^$]' should be|oneOf")
@@ -138,10 +144,18 @@ def _serve(pipe: Connection, workers: Connection, vllm_config: VllmConfig) -> No
             question = pipe.recv_bytes()
         except EOFError:
             return
-        answer = trials.ask(question)
+        trials, answer = _tried(trials, manager, question)
         pipe.send_bytes(answer)
-        if trials.ended:
-            trials = _Trials(manager)
+
+
+def _tried(trials: _Trials, manager: StructuredOutputManager, question: bytes) -> tuple[_Trials, bytes]:
+    """The answer, and the process for the next question."""
+    answer = trials.ask(question, still_s=STILL_S)
+    if answer is None:
+        trials = _Trials(manager)
+        answer = trials.ask(question, still_s=WALL_S)
+    assert answer is not None, "nothing stands still for longer than the trial may take"
+    return _Trials(manager) if trials.ended else trials, answer
 
 
 def _manager(vllm_config: VllmConfig) -> StructuredOutputManager:
@@ -169,23 +183,38 @@ class _Trials:
                 os._exit(0)
         theirs.close()
 
-    def ask(self, question: bytes) -> bytes:
+    def ask(self, question: bytes, *, still_s: float) -> bytes | None:
+        """The answer; None where the process stood still for ``still_s`` before the time was over."""
         self._left -= 1
         refusal, lasting = f"The output constraint took more than {WALL_S} s to compile.", False
         try:
             self._pipe.send_bytes(question)
-            if self._pipe.poll(WALL_S):
+            over_s = time.monotonic() + WALL_S
+            if self._answers(over_s, still_s):
                 answer = self._pipe.recv_bytes()
                 if not self._left:
                     self._end()
                 return answer
             self._end()
+            if time.monotonic() < over_s:
+                return None
         except (EOFError, OSError):
             status, lasting = self._end(), True
             refusal = "The output constraint crashes its compiler, or needs too much memory."
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
                 refusal = f"The output constraint takes more than {CPU_S} s to compile."
         return _encode(TrialVerdict(refusal=refusal, lasting=lasting))
+
+    def _answers(self, over_s: float, still_s: float) -> bool:
+        """Whether there is an answer, or an end, before the process stands still for so long or the time is over."""
+        moved_s = now_s = time.monotonic()
+        while now_s < over_s and now_s - moved_s < still_s:
+            if self._pipe.poll(min(_LOOK_S, over_s - now_s)):
+                return True
+            now_s = time.monotonic()
+            if cpu_time_ns(self._pid) is not None:
+                moved_s = now_s
+        return False
 
     def _end(self) -> int:
         """Ends it, if it has not ended itself; returns its status."""
