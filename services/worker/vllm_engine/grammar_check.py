@@ -46,8 +46,8 @@ from services.worker.vllm_engine.sampling import structured_params
 CPU_S = 2.0
 #: Time of a trial on a busy machine; ingress waits longer for the answer to a constraint (``dispatch/submission.py``).
 WALL_S = 4.0
-#: A trial that neither computes nor waits for a core for so long was forked at a bad moment, or its compiler waits for
-#: something: that shows the second time.
+#: A trial that neither computes nor waits for a core for so long is made once more: it may have been forked at a bad
+#: moment. If its compiler waits for something, the second trial stands still, too, and refuses the constraint.
 STILL_S = 1.0
 #: Memory that a trial may take beyond its parent's.
 MEMORY_BYTES = 512 << 20
