@@ -81,7 +81,8 @@ class BrokerLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         load_ms: How often the load is published.
         load_age_ms: A load that is older does not count; its instance is not asked.
         horizon_ms: Of the load curve.
-        out_max: Sequences that are asked for or moved at a time; more where the instance drains and the wire allows.
+        out_max: Sequences that are asked for or moved at a time; more where all leave (a drain, the role prefill)
+            and the wire allows.
         boundary_ms: How often a boundary is refined and published.
     """
 
