@@ -25,10 +25,10 @@ class EarlierCodeError(Exception):
 
 @contextlib.contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """A folder with the code of a commit and the present benches, gone afterwards.
+    """A folder with the code of a commit, compiled, and the present benches, gone afterwards.
 
     Raises:
-        EarlierCodeError: the history does not have it.
+        EarlierCodeError: the history does not have it, or it cannot be compiled.
     """
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
@@ -38,7 +38,17 @@ def checked_out(commit: str) -> Iterator[Path]:
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         shutil.rmtree(tree / "bench")
         shutil.copytree(ROOT / "bench", tree / "bench", ignore=shutil.ignore_patterns("results", "recordings"))
+        _build_native(tree)
         yield tree
+
+
+def _build_native(tree: Path) -> None:
+    """Build the tree's own compiled parts into it (a minute). Code that finds another version's may do without."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command = [*pip, "--no-deps", "--no-build-isolation", "--target", str(tree), "./native"]
+    built = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    if built.returncode:
+        raise EarlierCodeError(f"its compiled parts cannot be built: {built.stderr.strip()[-500:]}")
 
 
 def ratio(earlier: Path, words: Sequence[str]) -> float:
