@@ -239,9 +239,10 @@ class SoakRun:
 
     def _complete(self, calls: list[Call], limit_ns: int) -> None:
         """Each of these calls, divided among the ingresses, completes within that time."""
-        processes = itertools.cycle([actor.process for actor in self.cluster.ingresses if actor.process is not None])
-        for call in calls:
-            self.cluster.clients.submit(next(processes), call)
+        running = [actor.process for actor in self.cluster.ingresses if actor.process is not None]
+        assert running, "no ingress of the healed cluster runs"
+        for process, call in zip(itertools.cycle(running), calls, strict=False):
+            self.cluster.clients.submit(process, call)
         self._until(lambda: not self.cluster.clients.open(), limit_ns, "the healed cluster does not serve")
         for request in [call.request for call in calls]:
             outcome = self.cluster.clients.exchanges[request].outcome

@@ -77,6 +77,8 @@ def run_seed(seed: int, choice: SoakChoice | None = None) -> SoakReport | str:
     """The report of a seed, or why it failed."""
     try:
         return (choice or SoakChoice()).run_of(seed).run()
+    except StopIteration as error:  # would end the seeds that follow without a word
+        raise RuntimeError(f"seed {seed} drew from something empty") from error
     except SimulationFailed as failure:
         text = str(failure)
         return text if text.startswith(f"seed {seed}") else f"seed {seed}: {text}"  # what fails at the start names none

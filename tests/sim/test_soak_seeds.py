@@ -40,6 +40,17 @@ def test_the_replay_command_names_every_choice_and_is_accepted(monkeypatch: pyte
     assert ran == [(23, choice)]
 
 
+def test_a_seed_that_draws_from_something_empty_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawing(*_: object) -> None:
+        next(iter(()))
+
+    monkeypatch.setattr(SoakChoice, "run_of", drawing)
+    parser = argparse.ArgumentParser()
+    soak.add_arguments(parser)
+    with pytest.raises(RuntimeError, match="seed 5"):
+        list(soak._results(parser.parse_args(["--seeds", "2", "--first", "5"])))
+
+
 def test_a_run_of_another_shape_that_fails_says_how_to_run_it_again(request: pytest.FixtureRequest) -> None:
     command = pytest_command(request)
     assert command.startswith(f"MILLRACE_SIM_COMMIT={commit()} python -m pytest 'tests/sim/test_soak_seeds.py::")
