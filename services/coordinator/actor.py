@@ -72,10 +72,12 @@ class CoordinatorActor:
             Plan, plans="plan", leases="lease", names_max=MODELS_MAX, name=name, incarnation=incarnation
         )
         self._writing = PlanWriting(config)
+        self._tick_ns = 0
         self._ready = False
         self._bound_reached = False
 
     def start(self, now_ns: int) -> list[Effect]:
+        self._tick_ns = now_ns + TICK_NS
         return [
             WatchKeys(bucket="instance"),
             *self.leased.start(),
@@ -83,10 +85,13 @@ class CoordinatorActor:
             Subscribe(subject=self._subjects.presences(Role.WORKER)),
             Subscribe(subject=self._subjects.coordinate("*", "propose")),
             self._heartbeat.presence(now_ns),
-            StartTimer(name="tick", at_ns=now_ns + TICK_NS),
+            StartTimer(name="tick", at_ns=self._tick_ns),
         ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
+        if now_ns - self._tick_ns > TICK_NS:  # this process stood still; what instances sent meanwhile waits
+            self._members.excuse(now_ns - self._tick_ns, now_ns)
+            self._tick_ns = now_ns
         match message.body:
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
@@ -163,10 +168,8 @@ class CoordinatorActor:
         for known in self.leased:
             if self.leased.lost(known):
                 self._writing.forget(known.name)
-        effects: list[Effect] = [
-            self._heartbeat.presence(now_ns),
-            StartTimer(name="tick", at_ns=now_ns + TICK_NS),
-        ]
+        self._tick_ns = now_ns + TICK_NS
+        effects: list[Effect] = [self._heartbeat.presence(now_ns), StartTimer(name="tick", at_ns=self._tick_ns)]
         return effects + self._lead(now_ns) + self._plan_all(now_ns)
 
     def _on_bucket_ready(self, body: BucketReady, now_ns: int) -> list[Effect]:

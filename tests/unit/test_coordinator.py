@@ -82,6 +82,20 @@ def test_a_silent_instance_leaves_the_plan_and_returns_with_its_next_word() -> N
     assert bench.planned == ["a", "b"]
 
 
+def test_a_coordinator_that_stood_still_takes_nobody_for_silent() -> None:
+    bench = Bench()
+    bench.register("a")
+    bench.register("b")
+    bench.tick()
+    bench.now_ns += MembershipConfig().plan_silence_ns + 10 * S
+    bench.send(summary("b"))
+    assert bench.planned == ["a", "b"]
+    for _ in range(MembershipConfig().plan_silence_ns // S + 1):
+        bench.tick()
+        bench.send(summary("b"))
+    assert bench.planned == ["b"]
+
+
 def test_a_draining_instance_leaves_the_plan() -> None:
     bench = Bench()
     bench.register("a")
