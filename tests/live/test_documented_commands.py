@@ -41,6 +41,7 @@ PLACEHOLDERS = {"INSTANCE": "worker-1", "MODEL": "millrace-mini", "llama": "mill
 #: Pattern of a command that this test does not run -> who runs it, or what it needs.
 ELSEWHERE = {
     r"\./task (test|check|fmt|setup|lock|bench)\b.*": "CI and whoever works on the code",
+    r"\./task wheels|millrace up .*/srv/models/llama": "tests/live/test_wheel.py",
     r"millrace apply .*": "tests/live/test_apply.py",
     r"hf download .*": "needs a model hub; tests/unit/test_cli_cluster_flags.py: models in the hub's cache",
     r"\./task compose:prepare .*|docker .*": "needs docker: ./task test:compose",
