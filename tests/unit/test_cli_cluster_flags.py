@@ -79,6 +79,35 @@ def test_a_repository_that_is_not_cached_is_refused_with_the_way_to_get_it(hub: 
         cluster("--model", "Qwen/Qwen3-8B")
 
 
+def test_a_gated_repository_s_terms_are_told_before_its_download_fails(hub: Path) -> None:
+    with pytest.raises(CliError, match=r"terms at https://huggingface.co/meta/Llama and run `hf auth login` before"):
+        cluster("--model", "meta/Llama")
+
+
+@pytest.mark.parametrize(
+    ("weights", "left"),
+    [({}, "blobs/a.incomplete"), ({"model.safetensors.index.json": '{"weight_map": {"x": "b.safetensors"}}'}, "")],
+)
+def test_a_repository_whose_download_was_broken_off_is_refused_until_it_is_whole(
+    hub: Path, weights: dict[str, str], left: str
+) -> None:
+    for name, text in weights.items():
+        (hub / name).write_text(text)
+    (hub.parents[1] / "blobs").mkdir()
+    if left:
+        (hub.parents[1] / left).touch()
+    with pytest.raises(CliError, match=r"in part: `hf download Qwen/Qwen3-0.6B` completes it"):
+        cluster("--model", "Qwen/Qwen3-0.6B")
+    (hub / "b.safetensors").touch()
+    assert cluster("--model", "Qwen/Qwen3-0.6B").models[0].path == str(hub)
+
+
+def test_without_models_beside_the_code_the_ways_to_give_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.cluster.model_folders._SHIPPED", Path("/nowhere"))
+    with pytest.raises(CliError, match=r"no model 'millrace-mini': give a folder with config.json, or an owner/name"):
+        cluster("--engine", "modelled")
+
+
 def test_stages_divide_the_lengths_that_the_model_takes() -> None:
     model = cluster("--stages", "2").models[0]
     assert [stage.name for stage in model.stages] == ["s0", "s1"]

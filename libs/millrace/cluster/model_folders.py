@@ -32,16 +32,20 @@ def model_folder(model: str) -> Path:
         if (candidate / "config.json").is_file():
             return candidate.resolve()
     if not is_repository(model):
-        raise ConfigError(f"no model {model!r}: give a folder with config.json, {_KNOWN}, or one of {_shipped()}")
+        raise ConfigError(f"no model {model!r}: give a folder with config.json{_shipped()}, or {_KNOWN}")
     from huggingface_hub import try_to_load_from_cache  # half a second, which only these names cost
 
     cached = try_to_load_from_cache(model, "config.json")
     if not isinstance(cached, str):
         raise ConfigError(
             f"no folder {model!r}, and no such repository in Hugging Face's cache; nothing is downloaded at a start: "
-            f"`hf download {model}` first, or take one of {_shipped()}"
+            f"`hf download {model}` first. For a gated model accept its terms at https://huggingface.co/{model} and "
+            "run `hf auth login` before"
         )
-    return Path(cached).parent.absolute()
+    folder = Path(cached).parent.absolute()
+    if not _is_complete(folder):
+        raise ConfigError(f"{model!r} is in Hugging Face's cache in part: `hf download {model}` completes it")
+    return folder
 
 
 def is_repository(model: str) -> bool:
@@ -49,8 +53,18 @@ def is_repository(model: str) -> bool:
     return _REPOSITORY.fullmatch(model) is not None and not Path(model).exists()
 
 
+def _is_complete(snapshot: Path) -> bool:
+    """Whether the weights that a snapshot's index names are there; without an index, whether none is on its way."""
+    index = snapshot / "model.safetensors.index.json"
+    if index.is_file():
+        return all((snapshot / name).is_file() for name in json.loads(index.read_text())["weight_map"].values())
+    on_its_way = (snapshot.parent.parent / "blobs").glob("*.incomplete")
+    return any(snapshot.glob("*.safetensors")) or not any(on_its_way)
+
+
 def _shipped() -> str:
-    return ", ".join(sorted(path.parent.name for path in _SHIPPED.glob("*/config.json"))) or "none"
+    """Models that lie beside the code, as a part of a sentence: in a repository, not in a wheel."""
+    return "".join(f", {name}" for name in sorted(path.parent.name for path in _SHIPPED.glob("*/config.json")))
 
 
 def context_length(folder: Path) -> int:
