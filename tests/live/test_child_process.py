@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from millrace.actor.child_process import run_in_child
+from millrace.actor.child_process import NICENESS, run_in_child
 from millrace.cascade.jobs import PlannedTier, PlanningJob, plan_in_child
 from millrace.enginemodel.parameters import EngineParameters
 
@@ -66,6 +66,23 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     finally:
         parent.kill()
         parent.wait()
+
+
+class Standing(msgspec.Struct):
+    """Niceness of a process and of its session, and whether the session is its own."""
+
+    process: int = 0
+    session: str = ""
+    leads: bool = False
+
+
+def standing_of_child(_: Standing) -> Standing:
+    return Standing(os.nice(0), Path("/proc/self/autogroup").read_text().split()[-1], os.getsid(0) == os.getpid())
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not share cores among sessions")
+async def test_a_child_is_as_nice_among_sessions_as_it_is_inside_of_one() -> None:
+    assert await run_in_child(standing_of_child, Standing()) == Standing(NICENESS, str(NICENESS), leads=True)
 
 
 async def test_a_cascade_is_planned_in_a_process_of_its_own() -> None:

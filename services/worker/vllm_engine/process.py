@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from millrace.actor.child_process import die_with_parent
+from millrace.actor.child_process import die_with_parent, leave_session
 
 #: How ZeroMQ's own threads are called.
 _ZMQ = "ZMQ"
@@ -33,7 +33,7 @@ def part_threads() -> None:
     """
     if sys.platform != "linux":
         return
-    _leave_session()
+    leave_session(ENGINE_NICE)
     carriers = {thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()}
     cores = os.sched_getaffinity(os.getppid())
     for task in Path("/proc/self/task").iterdir():
@@ -43,18 +43,6 @@ def part_threads() -> None:
                 os.sched_setaffinity(thread, cores)
             else:
                 os.setpriority(os.PRIO_PROCESS, thread, max(ENGINE_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
-
-
-def _leave_session() -> None:
-    """Makes this process' session as nice as its threads, alone in it.
-
-    Where the kernel shares cores among sessions (autogroup), niceness counts inside of one only: a session of services
-    or of clients would get no more of a core than that of an engine, whatever the engine's niceness.
-    """
-    with suppress(OSError):  # a kernel without such groups, or a process that may not
-        if os.getsid(0) != os.getpid():
-            os.setsid()
-        Path("/proc/self/autogroup").write_text(str(ENGINE_NICE))
 
 
 @contextmanager
