@@ -122,17 +122,18 @@ def _compose_migrator(worker: str, spec: ClusterSpec) -> dict[str, Any]:
 def mounted(spec: ClusterSpec, model: ModelSpec) -> str:
     """Return a model's path in containers: at the templates' mount for the first, beside it for each other one."""
     within = Path(model.path).relative_to(mount_source(model))
-    return str(_mount_point(spec, model) / within)
+    return str(mount_point(spec, model) / within)
 
 
-def _mount_point(spec: ClusterSpec, model: ModelSpec) -> Path:
+def mount_point(spec: ClusterSpec, model: ModelSpec) -> Path:
+    """Path of a model's mounted folder in containers."""
     index = spec.models.index(model)
     return Path(f"/models/{index}" if index else "/model")
 
 
 def _mounts(spec: ClusterSpec, models: list[ModelSpec]) -> dict[str, Any]:
     """Volumes of models that the templates do not mount."""
-    others = [f"{mount_source(m)}:{_mount_point(spec, m)}:ro" for m in models if m != spec.models[0]]
+    others = [f"{mount_source(m)}:{mount_point(spec, m)}:ro" for m in models if m != spec.models[0]]
     others += [f"{path}:{path}:ro" for m in models for path in m.adapters.values()]
     return {"volumes": others} if others else {}
 

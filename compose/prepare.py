@@ -17,8 +17,8 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Container
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from millrace.actor.errors import ConfigError
@@ -30,33 +30,21 @@ from millrace.cluster import (
     ModelSpec,
     PolicyChoice,
     ServiceSettings,
-    WorkerSlot,
     check_spec,
     read_cluster,
     workers_of,
 )
-from millrace.cluster.model_folders import is_repository, llm_calibration, model_folder, with_model_folders
+from millrace.cluster.model_folders import is_repository, model_folder, with_model_folders
 from millrace.cluster.settings import with_cluster_settings
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
-from millrace.supervision.cascade_fields import judge_fields
-from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.roles import roles_of
-from millrace.supervision.service_fields import (
-    broker_fields,
-    coordinator_fields,
-    ingress_fields,
-    merged,
-    migrator_fields,
-    shape_of,
-    step_time_files,
-    worker_fields,
-    worker_settings_of,
-)
+from millrace.supervision.service_fields import shape_of, step_time_files
 
-from compose.containers import SPARE, broker_of, compose_services, migrator_of, mounted, profile_of
+from compose.containers import SPARE, compose_services, migrator_of, profile_of
 from compose.model_mounts import mount_source, not_in_containers
+from compose.service_files import METRICS_PORT, bus_fields, nats_file, service_files
 from deployment.config_check import check_settings
 
 HERE = Path(__file__).resolve().parent
@@ -72,11 +60,6 @@ GRAFANA_UID = 472
 #: Files that no container mounts.
 KEPT_FOR_COMPOSE = ("passwords.json", "workers.yaml", ".env", "provisioner.json")
 
-METRICS_PORT = 9100
-
-#: Where containers reach the API.
-API = "http://ingress:8000"
-
 
 def main(words: list[str] | None = None) -> int:
     """Writes every file; says what to do next."""
@@ -84,36 +67,19 @@ def main(words: list[str] | None = None) -> int:
     out: Path = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
-    passwords = _passwords(out, new=arguments.new_passwords)
+    passwords = kept_passwords(out, new=arguments.new_passwords)
     spec: ClusterSpec = arguments.spec
     slots = workers_of(spec)
     workers, spares = [slot.name for slot in slots], [slot.name for slot in slots if slot.spare]
     files: dict[str, str] = {
-        "nats.conf": _nats(passwords, arguments.spec.name),
+        **service_files(spec, passwords, otlp="" if arguments.no_traces else "http://otel-collector:4318"),
+        "nats.conf": nats_file(spec, passwords),
         "grafana-password": passwords["grafana"],
-        "buckets.json": json.dumps(_bus(Role.SUPERVISOR, passwords, arguments.spec.name)),
-        "tagger.json": _service("tagger-0", Role.TAGGER, passwords, arguments, spec.settings.tagger),
-        "predictor.json": _service("predictor-0", Role.PREDICTOR, passwords, arguments, spec.settings.predictor),
-        "coordinator.json": _service("coordinator-0", Role.COORDINATOR, passwords, arguments, _coordinator(spec)),
-        "ingress.json": _service("ingress-0", Role.INGRESS, passwords, arguments, _ingress(spec)),
-        "page.json": _service("page", Role.OBSERVER, passwords, arguments, {"host": "0.0.0.0", "port": 8001}),
         "workers.yaml": json.dumps(compose_services(spec, slots, out), indent=1),  # JSON is YAML
         ".env": _environment(arguments, out),
     }
-    if spec.cascade is not None:
-        files["judge.json"] = _service("judge-0", Role.JUDGE, passwords, arguments, _judge(spec))
-    if spec.api.keys:
-        files["keys.toml"] = Path(spec.api.keys).read_text()
     if spares:
         files["provisioner.json"] = _provisioner(spares, passwords, arguments)
-    for slot in slots:
-        files[f"{slot.name}.json"] = _service(slot.name, Role.WORKER, passwords, arguments, _worker(spec, slot))
-        migrator = migrator_of(slot.name)
-        fields = merged(migrator_fields(spec, slot.instances), spec.settings.migrator)
-        files[f"{migrator}.json"] = _service(migrator, Role.MIGRATOR, passwords, arguments, fields)
-        broker = broker_of(slot.name)
-        fields = merged(broker_fields(spec, slot.instances), spec.settings.broker)
-        files[f"{broker}.json"] = _service(broker, Role.BROKER, passwords, arguments, fields)
     for name, text in files.items():
         _write(out / name, text)
     judges = ["judge"] if spec.cascade is not None and spec.cascade.judge_processes else []
@@ -164,8 +130,10 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
         check_settings(arguments.spec)
     except ConfigError as error:
         parser.error(str(error))
-    if wrong := _not_for_containers(arguments.spec):
+    if wrong := not_for_containers(arguments.spec):
         parser.error(wrong)
+    if arguments.spec.nats.servers != 1:
+        parser.error(f"nats.servers: {arguments.spec.nats.servers}; a compose deployment has one")
     return arguments
 
 
@@ -197,11 +165,15 @@ def _spec(arguments: argparse.Namespace) -> ClusterSpec:
     )
 
 
-def _not_for_containers(spec: ClusterSpec) -> str:
-    """The first field of a specification that containers cannot have, with the reason; empty for none."""
+def not_for_containers(spec: ClusterSpec, *, several: Container[str] = ()) -> str:
+    """The first field of a specification that containers cannot have, with the reason; empty for none.
+
+    Args:
+        several: Services of which there may be more than one.
+    """
     for name, count in msgspec.structs.asdict(spec.services).items():
-        if count != 1 and name != "hosted_instances_max":
-            return f"services.{name}: {count}; a compose deployment has one of each service, and migrators"
+        if count != 1 and name not in ("hosted_instances_max", *several):
+            return f"services.{name}: {count}; containers are made for one of each such service, and migrators"
     if spec.extra_services:
         name = spec.extra_services[0].name
         return f"extra_services: {name}; the images hold the services of this repository only"
@@ -210,7 +182,7 @@ def _not_for_containers(spec: ClusterSpec) -> str:
     if spec.cascade is not None and spec.cascade.sample:
         return "cascade.sample: containers do not plan from files of this machine; millrace plan --apply does"
     if spec.cascade is not None and spec.cascade.judge_processes > 1:
-        return f"cascade.judges: {spec.cascade.judges}; a compose deployment has one of each service"
+        return f"cascade.judges: {spec.cascade.judges}; containers are made for one"
     if files := step_time_files(spec):
         return f"step_time: {next(iter(files))} is a file of this machine; name a set that ships"
     if len({slot.model.name for slot in workers_of(spec) if slot.spare}) > 1:
@@ -252,7 +224,8 @@ def _wrong_roles(arguments: argparse.Namespace) -> str:
     return f"--roles: {strangers[0]} is none of {', '.join(workers)}" if strangers else ""
 
 
-def _passwords(out: Path, *, new: bool) -> dict[str, str]:
+def kept_passwords(out: Path, *, new: bool) -> dict[str, str]:
+    """Passwords of the roles and of Grafana: those that lie in the folder, drawn where there are none."""
     file = out / "passwords.json"
     known: dict[str, str] = json.loads(file.read_text()) if file.is_file() and not new else {}
     # Letters and digits only: one that begins with a dash would be taken for an option after `--password`.
@@ -261,62 +234,11 @@ def _passwords(out: Path, *, new: bool) -> dict[str, str]:
     return {str(name): value for name, value in drawn.items()}
 
 
-def _nats(passwords: dict[str, str], cluster: str) -> str:
-    options = NatsServerOptions(
-        cluster=cluster,
-        host="0.0.0.0",
-        monitor_port=8222,
-        store_dir="/data",
-        hosted={Role.MIGRATOR: (Role.BROKER,)},
-    )
-    return nats_config(options, {role: passwords[role] for role in Role})
-
-
-def _bus(role: Role, passwords: dict[str, str], cluster: str) -> dict[str, Any]:
-    return {"cluster": cluster, "servers": ["nats://nats:4222"], "user": str(role), "password": passwords[role]}
-
-
-def _service(
-    name: str, role: Role, passwords: dict[str, str], arguments: argparse.Namespace, fields: dict[str, Any]
-) -> str:
-    telemetry = {
-        "log_format": "json",
-        "otlp_endpoint": "" if arguments.no_traces else "http://otel-collector:4318",
-        "metrics_port": METRICS_PORT,
-        "metrics_host": "0.0.0.0",
-    }
-    bus = _bus(role, passwords, arguments.spec.name)
-    return json.dumps({"name": name, "bus": bus, "telemetry": telemetry, **fields}, indent=1)
-
-
-def _ingress(spec: ClusterSpec) -> dict[str, Any]:
-    http = {"host": "0.0.0.0", "port": 8000, "url": API}
-    if spec.api.keys:
-        http["keys_file"] = "/run/secrets/keys.toml"
-    fields = ingress_fields(spec, lambda model: mounted(spec, model))
-    return merged({"http": http, **fields}, spec.settings.ingress)
-
-
-def _worker(spec: ClusterSpec, slot: WorkerSlot) -> dict[str, Any]:
-    fields = worker_fields(slot, mounted(spec, slot.model))
-    fields["migration"] = {"socket_folder": "/kv"}
-    return merged(fields, worker_settings_of(spec, slot))
-
-
-def _coordinator(spec: ClusterSpec) -> dict[str, Any]:
-    return merged(coordinator_fields(spec), spec.settings.coordinator)
-
-
-def _judge(spec: ClusterSpec) -> dict[str, Any]:
-    fields = judge_fields(spec, f"{API}/v1", calibration=llm_calibration(spec))
-    return merged(fields, spec.settings.judge)
-
-
 def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argparse.Namespace) -> str:
     """It runs on the host: beside docker, and before the bus's port there."""
     out = arguments.out.resolve()
     port = os.environ.get("MILLRACE_NATS_PORT", "4222")
-    bus = _bus(Role.SUPERVISOR, passwords, arguments.spec.name) | {"servers": [f"nats://127.0.0.1:{port}"]}
+    bus = bus_fields(Role.SUPERVISOR, passwords, arguments.spec.name, servers=(f"nats://127.0.0.1:{port}",))
     profile = profile_of(arguments.spec)  # of what the spare ones depend on
     compose = ["docker", "compose", "--env-file", str(out / ".env"), "--profile", profile, "--profile", SPARE]
     slots = [slot for slot in workers_of(arguments.spec) if slot.spare]

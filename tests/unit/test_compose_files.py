@@ -352,7 +352,7 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "wrong"),
     [
-        ("[services]\ningresses = 2", "services.ingresses: 2; a compose deployment has one of each service"),
+        ("[services]\ningresses = 2", "services.ingresses: 2; containers are made for one"),
         ('[[extra_services]]\nname = "c"\nmodule = "m"\nrole = "observer"', "extra_services: c; the images hold"),
         ('[cascade]\ntiers = ["small"]\nlatency_s = 2\nsample = "s.jsonl"', "cascade.sample: containers do not plan"),
         ('[[models]]\nname = "c"\npath = "nano"', "GPUs and CPUs in one deployment"),
