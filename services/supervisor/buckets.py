@@ -47,8 +47,10 @@ def main() -> int:
     """Creates them once; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m services.supervisor.buckets")
     parser.add_argument("--config", required=True)
+    parser.add_argument("--replicas", type=int, default=1, help="servers that keep each bucket")
+    asked = parser.parse_args()
     try:
-        asyncio.run(create_buckets(load_config(BusConfig, parser.parse_args().config)))
+        asyncio.run(create_buckets(load_config(BusConfig, asked.config), replicas=asked.replicas))
     except (BusError, ConfigError) as error:
         print(f"buckets: {error}", file=sys.stderr)  # noqa: T201  # there is no logger in this one-shot
         return 1

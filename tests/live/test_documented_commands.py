@@ -42,6 +42,7 @@ PLACEHOLDERS = {"INSTANCE": "worker-1", "MODEL": "millrace-mini", "llama": "mill
 ELSEWHERE = {
     r"\./task (test|check|fmt|setup|lock|bench)\b.*": "CI and whoever works on the code",
     r"\./task wheels|millrace up .*/srv/models/llama": "tests/live/test_wheel.py",
+    r"\./task kubernetes:prepare .*": "tests/unit/test_kubernetes_manifests.py, tests/live/test_kubernetes_pods.py",
     r"millrace apply .*": "tests/live/test_apply.py",
     r"hf download .*": "needs a model hub; tests/unit/test_cli_cluster_flags.py: models in the hub's cache",
     r"\./task compose:prepare .*|docker .*": "needs docker: ./task test:compose",
