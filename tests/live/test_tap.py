@@ -13,12 +13,12 @@ import pytest
 from millrace.contracts.catalog import Role
 from millrace.contracts.codec import encode
 from millrace.contracts.message import Body
-from millrace.contracts.observers import DecisionMade
 from millrace.contracts.permissions import store_user
 from millrace.contracts.subjects import Subjects
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from nats.aio.client import Client
 
+from tests.testbed.messages import decision
 from tests.testbed.nats_process import NatsProcess
 from tests.testbed.up_cluster import free_port
 
@@ -99,19 +99,6 @@ async def output(server: Server, *words: str) -> tuple[int, str, str]:
         return process.returncode, out.decode(), error.decode()
 
 
-def decision(index: int) -> DecisionMade:
-    return DecisionMade(
-        request=f"r{index}",
-        sequences=[f"r{index}.0"],
-        epoch=0,
-        kind="dispatch",
-        policy="random",
-        model="tiny",
-        chosen="w0",
-        reason="drawn",
-    )
-
-
 async def send(client: Client, subject: str, body: Body, sender: str) -> None:
     await client.publish(subject, encode(body), headers={"Mr-Type": body.type_name(), "Mr-Sender": sender})
 
@@ -119,7 +106,7 @@ async def send(client: Client, subject: str, body: Body, sender: str) -> None:
 async def repeat(client: Client, subject: str, sender: str) -> None:
     """Decisions, ten a second, until cancelled: the tap need not be waited for."""
     for index in range(10_000):
-        await send(client, subject, decision(index), sender)
+        await send(client, subject, decision(f"r{index}"), sender)
         await asyncio.sleep(0.1)
 
 

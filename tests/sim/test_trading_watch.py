@@ -12,7 +12,7 @@ import pytest
 from millrace.actor.effects import Publish
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.catalog import Role
-from millrace.contracts.migration import MigrationFinished, MigrationOutcome
+from millrace.contracts.migration import MigrationFinished
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.runtime_sim import SECOND
 
@@ -22,6 +22,7 @@ from simulator.soak.run import SoakRun
 from simulator.soak.shape import SoakShape
 from simulator.soak.trading import trading_shape
 from simulator.soak.trading_watch import TradingWatch
+from tests.testbed.messages import plain
 
 
 def slow_shape(seed: int, *, reasons: tuple[MoveReason, ...] = tuple(MoveReason)) -> SoakShape:
@@ -77,16 +78,7 @@ class Watched:
 
     def moved(self, *, reason: MoveReason = MoveReason.BALANCE, after_ns: int = 0) -> None:
         self.now_ns += after_ns
-        ended = MigrationFinished(
-            migration="g0",
-            sequence="r0.0",
-            model="m",
-            epoch=1,
-            source="w0",
-            target="w1",
-            reason=reason,
-            outcome=MigrationOutcome.MOVED,
-        )
+        ended = plain(MigrationFinished, sequence="r0.0", reason=reason)
         effects: list[Any] = [Publish(subject="migration.m.w0.w1", body=ended)]
         self.watch.on_handled(SimpleNamespace(now_ns=self.now_ns), None, effects)  # type: ignore[arg-type]
 

@@ -49,7 +49,7 @@ from services.broker.actor import BrokerActor
 from services.broker.build import BrokerDeps, build
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, MemoryConfig, TradingConfig
 from services.broker.metrics import BrokerMetrics
-from tests.testbed.messages import plain_record, plain_snapshot, plain_summary
+from tests.testbed.messages import plain, plain_record, plain_snapshot, plain_summary
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -428,19 +428,10 @@ class BrokerWorld:
         if refusal is None and sequence is not None:
             del self.instances[source].sequences[body.sequence]
             self.instances[body.target].sequences[body.sequence] = sequence
-        finished = MigrationFinished(
-            migration="x",
-            sequence=body.sequence,
-            model=MODEL,
-            source=source,
-            target=body.target,
-            outcome=MigrationOutcome.MOVED if refusal is None else MigrationOutcome.REFUSED,
-            reason=body.reason,
-            epoch=1,
-            refusal=refusal,
-            award=body.award,
-            cost=MigrationCost(frozen_ns=5 * MS, duration_ns=self.transfer_ns),
-        )
+        outcome = MigrationOutcome.MOVED if refusal is None else MigrationOutcome.REFUSED
+        cost = MigrationCost(frozen_ns=5 * MS, duration_ns=self.transfer_ns)
+        asked = {"sequence": body.sequence, "target": body.target, "reason": body.reason, "award": body.award}
+        finished = plain(MigrationFinished, source=source, outcome=outcome, refusal=refusal, cost=cost, **asked)
         self.at(HOP_NS, lambda: answer(finished))
         self.tell(f"mr.test.migration.{MODEL}.{source}.{body.target}", finished, f"migrator-{source}")
 

@@ -35,7 +35,7 @@ from millrace.contracts.worker import RefusalReason, Sampling, SequenceAccepted,
 from services.migrator.actor import MigratorActor
 from services.migrator.config import MigratorConfig, MigratorLimits
 from services.migrator.metrics import MigratorMetrics
-from tests.testbed.messages import plain_snapshot
+from tests.testbed.messages import plain, plain_snapshot
 
 MS = 1_000_000
 START_NS = 1_000_000 * MS
@@ -230,21 +230,8 @@ class FakeWorker:
         self.sequences[name] = FakeSequence(submission, since_ns)
 
     def load(self, now_ns: int) -> LoadReported:
-        return LoadReported(
-            instance=self.name,
-            incarnation=5,
-            model=MODEL,
-            stage="",
-            plan_epoch=-1,
-            at_ns=now_ns,
-            tokens=0,
-            waiting_tokens=0,
-            running=len(self.sequences),
-            waiting=0,
-            blocks_free=self.blocks_free,
-            blocks_total=100,
-            draining=self.draining,
-        )
+        room = {"blocks_free": self.blocks_free, "draining": self.draining, "running": len(self.sequences)}
+        return plain(LoadReported, instance=self.name, stage="", plan_epoch=-1, at_ns=now_ns, **room)
 
     def snapshot(self, now_ns: int) -> StatusSnapshot:
         return plain_snapshot(
@@ -347,15 +334,9 @@ class Rig:
         self, instance: str, sequence: str = "r.0", *, prompt: int = 40, outputs: int = 4, epoch: int = 3
     ) -> None:
         """A sequence runs there."""
-        submission = SubmitSequence(
-            sequence=sequence,
-            epoch=epoch,
-            ingress="i0",
-            ingress_incarnation=1,
-            prompt_token_ids=list(range(prompt)),
-            output_token_ids=list(range(outputs)),
-            sampling=Sampling(max_tokens=1_000),
-        )
+        tokens = {"prompt_token_ids": list(range(prompt)), "output_token_ids": list(range(outputs))}
+        sampling = Sampling(max_tokens=1_000)
+        submission = plain(SubmitSequence, sequence=sequence, epoch=epoch, sampling=sampling, **tokens)
         self.workers[instance].sequences[sequence] = FakeSequence(submission, self.now_ns)
         self.epochs[sequence] = epoch
 

@@ -17,7 +17,8 @@ from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 from services.predictor.actor import PredictorActor
 from services.predictor.config import PredictorConfig
 from services.predictor.metrics import PredictorMetrics
-from tests.testbed.messages import plain_record, plain_snapshot
+from tests.testbed import messages
+from tests.testbed.messages import plain, plain_record, plain_snapshot
 
 MS = 1_000_000
 STEP_MS = 10
@@ -58,34 +59,13 @@ def snapshot(name: str = "w0", **changes: Any) -> StatusSnapshot:
 
 def decision(request: str, chosen: str, *, at_ns: int = START_NS, **changes: Any) -> DecisionMade:
     """A placement of one sequence."""
-    fields: dict[str, Any] = {
-        "request": request,
-        "sequences": [f"{request}.0"],
-        "epoch": 1,
-        "kind": "dispatch",
-        "policy": "forecast",
-        "model": MODEL,
-        "chosen": chosen,
-        "reason": "",
-        "at_ns": at_ns,
-        "prompt_tokens": 32,
-        "max_tokens": 400,
-        "expected_output_tokens": 50.0,
-    }
-    return DecisionMade(**fields | changes)
+    fields = {"epoch": 1, "prompt_tokens": 32, "max_tokens": 400, "expected_output_tokens": 50.0}
+    return messages.decision(request, chosen=chosen, at_ns=at_ns, **fields | changes)
 
 
 def outcome(request: str, **changes: Any) -> RequestFinished:
     """A request that completed with 50 tokens."""
-    fields: dict[str, Any] = {
-        "request": request,
-        "model": MODEL,
-        "outcome": "completed",
-        "ingress": "ingress-0",
-        "output_tokens": [50],
-        "instances": ["w0"],
-    }
-    return RequestFinished(**fields | changes)
+    return plain(RequestFinished, request=request, **{"output_tokens": [50]} | changes)
 
 
 def question(**changes: Any) -> PredictLatency:

@@ -24,20 +24,12 @@ from services.coordinator.autopilot import (
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.metrics import AutopilotMetrics
 from services.coordinator.plan_writing import PlanWriting
+from tests.testbed.messages import plain
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
 INTERVAL_S = 60
-DONE = RequestFinished(
-    request="r",
-    model="m",
-    outcome="completed",
-    ingress="i",
-    prompt_tokens=9,
-    output_tokens=[9],
-    arrival_ns=T0,
-    e2e_ns=9,
-)
+DONE = plain(RequestFinished, request="r", prompt_tokens=9, output_tokens=[9], arrival_ns=T0, e2e_ns=9)
 
 
 class Autopilot:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
 
 import msgspec
 import pytest
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.observers import RequestFinished
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.scripted import ScriptedEngine
@@ -22,7 +21,7 @@ from bench.live.replay import at_own_pace, fits, trace_rows
 from bench.live.step_fit import bias, fit, windows
 from bench.live.transit import INTO_MIN, transit
 from models.training.tasks import held_out
-from tests.testbed.messages import plain_record
+from tests.testbed.messages import plain, plain_record, plain_snapshot
 
 MS = 1_000_000
 LOAD = Load(kind="stated", count=40, rate_per_s=10.0, seed=3)
@@ -75,20 +74,10 @@ _SHARED = (
 
 def outcome(sequence: str, at_ns: int, now_ns: int, prompt_tokens: int, output_tokens: int) -> RequestFinished:
     """One that arrived at ``at_ns`` and ends now."""
-    return RequestFinished(
-        request=sequence.removesuffix(".0"),
-        model="m",
-        outcome="completed",
-        ingress="i",
-        prompt_tokens=prompt_tokens,
-        output_tokens=[output_tokens],
-        arrival_ns=at_ns,
-        placed_ns=at_ns + MS // 2,
-        ttft_ns=5 * MS,
-        e2e_ns=now_ns - at_ns,
-        instances=["w0"],
-        predicted_e2e_ns=2 * (now_ns - at_ns - MS // 2),
-    )
+    times = {"arrival_ns": at_ns, "placed_ns": at_ns + MS // 2, "ttft_ns": 5 * MS, "e2e_ns": now_ns - at_ns}
+    times["predicted_e2e_ns"] = 2 * (now_ns - at_ns - MS // 2)
+    tokens = {"prompt_tokens": prompt_tokens, "output_tokens": [output_tokens]}
+    return plain(RequestFinished, request=sequence.removesuffix(".0"), **tokens, **times)
 
 
 def recorded(count: int = 200, pace: StepTimeModel = TRUTH) -> Recording:
@@ -165,9 +154,7 @@ def moment(at_ms: int, step: int, held: dict[str, tuple[float, int]]) -> StatusS
         )
         for request, (came_ms, tokens) in held.items()
     ]
-    state: dict[str, Any] = {"running": running, "waiting": [], "blocks_free": 9, "blocks_total": 9, "preemptions": 0}
-    state |= {"step_duration_ns": 0, "batch": BatchComposition()}
-    return StatusSnapshot(instance="w0", incarnation=5, model="m", step=step, at_ns=at_ms * MS, **state)
+    return plain_snapshot("w0", step=step, at_ns=at_ms * MS, running=running, step_duration_ns=0)
 
 
 def test_the_way_into_a_batch_is_told_by_those_who_came_too_late_for_it() -> None:

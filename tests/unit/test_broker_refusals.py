@@ -14,6 +14,7 @@ from millrace.contracts.codec import MalformedMessage, decode, encode
 from millrace.contracts.message import Body, Message
 from millrace.contracts.migration import MigrationFinished
 
+from tests.testbed.messages import plain
 from tests.unit.broker_rig import EAGER, BrokerWorld, FakeInstance, filled, plan
 
 TRADES = (AskForMove, MoveBid, MigrationFinished)
@@ -97,8 +98,7 @@ def test_a_boundary_that_crosses_its_neighbour_or_that_another_stage_keeps_chang
 ):
     world = BrokerWorld(FakeInstance("a"), FakeInstance("b"), FakeInstance("c"), reasons=[], boundary_ms=60_000)
     world.set_plan(msgspec.structs.replace(plan((0, ["a"]), (200, ["b"]), (4_000, ["c"])), boundary_epoch=1))
-    right = {"model": "m", "stage": "s0", "next_stage": "s1", "length": 300, "plan_epoch": 1, "version": 5}
-    body = BoundaryMoved(**{**right, "keeper": "a", "at_ns": 0} | changes)
+    body = plain(BoundaryMoved, **{"length": 300, "version": 5, "keeper": "a"} | changes)
     world.tell(f"mr.test.boundary.m.{body.stage}", body, f"broker-{body.keeper}")
     world.run(1)
     snapshots = {name: broker.snapshot()["instances"][name] for name, broker in world.brokers.items()}
@@ -114,16 +114,8 @@ def test_two_keepers_that_crossed_are_believed_again_when_they_cross_no_more():
         ("s1", "s2", "b", 250, 1),
         ("s1", "s2", "b", 270, 2),
     ):
-        body = BoundaryMoved(
-            model="m",
-            stage=stage,
-            next_stage=above,
-            length=length,
-            plan_epoch=1,
-            version=version,
-            keeper=keeper,
-            at_ns=0,
-        )
+        told = {"stage": stage, "next_stage": above, "length": length, "version": version, "keeper": keeper}
+        body = plain(BoundaryMoved, **told)
         world.tell(f"mr.test.boundary.m.{stage}", body, f"broker-{keeper}")
         world.run(1)
     assert world.brokers["c"].snapshot()["boundaries"] == {"m/s0": 260, "m/s1": 270}

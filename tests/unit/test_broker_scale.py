@@ -15,6 +15,7 @@ from millrace.contracts.plan import InstanceRole
 from services.broker.actor import BrokerActor
 from services.broker.build import BrokerDeps, build
 from services.broker.config import BrokerConfig, TradingConfig
+from tests.testbed.messages import plain
 from tests.unit.broker_rig import MODEL, MS, START_NS, STEP_TIME, FakeInstance, plan
 from tests.unit.test_broker_view import view_of
 
@@ -58,21 +59,8 @@ class Process:
         return [effect.body for effect in self.effects if isinstance(effect, Publish)]
 
     def load_of(self, name: str) -> LoadReported:
-        stage = "s1" if name == "c" else "s0"
-        return LoadReported(
-            instance=name,
-            incarnation=5,
-            model=MODEL,
-            stage=stage,
-            plan_epoch=1,
-            at_ns=self.now_ns,
-            tokens=10,
-            waiting_tokens=0,
-            running=1,
-            waiting=0,
-            blocks_free=100,
-            blocks_total=2_000,
-        )
+        held = {"tokens": 10, "running": 1, "blocks_total": 2_000}
+        return plain(LoadReported, instance=name, stage="s1" if name == "c" else "s0", at_ns=self.now_ns, **held)
 
     def heard(self) -> list[str]:
         return self.actor.snapshot()["loads"]

@@ -7,6 +7,7 @@ from millrace.contracts.local import KeyChanged
 
 from services.broker.cluster_view import BrokerView
 from services.broker.heard_loads import LOOKED_AT, sampled
+from tests.testbed.messages import plain
 from tests.unit.broker_rig import MODEL, MS, START_NS, FakeInstance, plan
 
 SECOND_NS = 1_000 * MS
@@ -20,22 +21,9 @@ def view_of(lower: list[str], upper: list[str], *, with_room: set[str]) -> Broke
         view.on_record(KeyChanged(bucket="instance", key=name, value=FakeInstance(name).record(), revision=1), START_NS)
     view.on_plan(KeyChanged(bucket="plan", key=MODEL, value=plan((0, lower), (1_000, upper)), revision=1))
     for name in names:
-        free = 1_000 if name in with_room else 0
-        told = LoadReported(
-            instance=name,
-            incarnation=5,
-            model=MODEL,
-            stage="s0" if name in lower else "s1",
-            plan_epoch=1,
-            at_ns=START_NS,
-            tokens=0,
-            waiting_tokens=0,
-            running=0,
-            waiting=0,
-            blocks_free=free,
-            blocks_total=2_000,
-        )
-        assert view.on_load(told, START_NS)
+        blocks = {"blocks_free": 1_000 if name in with_room else 0, "blocks_total": 2_000}
+        stage = "s0" if name in lower else "s1"
+        assert view.on_load(plain(LoadReported, instance=name, stage=stage, at_ns=START_NS, **blocks), START_NS)
     return view
 
 

@@ -21,7 +21,7 @@ from millrace.contracts.status import (
 )
 from rich.console import Console
 
-from tests.testbed.messages import plain_record, plain_summary
+from tests.testbed.messages import plain, plain_record, plain_summary
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -273,16 +273,7 @@ def staged(*, covered: bool = False) -> ClusterView:
 
 
 def moved_boundary(length: int, plan_epoch: int) -> BoundaryMoved:
-    return BoundaryMoved(
-        model="tiny",
-        stage="s0",
-        next_stage="s1",
-        length=length,
-        plan_epoch=plan_epoch,
-        version=1,
-        keeper="w0",
-        at_ns=T0,
-    )
+    return plain(BoundaryMoved, model="tiny", length=length, plan_epoch=plan_epoch, keeper="w0", at_ns=T0)
 
 
 def test_instances_stand_by_stage_and_stages_sum_up_theirs() -> None:

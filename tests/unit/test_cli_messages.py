@@ -17,21 +17,16 @@ from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.leases import EndLease, KvRefused, LeaseKv, MigrationPrepared, PullKv
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrateSequence, MigrationCost, MigrationFinished, MigrationOutcome
-from millrace.contracts.observers import CandidateScore, DecisionMade
+from millrace.contracts.observers import CandidateScore
 from millrace.contracts.worker import AcknowledgeSequences, Sampling, SubmitSequence
+
+from tests.testbed.messages import decision, plain
 
 AT_NS = 1_795_245_192_986_000_000
 HEADERS = {"Mr-Type": "SubmitSequence/2", "Mr-Sender": "ingress-0", "Mr-Request": "r1", "traceparent": "00-a-b-01"}
 
-SUBMIT = SubmitSequence(
-    sequence="r1.0",
-    epoch=2,
-    ingress="ingress-0",
-    ingress_incarnation=1,
-    prompt_token_ids=list(range(5_000)),
-    output_token_ids=[1, 2],
-    sampling=Sampling(max_tokens=64, temperature=0.0),
-)
+TOKENS = {"prompt_token_ids": list(range(5_000)), "output_token_ids": [1, 2]}
+SUBMIT = plain(SubmitSequence, sequence="r1.0", epoch=2, sampling=Sampling(max_tokens=64), **TOKENS)
 
 
 def reading(payload: bytes, headers: dict[str, str] | None = None) -> DecodedMessage:
@@ -78,18 +73,9 @@ def test_long_arrays_are_bounded_and_counted() -> None:
 
 
 def test_a_decision_shows_who_was_chosen_by_what_with_which_scores() -> None:
-    decision = DecisionMade(
-        request="r1",
-        sequences=["r1.0"],
-        epoch=0,
-        kind="dispatch",
-        policy="least_tokens",
-        model="tiny",
-        chosen="w0",
-        reason="fewest tokens",
-        scores=[CandidateScore("w0", 12.0), CandidateScore("w1", 0.0, "draining")],
-    )
-    assert "dispatch to w0 by least_tokens [w0:12 w1:draining] fewest tokens" in line(decision)
+    scores = [CandidateScore("w0", 12.0), CandidateScore("w1", 0.0, "draining")]
+    made = decision("r1", policy="least_tokens", reason="fewest tokens", scores=scores)
+    assert "dispatch to w0 by least_tokens [w0:12 w1:draining] fewest tokens" in line(made)
 
 
 def test_an_unknown_version_is_read_without_types() -> None:
@@ -164,25 +150,9 @@ def test_the_prefix_may_be_left_out(given_subject: str, full: str) -> None:
 KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=8, blocks=99, copiers=[CopierKind.SHARED_MEMORY])
 M = "0ab672b7848f"
 
-FINISHED = MigrationFinished(
-    migration=M,
-    sequence="r.0",
-    model="m",
-    source="w0",
-    target="w1",
-    outcome=MigrationOutcome.MOVED,
-    reason=MoveReason.HANDOFF,
-    epoch=2,
-    cost=MigrationCost(
-        tokens=84,
-        rounds=1,
-        bytes=2**20,
-        descriptors=2,
-        copier="shared_memory",
-        frozen_ns=4_000_000,
-        duration_ns=60_000_000,
-    ),
-)
+SPANS = {"frozen_ns": 4_000_000, "duration_ns": 60_000_000}
+COST = MigrationCost(tokens=84, rounds=1, bytes=2**20, descriptors=2, copier="shared_memory", **SPANS)
+FINISHED = plain(MigrationFinished, migration=M, sequence="r.0", reason=MoveReason.HANDOFF, epoch=2, cost=COST)
 
 #: Of a move: ids by their first digits, spans and sizes with their units, lists bounded.
 CONVERSATION: tuple[tuple[Body, str], ...] = (

@@ -15,13 +15,14 @@ from millrace.cli.errors import CliError
 from millrace.cli.role import taken
 from millrace.cli.scale import wanted
 from millrace.cli.status_table import cluster_tables
-from millrace.contracts.broker import MoveReason
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from rich.console import Console
+
+from tests.testbed.messages import plain
 
 T0 = 1_700_000_000_000_000_000
 BOTH, PREFILL, DECODE = InstanceRole
@@ -67,18 +68,12 @@ def test_a_number_is_what_it_says_and_a_change_counts_those_that_are_meant() -> 
 
 def test_every_refusal_has_words_and_is_told_with_its_code_and_details() -> None:
     assert set(migrate.REFUSALS) == set(KvRefusal)
-    body = MigrationFinished(
-        migration="m1",
-        sequence="r1.0",
-        model="m",
-        reason=MoveReason.ORDER,
-        epoch=1,
-        source="worker-0",
-        target="worker-9",
-        outcome=MigrationOutcome.REFUSED,
-        refusal=KvRefusal.NO_TARGET,
-        detail="worker-9 is not registered",
-    )
+    refused = {
+        "outcome": MigrationOutcome.REFUSED,
+        "refusal": KvRefusal.NO_TARGET,
+        "detail": "worker-9 is not registered",
+    }
+    body = plain(MigrationFinished, sequence="r1.0", source="worker-0", target="worker-9", **refused)
     way = "r1.0 worker-0 → worker-9  refused: no instance can take it"
     assert migrate.told(body) == f"{way} (no_target: worker-9 is not registered)"
 

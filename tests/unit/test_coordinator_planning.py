@@ -13,7 +13,7 @@ from millrace.actor.group import ActorGroup
 from millrace.contracts.coordinator import PlanProposed
 from millrace.contracts.local import KeyChanged, TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.observers import RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
 from millrace.enginemodel.coefficients import load_step_time
@@ -25,7 +25,7 @@ from services.coordinator.config import CoordinatorConfig, StagesConfig
 from services.coordinator.instance_models import InstanceModels
 from services.coordinator.plan_writing import HOMES_MAX, PlanWriting
 from services.coordinator.stages import StagesActor
-from tests.testbed.messages import plain_record, plain_summary
+from tests.testbed.messages import decision, plain, plain_record, plain_summary
 
 S = 1_000_000_000
 MODEL = "llama"
@@ -108,29 +108,13 @@ class Story:
 
     def place(self, request: str, prompt: int, *, at_ns: int, choices: int = 1) -> None:
         """A request arrives."""
-        self.send(
-            DecisionMade(
-                request=request,
-                sequences=[f"{request}/{index}" for index in range(choices)],
-                epoch=0,
-                kind="dispatch",
-                policy="p",
-                model=MODEL,
-                chosen="w00",
-                reason="",
-                prompt_tokens=prompt,
-                max_tokens=100_000,
-            ),
-            at_ns,
-        )
+        sequences = [f"{request}/{index}" for index in range(choices)]
+        tokens = {"prompt_tokens": prompt, "max_tokens": 100_000}
+        self.send(decision(request, sequences=sequences, model=MODEL, **tokens), at_ns)
 
     def end(self, request: str, outputs: list[int]) -> None:
         """It ends."""
-        self.send(
-            RequestFinished(
-                request=request, model=MODEL, outcome="completed", ingress="i", prompt_tokens=9, output_tokens=outputs
-            )
-        )
+        self.send(plain(RequestFinished, request=request, model=MODEL, prompt_tokens=9, output_tokens=outputs))
 
     def requests(self) -> int:
         known: int = self.stages.snapshot()["planning"][MODEL]["requests"]

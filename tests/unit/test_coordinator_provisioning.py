@@ -12,7 +12,7 @@ from millrace.actor.errors import ConfigError
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import BucketReady, KeyChanged, KeyPut, Replied, RequestFailed, RequestFailure, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
-from millrace.contracts.observers import CandidateForecast, DecisionMade, ProvisioningDecided, RequestFinished
+from millrace.contracts.observers import CandidateForecast, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
 from millrace.contracts.status import PresenceState, ServicePresence
@@ -23,7 +23,7 @@ from services.coordinator.config import CoordinatorConfig, ProvisioningConfig
 from services.coordinator.fleet import SAMPLES_MAX
 from services.coordinator.leased_plans import LEASE_NS
 from services.coordinator.provisioning import STOP_GRACE_NS
-from tests.testbed.messages import plain_record, plain_summary
+from tests.testbed.messages import decision, plain_record, plain_summary
 from tests.unit.coordinator_bench import timers
 
 S = 1_000_000_000
@@ -93,23 +93,8 @@ class Bench:
         return [effect for name in timers(self.actor) for effect in self.send(TimerFired(name=name))]
 
     def placed(self, e2e_s: float, *, note: str = "", kind: str = "dispatch") -> None:
-        forecasts = [
-            CandidateForecast("other", e2e_ns=99 * S),
-            CandidateForecast("a", e2e_ns=int(e2e_s * S), note=note),
-        ]
-        self.send(
-            DecisionMade(
-                request="r",
-                sequences=["r.0"],
-                epoch=0,
-                kind=kind,
-                policy="forecast",
-                model=MODEL,
-                chosen="a",
-                reason="",
-                forecasts=forecasts,
-            )
-        )
+        chosen = CandidateForecast("a", e2e_ns=int(e2e_s * S), note=note)
+        self.send(decision("r", kind=kind, chosen="a", forecasts=[CandidateForecast("other", e2e_ns=99 * S), chosen]))
 
     def slow(self) -> list[Effect]:
         """A cool-down passes and a slow forecast comes: whatever is asked for then."""

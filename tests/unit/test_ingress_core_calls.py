@@ -31,6 +31,7 @@ from services.ingress.calls.messages import (
     Usage,
 )
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig, TaggingConfig
+from tests.testbed.messages import plain
 from tests.unit.ingress_core import MODEL, NO_TAG, PLAIN, SECOND, START, Bench, chunk, ids, instance_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -756,14 +757,7 @@ def test_a_call_that_fails_over_or_fails_is_traced_from_then_on_though_it_was_no
 def test_a_type_that_it_does_not_take_changes_nothing_and_is_answered_where_an_answer_is_wanted():
     bench = Bench()
     before = bench.actor.snapshot()
-    body = SubmitSequence(
-        sequence="x.0",
-        epoch=0,
-        ingress="i",
-        ingress_incarnation=1,
-        prompt_token_ids=[1],
-        sampling=Sampling(max_tokens=1),
-    )
+    body = plain(SubmitSequence, sequence="x.0", prompt_token_ids=[1])
     assert bench.send(body) == []
     (answer,) = bench.send(body, reply_to="inbox")
     assert isinstance(answer, Reply)

@@ -10,6 +10,7 @@ from millrace.policies.dispatch.view import InstanceView
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.cluster.instances import StageCandidates
 from services.ingress.cluster.stage_routing import first_with_room
+from tests.testbed.messages import plain
 
 CUTS = (0, 100, 1000, None)
 
@@ -23,16 +24,8 @@ def plan(epoch: int = 5, boundary_epoch: int = 3, cuts: tuple[int | None, ...] =
 
 
 def moved(length: int, *, stage: int = 0, epoch: int = 5, version: int = 1) -> BoundaryMoved:
-    return BoundaryMoved(
-        model="m",
-        stage=f"s{stage}",
-        next_stage=f"s{stage + 1}",
-        length=length,
-        plan_epoch=epoch,
-        version=version,
-        keeper="w1",
-        at_ns=1,
-    )
+    cut = {"stage": f"s{stage}", "next_stage": f"s{stage + 1}", "length": length, "keeper": "w1"}
+    return plain(BoundaryMoved, plan_epoch=epoch, version=version, **cut)
 
 
 def view(first: Plan) -> IngressClusterView:

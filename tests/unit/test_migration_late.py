@@ -38,6 +38,7 @@ from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
 from services.worker.actor import WorkerActor
 from services.worker.config import WorkerLimits
 from services.worker.status_messages import Identity
+from tests.testbed.messages import plain
 from tests.testbed.modelled_tokens import tokens_after
 from tests.unit.moving_rig import STEP_TIME
 
@@ -164,14 +165,8 @@ class World:
         return self.simulation.add(migrator, node=name, accepts=MIGRATOR_ACCEPTS)
 
     def submit(self, sequence: str, prompt: list[int], max_tokens: int) -> None:
-        body = SubmitSequence(
-            sequence=sequence,
-            epoch=0,
-            ingress="i0",
-            ingress_incarnation=1,
-            prompt_token_ids=prompt,
-            sampling=Sampling(max_tokens=max_tokens, temperature=0.0),
-        )
+        sampling = Sampling(max_tokens=max_tokens, temperature=0.0)
+        body = plain(SubmitSequence, sequence=sequence, prompt_token_ids=prompt, sampling=sampling)
         self.simulation.publish(SUBJECTS.engine("a", "submit"), body)
 
     def run(self, ms: int) -> None:

@@ -13,15 +13,13 @@ import pytest
 from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Subscribe, Unsubscribe
 from millrace.actor.errors import ConfigError
-from millrace.contracts.broker import LoadReported, LoadsReported, MoveBid, MoveReason
+from millrace.contracts.broker import LoadReported, LoadsReported, MoveBid
 from millrace.contracts.local import KeyChanged, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import CandidateForecast, DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
-    BatchComposition,
-    EngineTotals,
     InstanceRecord,
     PresenceState,
     SequenceState,
@@ -36,6 +34,8 @@ from services.page.config import PageConfig
 from services.page.server import BEHIND_BYTES, PageServer
 from services.page.tables import SEGMENT_MS, Past
 from simulator.scenarios.shown_run import SimulationServer
+from tests.testbed import messages
+from tests.testbed.messages import plain, plain_record, plain_snapshot
 
 SECOND = 1_000_000_000
 BEGIN = 1_000 * SECOND
@@ -89,35 +89,13 @@ class World:
 
 
 def record(name: str) -> InstanceRecord:
-    return InstanceRecord(
-        instance=name,
-        incarnation=1,
-        model="m",
-        engine="vllm",
-        engine_version="1",
-        blocks_total=100,
-        block_size=16,
-        max_model_len=4096,
-        max_sequences=8,
-        token_budget=512,
-    )
+    return plain_record(name, engine="vllm")
 
 
 def decision(request: str, chosen: str, kind: str = "dispatch", **fields: Any) -> DecisionMade:
-    return DecisionMade(
-        request=request,
-        sequences=[f"{request}.0"],
-        epoch=0,
-        kind=kind,
-        policy="forecast",
-        model="m",
-        chosen=chosen,
-        reason="forecast to end first",
-        prompt_tokens=100,
-        max_tokens=500,
-        forecasts=[CandidateForecast(chosen, ttft_ns=SECOND // 4, e2e_ns=2 * SECOND)],
-        **fields,
-    )
+    forecasts = [CandidateForecast(chosen, ttft_ns=SECOND // 4, e2e_ns=2 * SECOND)]
+    told = {"reason": "forecast to end first", "prompt_tokens": 100, "max_tokens": 500, "forecasts": forecasts}
+    return messages.decision(request, chosen=chosen, kind=kind, **told, **fields)
 
 
 def snapshot(instance: str, running: dict[str, int], waiting: tuple[str, ...] = (), **fields: Any) -> StatusSnapshot:
@@ -126,38 +104,20 @@ def snapshot(instance: str, running: dict[str, int], waiting: tuple[str, ...] = 
     def status(sequence: str, state: SequenceState, output: int) -> SequenceStatus:
         return SequenceStatus(sequence, state, 100, 100, output, 500, 7, BEGIN)
 
-    values: dict[str, Any] = {"step": 1, "at_ns": BEGIN, "totals": EngineTotals(), "incarnation": 1} | fields
-    return StatusSnapshot(
-        instance=instance,
-        model="m",
+    return plain_snapshot(
+        instance,
         running=[status(each, SequenceState.RUNNING, output) for each, output in running.items()],
         waiting=[status(each, SequenceState.WAITING, 0) for each in waiting],
-        blocks_free=90,
-        blocks_total=100,
-        preemptions=0,
-        step_duration_ns=1,
-        batch=BatchComposition(),
-        **values,
+        **{"at_ns": BEGIN, "blocks_free": 90} | fields,
     )
 
 
 def finished(request: str, outcome: str = "completed") -> RequestFinished:
-    return RequestFinished(
-        request=request, model="m", outcome=outcome, ingress="i", output_tokens=[5], instances=["w0"], detail="why"
-    )
+    return plain(RequestFinished, request=request, outcome=outcome, output_tokens=[5], detail="why")
 
 
 def migrated(sequence: str, outcome: MigrationOutcome, source: str = "w0", target: str = "w1") -> MigrationFinished:
-    return MigrationFinished(
-        migration="x",
-        sequence=sequence,
-        model="m",
-        source=source,
-        target=target,
-        outcome=outcome,
-        reason=MoveReason.BALANCE,
-        epoch=1,
-    )
+    return plain(MigrationFinished, sequence=sequence, source=source, target=target, outcome=outcome)
 
 
 def presence(role: str, name: str, state: PresenceState = PresenceState.ALIVE, **fields: Any) -> ServicePresence:
@@ -257,21 +217,7 @@ def test_plan_and_load_are_told() -> None:
     plan = Plan(model="m", epoch=3, stages=[stage], coordinator="c", reason="as asked")
     world.hear(snapshot("w0", {}))
     world.hear(KeyChanged(bucket="plan", key="m", value=plan, revision=1))
-    load = LoadReported(
-        instance="w1",
-        incarnation=1,
-        model="m",
-        stage="s0",
-        plan_epoch=3,
-        at_ns=BEGIN,
-        tokens=10,
-        waiting_tokens=0,
-        running=4,
-        waiting=2,
-        blocks_free=50,
-        blocks_total=100,
-        why="balance: nothing offered",
-    )
+    load = plain(LoadReported, instance="w1", incarnation=1, at_ns=BEGIN, why="balance: nothing offered")
     world.hear(LoadsReported(loads=[load]), 2 * SECOND)
     assert world.row("plan", "m")["stages"][0]["roles"] == {"w0": "prefill"}
     assert world.row("report", "w1")["why"] == "balance: nothing offered"

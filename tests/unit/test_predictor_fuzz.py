@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from millrace.actor.effects import Reply
-from millrace.contracts.broker import MoveReason
 from millrace.contracts.local import BusDisconnected, BusReconnected, TimerFired
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
@@ -15,6 +14,7 @@ from millrace.contracts.predictor import LatencyPrediction, NoPrediction
 from millrace.contracts.status import BatchComposition, PresenceState, SequenceState, ServicePresence
 from millrace.kvcache.chain import pack_hashes
 
+from tests.testbed.messages import plain
 from tests.unit.predictor_rig import MS, Predictor, decision, outcome, question, record, snapshot, status
 
 NUMBERS = (-(1 << 62), -1, 0, 1, 2, 7, 15, 16, 17, 100, 2_047, 2_048, 5_000, 1 << 31, 1 << 40, (1 << 63) - 1)
@@ -109,17 +109,10 @@ class Speaker:
     def move(self) -> Body:
         """Of a sequence that is known or not, between instances that are."""
         rng = self.rng
-        return MigrationFinished(
-            migration="g",
-            sequence=f"r{rng.randrange(20)}.{rng.choice((0, 0, 1))}",
-            model="m",
-            source=rng.choice(NAMES),
-            target=rng.choice(NAMES),
-            outcome=rng.choice((MigrationOutcome.MOVED, MigrationOutcome.MOVED, MigrationOutcome.ABORTED)),
-            reason=MoveReason.DRAIN,
-            epoch=1,
-            **self.blocks(),
-        )
+        outcome = rng.choice((MigrationOutcome.MOVED, MigrationOutcome.MOVED, MigrationOutcome.ABORTED))
+        sequence = f"r{rng.randrange(20)}.{rng.choice((0, 0, 1))}"
+        way = {"source": rng.choice(NAMES), "target": rng.choice(NAMES)}
+        return plain(MigrationFinished, sequence=sequence, outcome=outcome, **way, **self.blocks())
 
     def found(self) -> dict[str, Any]:
         """Generate the figures of cached tokens: those predicted, and those found."""

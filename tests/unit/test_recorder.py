@@ -4,28 +4,18 @@ from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Log
 from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.observers import RequestFinished
 from millrace.contracts.plan import Lease
-from millrace.contracts.status import EngineTotals, InstanceRecord, InstanceSummary, LoadIndicators
+from millrace.contracts.status import EngineTotals, InstanceSummary, LoadIndicators
 from millrace.kvcache.chain import pack_hashes
 from millrace.workloads.recording import InstanceSeen, RecordingRow, RequestServed, StepsComputed
 
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.recorder import KeepRows, RecorderActor, RecordingFailed
+from tests.testbed.messages import decision, plain, plain_record, plain_summary
 
 T0 = 1_700_000_000_000_000_000
-RECORD = InstanceRecord(
-    instance="w",
-    incarnation=1,
-    model="m",
-    engine="modelled",
-    engine_version="1",
-    max_model_len=1024,
-    block_size=16,
-    blocks_total=64,
-    max_sequences=8,
-    token_budget=256,
-)
+RECORD = plain_record("w")
 
 
 class Recorder:
@@ -48,36 +38,13 @@ class Recorder:
 
     def serve(self, request: str, blocks: list[int], output: tuple[int, ...] = ()) -> None:
         """One request whose prompt, and then output, has these blocks."""
+        tokens, hashes = 16 * len(blocks), {"block_size": 16, "block_hashes": pack_hashes(blocks)}
+        expected = {"max_tokens": 40, "expected_output_tokens": 9.0}
+        ended = {"output_tokens": [12], "instances": ["w"], "block_hashes": pack_hashes(output)}
+        times = {"arrival_ns": T0, "placed_ns": T0 + 5, "ttft_ns": 100, "e2e_ns": 900}
         self.hear(
-            DecisionMade(
-                request=request,
-                sequences=[f"{request}.0"],
-                epoch=0,
-                kind="dispatch",
-                policy="forecast",
-                model="m",
-                chosen="w",
-                reason="",
-                prompt_tokens=16 * len(blocks),
-                max_tokens=40,
-                expected_output_tokens=9.0,
-                block_size=16,
-                block_hashes=pack_hashes(blocks),
-            ),
-            RequestFinished(
-                request=request,
-                model="m",
-                outcome="completed",
-                ingress="i",
-                prompt_tokens=16 * len(blocks),
-                output_tokens=[12],
-                arrival_ns=T0,
-                placed_ns=T0 + 5,
-                ttft_ns=100,
-                e2e_ns=900,
-                instances=["w"],
-                block_hashes=pack_hashes(output),
-            ),
+            decision(request, chosen="w", prompt_tokens=tokens, **expected, **hashes),
+            plain(RequestFinished, request=request, prompt_tokens=tokens, **ended, **times),
         )
 
 
@@ -95,13 +62,8 @@ def test_a_request_is_a_row_that_says_which_prompt_it_begins_like() -> None:
     assert [(row.number, row.like, row.shared) for row in rows] == [(0, -1, 0), (1, 0, 2), (2, 0, 4), (3, -1, 0)]
     first = rows[0]
     assert (first.prompt, first.outputs, first.max_tokens, first.expected) == (48, (12,), 40, 9.0)
-    assert (first.ttft_ns, first.e2e_ns, first.placed_ns, first.policy, first.instance) == (
-        100,
-        900,
-        5,
-        "forecast",
-        "w",
-    )
+    assert (first.ttft_ns, first.e2e_ns, first.placed_ns) == (100, 900, 5)
+    assert (first.policy, first.instance) == ("forecast", "w")
 
 
 def test_another_coordinators_models_are_not_recorded() -> None:
@@ -122,22 +84,8 @@ def test_an_instance_is_a_row_once_before_what_it_served() -> None:
 
 
 def summary(at_ns: int, running: int, steps: int) -> InstanceSummary:
-    return InstanceSummary(
-        instance="w",
-        incarnation=1,
-        model="m",
-        at_ns=at_ns,
-        running=running,
-        waiting=2,
-        running_tokens=0,
-        waiting_prefill_tokens=0,
-        blocks_free=1,
-        blocks_total=64,
-        block_size=16,
-        preemptions=steps // 10,
-        output_tokens_total=0,
-        indicators=LoadIndicators(totals=EngineTotals(steps, steps * 10, steps * 2, steps * 3, steps * 4)),
-    )
+    load = LoadIndicators(totals=EngineTotals(steps, steps * 10, steps * 2, steps * 3, steps * 4))
+    return plain_summary("w", at_ns=at_ns, running=running, waiting=2, preemptions=steps // 10, indicators=load)
 
 
 def test_steps_count_between_summaries_of_a_busy_engine_only() -> None:

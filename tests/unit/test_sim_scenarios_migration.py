@@ -25,20 +25,13 @@ from simulator.scenarios.reading import ScenarioError, scenario_of
 from simulator.scenarios.running import ScenarioOutcome
 from simulator.scenarios.statistics import summarise
 from simulator.scenarios.tables import run_tables
+from tests.testbed.messages import plain
 
 GROUPS = {"cluster": {"groups": [{"name": "front", "instances": 2}, {"name": "back", "instances": 11}]}}
 
-FINISHED = MigrationFinished(
-    migration="m1",
-    sequence="r1.0",
-    model="modelled",
-    source="front-0",
-    target="back-00",
-    outcome=MigrationOutcome.MOVED,
-    reason=MoveReason.HANDOFF,
-    epoch=2,
-    cost=MigrationCost(tokens=300, bytes=4096, rounds=1, frozen_ns=2_000_000, duration_ns=9_000_000),
-)
+COST = MigrationCost(tokens=300, bytes=4096, rounds=1, frozen_ns=2_000_000, duration_ns=9_000_000)
+ROUTE = {"source": "front-0", "target": "back-00", "reason": MoveReason.HANDOFF}
+FINISHED = plain(MigrationFinished, sequence="r1.0", model="modelled", cost=COST, **ROUTE)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from millrace.actor.engine import EngineSequence, EngineSnapshot
 from millrace.contracts.kv import KvGroup, KvNeed
-from millrace.contracts.status import BatchComposition, EngineTotals, PhaseQueues, SequenceState, SequenceStatus
+from millrace.contracts.status import EngineTotals, PhaseQueues, SequenceState, SequenceStatus
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
@@ -13,6 +13,7 @@ from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.tokens import OutputLengths
 
 from services.worker.indicators import blocks_to_come, load_indicators
+from tests.testbed.messages import plain
 
 TOTALS = EngineTotals(7, 70, 5, 300, 900)
 
@@ -24,18 +25,7 @@ def entry(
 
 
 def snapshot(running: list[SequenceStatus], waiting: list[SequenceStatus]) -> EngineSnapshot:
-    return EngineSnapshot(
-        step=7,
-        at_ns=60,
-        running=running,
-        waiting=waiting,
-        blocks_free=10,
-        blocks_total=20,
-        preemptions=1,
-        step_duration_ns=10,
-        batch=BatchComposition(),
-        totals=TOTALS,
-    )
+    return plain(EngineSnapshot, at_ns=60, running=running, waiting=waiting, totals=TOTALS)
 
 
 def test_sequences_are_counted_by_phase_and_queue() -> None:

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import pytest
 from millrace.actor.engine import EngineSnapshot
-from millrace.contracts.status import BatchComposition
 
 from services.worker.indicators import load_indicators
 from services.worker.vllm_engine.device_memory import MemoryBusy
+from tests.testbed.messages import plain
 
 S = 1_000_000_000
 
 
 def snapshot(at_ns: int) -> EngineSnapshot:
-    return EngineSnapshot(
-        step=1,
-        at_ns=at_ns,
-        running=[],
-        waiting=[],
-        blocks_free=1,
-        blocks_total=1,
-        preemptions=0,
-        step_duration_ns=0,
-        batch=BatchComposition(),
-    )
+    return plain(EngineSnapshot, at_ns=at_ns)
 
 
 def test_the_mean_of_an_engines_devices_is_read_once_a_second_and_reaches_the_indicators() -> None:

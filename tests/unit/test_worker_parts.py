@@ -15,7 +15,7 @@ from millrace.actor.config import load_config
 from millrace.actor.engine import EngineSnapshot
 from millrace.actor.errors import ConfigError
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus
+from millrace.contracts.status import SequenceState, SequenceStatus
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.worker import state
@@ -25,6 +25,7 @@ from services.worker.state import Held, Ledger, by_ingress
 from services.worker.vllm_engine import names
 from services.worker.vllm_engine.hangs import LivenessJudge, cpu_time_ns
 from services.worker.vllm_engine.snapshot_buffer import SIZE, SnapshotReader, SnapshotWriter, create
+from tests.testbed.messages import plain
 
 
 def held(sequence: str = "r.0", **fields: object) -> Held:
@@ -180,17 +181,8 @@ def test_figures_reach_prometheus_per_instance() -> None:
     figures.output_tokens = 12
     figures.refused["full"] = 3
     figures.step.observe(0.004)
-    last = EngineSnapshot(
-        step=4,
-        at_ns=1,
-        running=[SequenceStatus("r.0", SequenceState.RUNNING, 1, 1, 1, 1, 1, 1)],
-        waiting=[],
-        blocks_free=30,
-        blocks_total=32,
-        preemptions=2,
-        step_duration_ns=1,
-        batch=BatchComposition(),
-    )
+    running = [SequenceStatus("r.0", SequenceState.RUNNING, 1, 1, 1, 1, 1, 1)]
+    last = plain(EngineSnapshot, running=running, blocks_free=30, preemptions=2)
     registry = CollectorRegistry()
     registry.register(WorkerCollector(lambda: [("w0", figures, last, 5)]))
     text = generate_latest(registry).decode()

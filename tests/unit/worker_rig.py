@@ -17,6 +17,7 @@ from millrace.contracts.worker import Sampling, SubmitSequence
 from services.worker.actor import WorkerActor
 from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.status_messages import Identity
+from tests.testbed.messages import plain
 
 MS = 1_000_000
 START = 1_000_000_000 * 1_000_000_000
@@ -95,16 +96,10 @@ def out(*tokens: int, sequence: str = "r1.0", **fields: Any) -> StepOutput:
 
 def snapshot(at_ns: int, *, step: int = 1, running: int = 0) -> EngineSnapshot:
     entries = [SequenceStatus(f"s{i}.0", SequenceState.RUNNING, 10, 12, 3, 20, 1, at_ns) for i in range(running)]
-    return EngineSnapshot(
-        step=step,
-        at_ns=at_ns,
-        running=entries,
-        waiting=[],
-        blocks_free=32 - running,
-        blocks_total=32,
-        preemptions=0,
-        step_duration_ns=2 * MS,
-        batch=BatchComposition(decodes=running),
+    blocks = {"blocks_free": 32 - running, "blocks_total": 32}
+    batch = BatchComposition(decodes=running)
+    return plain(
+        EngineSnapshot, step=step, at_ns=at_ns, running=entries, batch=batch, step_duration_ns=2 * MS, **blocks
     )
 
 
