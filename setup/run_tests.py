@@ -4,11 +4,10 @@
     python setup/run_tests.py --fast          # what needs no engine and no process
     python setup/run_tests.py tests/unit -k broker
 
-Tests without I/O come first, on all cores. Tests of real engines then run in two lanes side by side, each on cores of
-its own: engines beside each other on the same cores would take turns, and a thread pool that spins for its turn takes
-more than half of both. A lane that has ended a group of tests takes the next one, so that both end together. Groups
-that mostly wait run beside all that, on any core, the first of them from the beginning; engines let their services go
-first. On one core, and where arguments for pytest are given, there is one run.
+Tests that compute run in two lanes side by side, each on cores of its own: engines beside each other on the same cores
+would take turns, and a thread pool that spins for its turn takes more than half of both. A lane that has ended a group
+of tests takes the next one, short ones last, so that both end together. Groups that mostly wait run beside them, on any
+core; engines let their services go first. On one core, and where arguments for pytest are given, there is one run.
 """
 
 import importlib.util
@@ -24,14 +23,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Folders without sockets, clocks or sleeps; conftest.py holds them to it (tidy only reads files).
-PURE = ("tests/tidy", "tests/unit", "tests/sim", "papers")
+PURE = {"unit": ("tests/tidy", "tests/unit"), "sim": ("tests/sim", "papers")}
 #: Folders whose tests start processes.
 PROCESSES = ("tests/contract", "tests/live", "tests/engine")
-#: Their groups, each for one run of pytest, in the order in which lanes take them: the longest first. Tests that share
-#: an engine or a cluster are in one group, and each group with real engines imports vLLM once more.
-GROUPS = {
-    "live-a-m": ("tests/live/test_[a-m]*.py",),
-    "live-n-z": ("tests/live/*",),
+#: All groups, each for one run of pytest. Tests that share an engine or a cluster are in one group, and each group with
+#: real engines imports vLLM once more. A group without I/O has one process on one core: two workers of pytest-xdist
+#: would both import all of its tests.
+GROUPS = PURE | {
+    "live-a-l": ("tests/live/test_[a-l]*.py",),
+    "live-m-z": ("tests/live/*",),
     "clusters": (
         "tests/engine/two_*",
         "tests/engine/test_*_worker.py",
@@ -42,10 +42,11 @@ GROUPS = {
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
 }
-#: Groups that wait for most of their time, for half a core or less: beside tests without I/O, and beside the lanes.
-WAITING = ("live-n-z", "live-a-m")
-#: Lanes of the other groups.
+#: Groups that wait for most of their time, for half a core or less: beside the lanes.
+WAITING = ("live-a-l", "live-m-z")
+#: Lanes of the other groups, and the order in which they take them: the longest first, and what fails quickly.
 LANES = 2
+COMPUTING = ("engines", "unit", "clusters", "sim", "contract")
 #: Suites that are quick and touch every layer.
 FAST = (
     "tests/tidy",
@@ -71,7 +72,7 @@ def main(words: list[str]) -> int:
     if words:
         return _told(_pytest(*words))
     if len(cores) < LANES:
-        return _told(_pytest(*PURE, *PROCESSES))
+        return _told(_pytest(*sum(PURE.values(), ()), *PROCESSES))
     return _told(_lanes(cores))
 
 
@@ -97,40 +98,37 @@ def _environment() -> dict[str, str]:
 
 
 def _lanes(cores: list[int]) -> int:
-    """Runs tests without I/O on all cores, then those that start processes: engines on cores of a lane each."""
-    groups = process_groups()
-    computing = deque((name, paths) for name, paths in groups.items() if name not in WAITING)
-    early, late = (deque([(name, groups[name])]) for name in WAITING)
-    runs = [Run("pure", _command("pure", *_parallel(len(cores)), *PURE))]
+    """Runs all groups: those of the lanes on cores of a lane each, those that wait on any."""
+    groups = all_groups()
+    computing = deque(name for name in COMPUTING if name in groups)
     share = len(cores) // LANES
-    lanes = [threading.Thread(target=_lane, args=(early, cores, runs))]
-    lanes[0].start()
-    runs[0].wait()
-    for lane in range(LANES):
-        lanes.append(threading.Thread(target=_lane, args=(computing, cores[lane * share :][:share], runs)))
-    lanes.append(threading.Thread(target=_lane, args=(late, cores, runs)))
-    for thread in lanes[1:]:
-        thread.start()
-    for thread in lanes:
-        thread.join()
+    queues = [(computing, cores[lane * share :][:share]) for lane in range(LANES)]
+    queues += [(deque([name]), cores) for name in WAITING]
+    runs: list[Run] = []
+    lanes = [threading.Thread(target=_lane, args=(names, groups, own, runs)) for names, own in queues]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
     for run in runs:
         print("\n".join([run.closing, *run.failed]), flush=True)
     return next((run.wait() for run in runs if run.wait()), 0)
 
 
-def _lane(groups: deque[tuple[str, list[str]]], cores: list[int], runs: list["Run"]) -> None:
+def _lane(names: deque[str], groups: dict[str, list[str]], cores: list[int], runs: list["Run"]) -> None:
     """Runs one group after the other on these cores, until none is left."""
-    while groups:
+    while names:
         try:
-            name, paths = groups.popleft()
+            name = names.popleft()
         except IndexError:  # the other lane was faster
             return
-        run = Run(name, [*_pinned(cores), *_command(name, *paths)])
+        spread = _parallel(len(cores)) if name in PURE else []
+        run = Run(name, [*_pinned(cores), *_command(name, *spread, *groups[name])])
         runs.append(run)
         run.wait()
 
 
-def process_groups() -> dict[str, list[str]]:
+def all_groups() -> dict[str, list[str]]:
     """Paths of each group, every test in the first one that names it; without vLLM none of tests/engine."""
     groups: dict[str, list[str]] = {}
     taken: set[Path] = set()

@@ -1,4 +1,4 @@
-"""Groups of tests that start processes: `setup/run_tests.py` runs every test file once."""
+"""Groups of tests: `setup/run_tests.py` runs every test file once."""
 
 import sys
 from collections import Counter
@@ -7,32 +7,32 @@ from pathlib import Path
 from setup import run_tests
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (*sum(run_tests.PURE.values(), ()), *run_tests.PROCESSES)
 
 
 def _files(path: Path) -> list[Path]:
     return sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
 
 
-def test_every_test_that_starts_processes_is_in_one_group(monkeypatch):
+def test_every_test_is_in_one_group(monkeypatch):
     monkeypatch.setattr(run_tests.importlib.util, "find_spec", lambda _: object())
-    groups = run_tests.process_groups()
+    groups = run_tests.all_groups()
     taken = Counter(file for paths in groups.values() for path in paths for file in _files(ROOT / path))
-    wanted = {file for folder in run_tests.PROCESSES for file in _files(ROOT / folder)}
+    wanted = {file for folder in FOLDERS for file in _files(ROOT / folder)}
     assert set(taken) == wanted
     assert set(taken.values()) == {1}
-    assert list(groups) == list(run_tests.GROUPS)
-    assert set(run_tests.WAITING) < set(groups)
+    assert sorted(groups) == sorted((*run_tests.WAITING, *run_tests.COMPUTING))
 
 
 def test_without_vllm_no_group_names_a_test_of_real_engines(monkeypatch):
     monkeypatch.setattr(run_tests.importlib.util, "find_spec", lambda _: None)
-    paths = [path for group in run_tests.process_groups().values() for path in group]
+    paths = [path for group in run_tests.all_groups().values() for path in group]
     assert paths
     assert not [path for path in paths if path.startswith("tests/engine")]
 
 
 def test_folders_without_processes_and_with_them_are_all_that_a_whole_run_covers():
-    named = {Path(path).name for path in (*run_tests.PURE, *run_tests.PROCESSES) if path.startswith("tests/")}
+    named = {Path(path).name for path in FOLDERS if path.startswith("tests/")}
     by_name_only = {"clients", "compose", "gpu", "model"}
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.rglob("test_*.py"))}
     assert folders - by_name_only == named
