@@ -110,12 +110,16 @@ class BenchEngine:
         sequence = EngineSequence(
             sequence=name, prompt_token_ids=prompt, sampling=sampling, output_token_ids=output or [], **fields
         )
+        self.bring(sequence)
+        return name
+
+    def bring(self, sequence: EngineSequence) -> None:
+        """Adds a sequence that has its id."""
 
         async def add() -> None:
             self.engine.add(sequence)
 
         self.loop.run_until_complete(add())
-        return name
 
     def cancel(self, *names: str) -> None:
         async def cancel() -> None:

@@ -28,10 +28,9 @@ from millrace.contracts.kv import KvEndpoint, KvHandover
 from millrace.contracts.worker import Sampling
 
 from tests.engine.bench_engine import BenchEngine, Decoded
+from tests.testbed.move_commands import NEVER_NS, handover_of, pull_of
 
 _ANSWERS = (KvLeaseTaken, SequenceStopped, KvRoomReserved, KvBlocksRead, KvDenied)
-#: Far later than any test.
-NEVER_NS = 1 << 62
 _SERIALS = itertools.count(1)
 
 
@@ -131,13 +130,7 @@ class Journey(msgspec.Struct, kw_only=True):
     ) -> Any:
         """Pulls what the last lease told."""
         assert self.leased is not None
-        command = PullIntoEngine(
-            migration=self.migration,
-            from_block=self.leased.from_block,
-            blocks=self.leased.blocks,
-            checksums=self.leased.checksums,
-            until_ns=until_ns,
-        )
+        command = pull_of(self.leased, until_ns=until_ns)
         said = ask(self.pair.target, damage(command) if damage else command)
         if isinstance(said, KvBlocksRead):
             self.have = max(self.have, said.from_block + said.blocks)
@@ -152,34 +145,18 @@ class Journey(msgspec.Struct, kw_only=True):
 
     def handover(self, *, read_ms: int = 60_000, **changes: Any) -> KvHandover:
         assert self.stopped is not None
-        handover = KvHandover(
-            migration=self.migration,
-            endpoint=self.endpoint(),
-            from_block=self.stopped.from_block,
-            blocks=self.stopped.blocks,
-            computed_tokens=self.stopped.computed_tokens,
-            read_ms=read_ms,
-            checksums=self.stopped.checksums,
-        )
-        return msgspec.structs.replace(handover, **changes)
+        return handover_of(self.stopped, self.endpoint(), read_ms=read_ms, **changes)
+
+    def given(self, output: list[int], handover: KvHandover) -> EngineSequence:
+        """The sequence as it comes to the target with such an output."""
+        fields = {"sequence": self.name, "prompt_token_ids": self.prompt, "sampling": self.sampling}
+        return EngineSequence(output_token_ids=output, handover=handover, **fields)
 
     def commit(self, **changes: Any) -> str:
         """The target takes it; returns its name there, which is the same."""
         assert self.stopped is not None
-        engine = self.pair.target
-        engine.decoded.pop(self.name, None)
-        sequence = EngineSequence(
-            sequence=self.name,
-            prompt_token_ids=self.prompt,
-            sampling=self.sampling,
-            output_token_ids=self.stopped.output_token_ids,
-            handover=self.handover(**changes),
-        )
-
-        async def add() -> None:
-            engine.engine.add(sequence)
-
-        engine.loop.run_until_complete(add())
+        self.pair.target.decoded.pop(self.name, None)
+        self.pair.target.bring(self.given(self.stopped.output_token_ids, self.handover(**changes)))
         return self.name
 
     def end(self, *, moved: bool) -> None:

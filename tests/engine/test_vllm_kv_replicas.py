@@ -7,7 +7,6 @@ from typing import Any
 
 from millrace.actor.engine import (
     EndLeaseInEngine,
-    EngineSequence,
     KvBlocksRead,
     KvDenied,
     KvLeaseTaken,
@@ -21,7 +20,8 @@ from millrace.actor.engine import (
 from millrace.contracts.kv import KvHandover, KvRefusal
 from millrace.contracts.worker import Sampling
 
-from tests.engine.moving import NEVER_NS, Journey, Pair, ask, begin, prompt_of, recomputed, settled, tell
+from tests.engine.moving import Journey, Pair, ask, begin, prompt_of, recomputed, settled, tell
+from tests.testbed.move_commands import NEVER_NS, pull_of
 
 BLOCK = 32
 GREEDY = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)
@@ -51,39 +51,16 @@ def replicate(journey: Journey) -> list[int]:
 
 
 def pull(journey: Journey, leased: Any, lease: str) -> PullIntoEngine:
-    return PullIntoEngine(
-        migration=journey.migration,
-        lease=lease,
-        from_block=leased.from_block,
-        blocks=leased.blocks,
-        checksums=leased.checksums,
-        until_ns=NEVER_NS,
-    )
+    return pull_of(leased, migration=journey.migration, lease=lease)
 
 
 def resume(journey: Journey, output: list[int], blocks: int) -> SequenceAdded:
     """The sequence continues at the target, with so many blocks of its replica."""
     target, since = journey.pair.target, len(journey.pair.target.events)
     target.decoded.pop(journey.name, None)
-    sequence = EngineSequence(
-        sequence=journey.name,
-        prompt_token_ids=journey.prompt,
-        sampling=journey.sampling,
-        output_token_ids=output,
-        handover=KvHandover(
-            migration=journey.migration,
-            endpoint=journey.endpoint(),
-            from_block=blocks,
-            blocks=[],
-            computed_tokens=blocks * BLOCK,
-            read_ms=0,
-        ),
-    )
-
-    async def add() -> None:
-        target.engine.add(sequence)
-
-    target.loop.run_until_complete(add())
+    replica = {"migration": journey.migration, "endpoint": journey.endpoint(), "from_block": blocks}
+    handover = KvHandover(blocks=[], computed_tokens=blocks * BLOCK, read_ms=0, **replica)
+    target.bring(journey.given(output, handover))
     found: list[SequenceAdded] = []
 
     def added() -> bool:

@@ -38,6 +38,7 @@ from tests.engine.moving import (
     tell,
     until_tokens,
 )
+from tests.testbed.move_commands import pull_of
 
 #: So many that a sequence still decodes when the next line of a test runs, however slow the machine.
 LONG = Sampling(max_tokens=600, seed=17, ignore_eos=True)
@@ -263,14 +264,7 @@ def test_a_reservation_that_ends_stops_what_is_read_into_it(pair: Pair) -> None:
     busy = [pair.target.add(prompt_of(8, salt=180 + index), LONG) for index in range(4)]
     pair.target.until(lambda: all(name in pair.target.decoded for name in busy))
     since = len(pair.target.events)
-    pull = PullIntoEngine(
-        migration=journey.migration,
-        from_block=0,
-        blocks=journey.leased.blocks,
-        checksums=journey.leased.checksums,
-        until_ns=NEVER_NS,
-    )
-    tell(pair.target, pull, UnreserveInEngine(migration=journey.migration))
+    tell(pair.target, pull_of(journey.leased), UnreserveInEngine(migration=journey.migration))
     _denied(answer(pair.target, journey.migration, since), KvRefusal.CANCELLED)
     pair.source.cancel(journey.name)
     pair.target.cancel(*busy)

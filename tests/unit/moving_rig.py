@@ -17,7 +17,6 @@ from millrace.actor.engine import (
     SequenceAdded,
     SequenceStopped,
 )
-from millrace.contracts.kv import KvHandover
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import modelled_endpoint
@@ -29,6 +28,8 @@ from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, Simulation
 from millrace.sim.stand_in import StandIn
+
+from tests.testbed.move_commands import brought, handover_of, pull_of
 
 PARAMETERS = EngineParameters(max_model_len=512, block_size=16, blocks_total=64, max_sequences=6, token_budget=128)
 STEP_TIME = LinearStepTime(fixed=1e6, per_decode=1e4, per_prefill_token=5e3)
@@ -121,33 +122,10 @@ class Side:
         return self.ask(command)
 
     def pull_of(self, leased: Any, *, within_ms: float = 2_000) -> PullIntoEngine:
-        return PullIntoEngine(
-            migration=leased.migration,
-            from_block=leased.from_block,
-            blocks=leased.blocks,
-            checksums=leased.checksums,
-            until_ns=self.world.simulation.now_ns + int(within_ms * MILLISECOND),
-        )
+        return pull_of(leased, until_ns=self.world.simulation.now_ns + int(within_ms * MILLISECOND))
 
     def bring(self, given: EngineSequence, stopped: SequenceStopped, source: Side, *, read_ms: int = 2_000) -> None:
-        handover = KvHandover(
-            migration=stopped.migration,
-            endpoint=source.kv,
-            from_block=stopped.from_block,
-            blocks=stopped.blocks,
-            computed_tokens=stopped.computed_tokens,
-            read_ms=read_ms,
-            checksums=stopped.checksums,
-        )
-        self.engine.paced.add(
-            EngineSequence(
-                sequence=given.sequence,
-                prompt_token_ids=given.prompt_token_ids,
-                sampling=given.sampling,
-                output_token_ids=stopped.output_token_ids,
-                handover=handover,
-            )
-        )
+        self.engine.paced.add(brought(given, stopped, handover_of(stopped, source.kv, read_ms=read_ms)))
         self.check()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
-from millrace.actor.engine import EngineSequence, KvBlocksRead, KvDenied, PullIntoEngine, ReserveInEngine, SequenceAdded
+from millrace.actor.engine import EngineSequence, KvBlocksRead, KvDenied, ReserveInEngine, SequenceAdded
 from millrace.contracts.kv import KvHandover, KvRefusal
-from millrace.sim.runtime_sim import MILLISECOND
 
+from tests.testbed.move_commands import pull_of
 from tests.unit.moving_rig import Side, World
 from tests.unit.test_enginemodel_moving import free, parameters, prompt, told
 
@@ -20,16 +21,8 @@ def replicate(a: Side, b: Side, given: EngineSequence, name: str = "m") -> Any:
     leased = a.lease(given.sequence, f"{name}.1")
     reserved = b.ask(replica_of(a, given, name, leased.blocks))
     first = reserved.matched_blocks
-    read = b.ask(
-        PullIntoEngine(
-            migration=name,
-            lease=f"{name}.1",
-            from_block=first,
-            blocks=leased.blocks[first:],
-            checksums=[sums[first:] for sums in leased.checksums],
-            until_ns=b.world.simulation.now_ns + 2_000 * MILLISECOND,
-        )
-    )
+    rest = {"from_block": first, "blocks": leased.blocks[first:], "checksums": [s[first:] for s in leased.checksums]}
+    read = b.ask(pull_of(leased, migration=name, lease=f"{name}.1", **rest))
     assert isinstance(read, KvBlocksRead), read
     assert not a.world.network.violations
     a.end(f"{name}.1", moved=False)
@@ -52,15 +45,7 @@ def resume(a: Side, b: Side, given: EngineSequence, output: list[int], *, blocks
     handover = KvHandover(
         migration=name, endpoint=a.kv, from_block=blocks, blocks=[], computed_tokens=blocks * BLOCK, read_ms=0
     )
-    b.engine.paced.add(
-        EngineSequence(
-            sequence=given.sequence,
-            prompt_token_ids=given.prompt_token_ids,
-            sampling=given.sampling,
-            output_token_ids=output,
-            handover=handover,
-        )
-    )
+    b.engine.paced.add(msgspec.structs.replace(given, output_token_ids=output, handover=handover))
     b.check()
     b.world.until(lambda: b.has(given.sequence))
     (added,) = [e for e in b.events if isinstance(e, SequenceAdded) and e.sequence == given.sequence]
@@ -108,9 +93,7 @@ def test_a_reservation_takes_the_replicas_and_another_replica_does_not():
     reserved = b.reserve(a, "s", "o", prompt(90, seed=3), 8)
     assert not isinstance(reserved, KvDenied)
     assert not b.model.scheduler.replicas
-    late = b.ask(
-        PullIntoEngine(migration="m", from_block=0, blocks=leased.blocks, checksums=[], until_ns=1 << 62, lease="m.1")
-    )
+    late = b.ask(pull_of(leased, migration="m", lease="m.1", checksums=[]))
     assert isinstance(late, KvDenied)
     assert late.reason is KvRefusal.INVALID
     assert resume(a, b, given, a.said("r")[:5], blocks=4) == 0, "it is computed, as without a replica"
@@ -123,15 +106,7 @@ def test_a_replica_grows_with_what_is_pulled_as_far_as_blocks_are_free(blocks_to
     world.until(lambda: len(a.said("r")) >= 50 or a.finished("r"))
     more = a.lease("r", "m.2", from_block=count)
     assert more.blocks
-    pull = PullIntoEngine(
-        migration="m",
-        lease="m.2",
-        from_block=count,
-        blocks=more.blocks,
-        checksums=more.checksums,
-        until_ns=world.simulation.now_ns + 2_000 * MILLISECOND,
-    )
-    read = b.ask(pull)
+    read = b.ask(pull_of(more, migration="m", lease="m.2"))
     if room:
         assert isinstance(read, KvBlocksRead)
         assert len(b.model.scheduler.replicas["m"]) == count + len(more.blocks)

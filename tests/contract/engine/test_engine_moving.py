@@ -20,12 +20,11 @@ from millrace.actor.engine import (
     KvLeaseTaken,
     KvRoomReserved,
     LeaseInEngine,
-    PullIntoEngine,
     ReserveInEngine,
     SequenceStopped,
     UnreserveInEngine,
 )
-from millrace.contracts.kv import KvHandover, KvRefusal
+from millrace.contracts.kv import KvRefusal
 
 from tests.contract.engine.harness import (
     BLOCK_SIZE,
@@ -37,6 +36,7 @@ from tests.contract.engine.harness import (
     Pair,
     without_sampling_noise,
 )
+from tests.testbed.move_commands import brought, handover_of, pull_of
 
 SERIAL = itertools.count()
 MIGRATIONS = (f"m{number}" for number in itertools.count())
@@ -96,34 +96,14 @@ def reserve(source: Harness, target: Harness, name: str, migration: str, *, bloc
 
 
 def pull(target: Harness, leased: KvLeaseTaken, *, within_ns: int = READ_MS * 1_000_000, **changes: Any) -> Any:
-    command = PullIntoEngine(
-        migration=leased.migration,
-        from_block=leased.from_block,
-        blocks=leased.blocks,
-        checksums=leased.checksums,
-        until_ns=target.now_ns() + within_ns,
-    )
-    return target.ask(msgspec.structs.replace(command, **changes))
+    return target.ask(pull_of(leased, **{"until_ns": target.now_ns() + within_ns, **changes}))
 
 
 def handover(source: Harness, stopped: SequenceStopped, **changes: Any) -> EngineSequence:
     """The sequence as it comes to the target."""
     assert source.info.kv is not None
-    given = msgspec.structs.replace(
-        KvHandover(
-            migration=stopped.migration,
-            endpoint=source.info.kv,
-            from_block=stopped.from_block,
-            blocks=stopped.blocks,
-            computed_tokens=stopped.computed_tokens,
-            read_ms=READ_MS,
-            checksums=stopped.checksums,
-        ),
-        **changes,
-    )
-    return msgspec.structs.replace(
-        source.given[stopped.sequence], output_token_ids=stopped.output_token_ids, handover=given
-    )
+    told = handover_of(stopped, source.info.kv, **{"read_ms": READ_MS, **changes})
+    return brought(source.given[stopped.sequence], stopped, told)
 
 
 def spoilt(checksums: list[list[int]]) -> list[list[int]]:
@@ -487,14 +467,7 @@ def test_unreserving_ends_a_pull(pair: Pair) -> None:
     name = decoding(pair.source, 3 * BLOCK_SIZE)
     leased = lease(pair.source, name, "pull-6")
     reserve(pair.source, pair.target, name, "pull-6")
-    command = PullIntoEngine(
-        migration="pull-6",
-        from_block=0,
-        blocks=leased.blocks,
-        checksums=leased.checksums,
-        until_ns=pair.target.now_ns() + SECOND,
-    )
-    pair.target.move(command)
+    pair.target.move(pull_of(leased))
     pair.target.move(UnreserveInEngine(migration="pull-6"))
     assert isinstance(reserve(pair.source, pair.target, name, "pull-7", blocks=BLOCKS_TOTAL), KvRoomReserved)
 
