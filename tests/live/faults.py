@@ -9,8 +9,11 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import httpx
+
 from tests.testbed.timed_streams import TimedStream, client
 from tests.testbed.up_cluster import UpRig, offer, prompt_text, stream
+from tests.testbed.waiting import until
 
 RATE = 20.0
 PROMPTS = 8
@@ -69,6 +72,25 @@ async def shown(rig: UpRig, verb: str, request: str, *words: str) -> str:
             if all(word in said for word in words):
                 return said
             await asyncio.sleep(0.1)
+
+
+async def asked(rig: UpRig) -> tuple[int, str]:
+    """Return status and text of a short answer; 0 where no connection is taken or one breaks."""
+    async with httpx.AsyncClient(base_url=rig.url, timeout=30) as http:
+        try:
+            answer = await http.post("/v1/completions", json={"model": "m", "prompt": "a b", "max_tokens": 2})
+        except httpx.TransportError as error:
+            return 0, str(error)
+        return answer.status_code, answer.text
+
+
+async def until_served(rig: UpRig) -> None:
+    """Waits until requests are answered."""
+
+    async def served() -> bool:
+        return (await asked(rig))[0] == 200
+
+    await until(served, look_s=0.1)
 
 
 def expect_identical(results: list[tuple[int, TimedStream]], expected: dict[int, tuple[str, str, int]]) -> None:

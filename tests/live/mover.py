@@ -14,6 +14,7 @@ from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.subjects import Subjects
 
 from tests.testbed.up_cluster import UpRig
+from tests.testbed.waiting import until
 
 #: Migrations that are asked for at once: some move at any moment, twenty a second.
 AT_ONCE = 3
@@ -80,8 +81,7 @@ class Mover:
 
     async def seen(self, count: int) -> None:
         """Waits until so many sequences decode."""
-        while sum(map(len, self._running.values())) < count:  # noqa: ASYNC110 - the bus fills it
-            await asyncio.sleep(0.02)
+        await until(lambda: sum(map(len, self._running.values())) >= count)
 
     def outcomes(self) -> dict[str, int]:
         """Count how often each outcome and refusal came."""

@@ -14,6 +14,7 @@ from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.programs import command_line, output_of, start_program
 from tests.testbed.up_cluster import UpRig, offer_during
+from tests.testbed.waiting import until
 
 #: Some 6 s a stream.
 LENGTH = {"max_tokens": 120, "ignore_eos": True}
@@ -98,8 +99,7 @@ async def broken_off(cluster: Cluster) -> None:
         first = start_program(
             command_line(), ["apply", str(cluster.file)], output=out, environment=environment, own_session=True
         )
-        while b"worker-0 drains" not in (cluster.file.parent / "apply.out").read_bytes():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+        await until(lambda: b"worker-0 drains" in (cluster.file.parent / "apply.out").read_bytes(), look_s=0.05)
         first.send_signal(signal.SIGKILL)
     await cluster.applied(sequences=9)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 from millrace.contracts.cascade import CascadePlan
 
 from tests.live.cascading import MISSING, ask, barrage, client_of, plan_in_force, swap_thresholds
+from tests.live.clusters import described_cluster
 from tests.live.faults import PATIENCE_S, kill, shown
-from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig, prompt_text
 
 TIERS = ("small", "middle", "large")
@@ -44,14 +43,7 @@ parameters = {{ model = "large" }}
 """
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("cascade")
-    for name in TIERS:
-        write_model_folder(folder / name)
-    (folder / "cluster.toml").write_text(CLUSTER)
-    with UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model=CASCADE) as cluster:
-        yield cluster
+rig = described_cluster(CLUSTER, TIERS, CASCADE)
 
 
 async def _each_models_own(rig: UpRig) -> dict[tuple[str, str], str]:

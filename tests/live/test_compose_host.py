@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from millrace.actor.errors import ConfigError
 from services.supervisor.compose_host import ComposeHostConfig, ComposeShell, build_host
 from services.supervisor.config import ChildSpec
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
+from tests.testbed.waiting import until
 
 #: `up`, `wait`, `kill` and `ps` as compose has them: a file per running service; what stopped it is its status.
 STAND_IN = """#!/bin/sh
@@ -46,12 +45,6 @@ def config(tmp_path: Path) -> ComposeHostConfig:
     script.write_text(STAND_IN)
     script.chmod(0o700)
     return ComposeHostConfig(model="m", compose=[str(script), str(tmp_path)], services=["a", "b", "broken"])
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110  # the shell reports to a plain callback
-            await asyncio.sleep(0.02)
 
 
 def start(name: str) -> StartChild:

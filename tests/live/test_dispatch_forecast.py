@@ -8,19 +8,18 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import nats
-import pytest
 from millrace.contracts.codec import decode
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.subjects import Subjects
 
+from tests.live.clusters import modelled_cluster
 from tests.live.faults import shown
-from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig
 
 #: What a condition is waited for at most, seconds.
@@ -28,16 +27,12 @@ PATIENCE_S = 20.0
 DISPATCH = {"deadline_ms": 200, "pause_s": 0.3}
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    """Two engines, and a predictor in a process of its own. The second is four times as slow, which it must see."""
-    folder = tmp_path_factory.mktemp("forecast")
-    options = ["--processes", "2", "--set", "services.hosted_instances_max=0", "--set", "telemetry.trace_sample=1"]
-    options += ["--set", "policies.dispatch.parameters=" + json.dumps(DISPATCH)]
-    options += ["--set", "worker-1.modelled.speed=0.25"]
-    model = write_model_folder(folder / "model", max_model_len=4096)
-    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=options) as cluster:
-        yield cluster
+#: A predictor in a process of its own. The second engine is four times as slow, which it must see.
+OPTIONS = (
+    *("--processes", "2", "--set", "services.hosted_instances_max=0", "--set", "telemetry.trace_sample=1"),
+    *("--set", "policies.dispatch.parameters=" + json.dumps(DISPATCH), "--set", "worker-1.modelled.speed=0.25"),
+)
+rig = modelled_cluster(*OPTIONS, max_model_len=4096)
 
 
 class Listener:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import time
-from collections.abc import Iterator
 
 import httpx
 import nats
@@ -18,8 +16,8 @@ from millrace.contracts.ingress import TokenChunk, TokensGenerated
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import CancelSequence
 
+from tests.live.clusters import modelled_cluster
 from tests.live.faults import PATIENCE_S, expect_identical, expected_outcomes, kill, told, under_fire
-from tests.live.ingress_rig import write_model_folder
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
@@ -27,16 +25,10 @@ LENGTH = {"max_tokens": 60}
 #: A stream takes about a second: ten of them run at any moment.
 SLOW = {"modelled": {"speed": 0.3}}
 LOAD = {"rate": 10.0, "seconds": 3.0}
-EXTRA = ["--processes", "2", "--set", "services.hosted_instances_max=0", "--set", "worker=" + json.dumps(SLOW)]
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("up")
-    model = write_model_folder(folder / "model")
-    # Two worker processes with two engines each: killing one leaves somewhere to go.
-    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=EXTRA) as cluster:
-        yield cluster
+#: Two worker processes with two engines each: killing one leaves somewhere to go.
+rig = modelled_cluster("--processes", "2", "--set", "services.hosted_instances_max=0", worker=SLOW)
 
 
 async def test_a_second_up_says_that_one_runs(rig: UpRig) -> None:

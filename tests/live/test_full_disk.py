@@ -6,17 +6,14 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
+from tests.live.faults import asked, until_served
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig
-
-#: An ill store is left alone for 6 s before its server is started anew; then the cluster has to find itself.
-PATIENCE_S = 45.0
 
 
 class SmallDisk:
@@ -69,36 +66,18 @@ def kill(rig: UpRig, what: str) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-async def ask(rig: UpRig) -> tuple[int, str]:
-    async with httpx.AsyncClient(base_url=rig.url, timeout=30) as client:
-        answer = await client.post("/v1/completions", json={"model": "m", "prompt": "a b", "max_tokens": 2})
-        return answer.status_code, answer.text
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await asyncio.to_thread(holds):  # noqa: ASYNC110 nobody signals it
-            await asyncio.sleep(0.3)
-
-
-async def until_served(rig: UpRig) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while (await ask(rig))[0] != 200:  # noqa: ASYNC110 as above
-            await asyncio.sleep(0.3)
-
-
 async def test_requests_go_on_through_kills_and_status_names_the_disk(rig: UpRig, disk: SmallDisk) -> None:
     disk.fill()
-    await until(lambda: f"no space is left for {rig.folder}" in rig.cli("status"))
+    await rig.until_said(lambda said: f"no space is left for {rig.folder}" in said)
     for what in ("worker-0", "services.migrator", "services.coordinator", "nats-server"):
         kill(rig, what)
         await asyncio.sleep(2)
         for _ in range(5):
-            status, text = await ask(rig)
+            status, text = await asked(rig)
             assert status == 200, (what, text)
     disk.free()
-    await until(lambda: "no space" not in rig.cli("status"))
-    assert (await ask(rig))[0] == 200
+    await rig.until_said(lambda said: "no space" not in said)
+    assert (await asked(rig))[0] == 200
 
 
 async def test_an_ill_store_s_requests_go_on_or_are_refused_at_once_and_it_gets_well_with_room(rig: UpRig) -> None:
@@ -108,15 +87,15 @@ async def test_an_ill_store_s_requests_go_on_or_are_refused_at_once_and_it_gets_
         await asyncio.sleep(3)
         await until_served(rig)
         small.fill()
-        await until(lambda: "JetStream takes no writes" in rig.cli("status"))
+        await rig.until_said(lambda said: "JetStream takes no writes" in said)
         for what in ("worker-0", "worker-1", "services.coordinator", "nats-server"):
             kill(rig, what)
             await asyncio.sleep(2)
-            status, text = await ask(rig)
+            status, text = await asked(rig)
             refused = "none can register: JetStream takes no writes (no space left on device)" in text
             assert status == 200 or refused, (what, text)
         small.free()
-        await until(lambda: "JetStream" not in rig.cli("status"))
+        await rig.until_said(lambda said: "JetStream" not in said)
         await until_served(rig)
     finally:
         small.close()

@@ -22,22 +22,18 @@ from millrace.contracts.predictor import LatencyPrediction, PredictLatency
 from millrace.contracts.tagger import LengthTag, TagRequest
 from nats.aio.client import Client
 
+from tests.live.clusters import modelled_cluster
 from tests.live.faults import kill
-from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig
+from tests.testbed.waiting import until
 
 MODEL = "m"
 #: What a condition is waited for at most, seconds.
 PATIENCE_S = 30.0
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("up")
-    options = ["--ingresses", "2", "--set", "worker.modelled.speed=2", "--set", "telemetry.log_format=json"]
-    model = write_model_folder(folder / "model", max_model_len=4096)
-    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=options) as rig:
-        yield rig
+OPTIONS = ("--ingresses", "2", "--set", "worker.modelled.speed=2", "--set", "telemetry.log_format=json")
+rig = modelled_cluster(*OPTIONS, max_model_len=4096)
 
 
 @pytest.fixture
@@ -107,9 +103,7 @@ async def decided(rig: UpRig, bus: Client, count: int) -> list[tuple[str, Decisi
     await bus.flush()
     for _ in range(count):
         await serve(rig)
-    async with asyncio.timeout(PATIENCE_S):
-        while len(heard) < count:  # noqa: ASYNC110 - the bus fills it
-            await asyncio.sleep(0.02)
+    await until(lambda: len(heard) >= count)
     await subscription.unsubscribe()
     return heard
 

@@ -20,6 +20,7 @@ from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
 from services.ingress.calls.messages import RefusalKind, RefuseCall
 from services.ingress.http.keys import ANYBODY, ApiKeyStore
 from tests.live.ingress_rig import LIMITS, Rig, served
+from tests.testbed.waiting import until
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -106,12 +107,6 @@ async def test_a_failure_in_the_middle_is_an_error_event_and_the_end_without_don
     async with httpx.AsyncClient(base_url=rig.url) as client:
         whole = await client.post(CHAT, json=chat(stream=False))
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "continuation_failed")
-
-
-async def until(condition: Any, limit_s: float = 5.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - conditions of a fake that knows no events
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -9,14 +9,13 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 
 import pytest
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.migration import MigrationMode, MigrationOutcome
 
+from tests.live.clusters import modelled_cluster
 from tests.live.faults import expect_identical, expected_outcomes, shown, told
-from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, offer, prompt_text, stream
@@ -32,14 +31,8 @@ MIGRATOR = {"limits": {"freeze_ms": 2_000}}
 LONG = {"max_tokens": 240, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("up")
-    options = ["--processes", str(INSTANCES), "--policy", "round_robin", "--set", "worker=" + json.dumps(WORKER)]
-    options += ["--set", "migrator=" + json.dumps(MIGRATOR)]
-    model = write_model_folder(folder / "model")
-    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options) as cluster:
-        yield cluster
+OPTIONS = ("--processes", str(INSTANCES), "--policy", "round_robin")
+rig = modelled_cluster(*OPTIONS, instances=INSTANCES, worker=WORKER, migrator=MIGRATOR)
 
 
 async def expect_empty(rig: UpRig) -> None:

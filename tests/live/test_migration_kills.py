@@ -5,12 +5,10 @@ lost. tests/engine/two_engines does the worst of them with real ones.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
 
 import pytest
 
-from tests.live.ingress_rig import write_model_folder
+from tests.live.clusters import modelled_cluster
 from tests.testbed.migration_steps import (
     ASK,
     BID,
@@ -40,13 +38,7 @@ KILLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("kills")
-    options = ["--processes", "2", "--policy", "round_robin", "--set", "worker=" + json.dumps(WORKER)]
-    model = write_model_folder(folder / "model")
-    with UpRig(folder / "c", model_path=model, engine="modelled", instances=2, extra=options) as cluster:
-        yield cluster
+rig = modelled_cluster("--processes", "2", "--policy", "round_robin", worker=WORKER)
 
 
 @pytest.fixture(scope="module")

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from tests.live.faults import PATIENCE_S, PROMPTS, expect_identical, told, undisturbed
-from tests.live.ingress_rig import write_model_folder
+from tests.live.clusters import modelled_cluster
+from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
 from tests.testbed.up_cluster import UpRig, offer_during
+from tests.testbed.waiting import until
 
 LENGTH = {"max_tokens": 120, "ignore_eos": True}
 WORKER = {"max_num_seqs": 16, "kv_blocks": 2048, "modelled": {"speed": 0.1}}
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[UpRig]:
-    options = ["--processes", "3", "--set", "nats.servers=3", "--set", "worker=" + json.dumps(WORKER)]
-    model = write_model_folder(tmp_path / "model")
-    with UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=3, extra=options) as cluster:
-        yield cluster
+rig = modelled_cluster("--processes", "3", "--set", "nats.servers=3", instances=3, worker=WORKER)
 
 
 async def one_after_the_other(rig: UpRig) -> None:
@@ -33,9 +24,9 @@ async def one_after_the_other(rig: UpRig) -> None:
             (pid,) = rig.pids(f"{name}.conf")
             often = rig.output().count(f"{name} ready")
             os.kill(pid, number)
-            async with asyncio.timeout(PATIENCE_S):
-                while rig.output().count(f"{name} ready") == often:  # noqa: ASYNC110 - until its store is whole again
-                    await asyncio.sleep(0.05)
+            await until(
+                lambda name=name, often=often: rig.output().count(f"{name} ready") > often
+            )  # its store is whole
             await told(rig, instances_ready=3)
     for name in ("nats-0", "nats-1"):  # the majority at once
         os.kill(rig.pids(f"{name}.conf")[0], signal.SIGKILL)

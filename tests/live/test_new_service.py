@@ -7,14 +7,12 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 from millrace.cli.cluster_view import ClusterView
 
-from tests.live.ingress_rig import write_model_folder
+from tests.live.clusters import described_cluster
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import PORTS, UpRig, free_port, prompt_text, stream
 
@@ -37,13 +35,7 @@ metrics_port = {port}
 """
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("census")
-    write_model_folder(folder / "model")
-    (folder / "cluster.toml").write_text(CLUSTER.format(port=free_port()))
-    with UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model="m") as cluster:
-        yield cluster
+rig = described_cluster(CLUSTER.format(port=free_port()), ["model"], "m")
 
 
 def services(rig: UpRig) -> dict[str, dict[str, Any]]:

@@ -6,29 +6,21 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import pytest
 
-from tests.live.ingress_rig import write_model_folder
+from tests.live.clusters import modelled_cluster
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, free_port, prompt_text, stream
 
 LIMIT_S = 30.0
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("page")
-    write_model_folder(folder / "model")
-    extra = ("--processes", "3", "--instances-max", "4", "--set", f"page.port={free_port()}")
-    cluster = UpRig(folder / "cluster", model_path=folder / "model", engine="modelled", instances=3, extra=extra)
-    cluster.start()
-    yield cluster
-    cluster.stop()
+PAGE = ("--processes", "3", "--instances-max", "4", "--set", f"page.port={free_port()}")
+rig = modelled_cluster(*PAGE, instances=3)
 
 
 def page_url(rig: UpRig) -> str:

@@ -22,6 +22,7 @@ import pytest
 from millrace.workloads.recording import read_recording
 from millrace.workloads.shape import WorkloadError
 
+from tests.testbed import waiting
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, free_port, prompt_text, stream
 
@@ -102,10 +103,7 @@ async def load(rig: UpRig, rate: float = 5.0) -> AsyncIterator[None]:
 
 async def until(tab: Any, expression: str) -> Any:
     """Its value once it is true. Asked from here: the page's policy lets nobody evaluate text in it."""
-    async with asyncio.timeout(LIMIT_S):
-        while not (value := await tab.evaluate(expression)):  # noqa: ASYNC110 there is nothing to wait for
-            await asyncio.sleep(0.1)
-    return value
+    return await waiting.until(lambda: tab.evaluate(expression), LIMIT_S, 0.1)
 
 
 async def picture(tab: Any, name: str) -> None:
@@ -274,9 +272,7 @@ def requests_recorded(rig: UpRig) -> int:
 async def test_what_a_cluster_recorded_stands_beside_its_replay(rig: UpRig) -> None:
     async with client(120) as http:
         await asyncio.gather(*(stream(http, rig, prompt_text(n), max_tokens=40 + 10 * n) for n in range(12)))
-    async with asyncio.timeout(LIMIT_S):
-        while requests_recorded(rig) < 12:  # noqa: ASYNC110 another process writes it
-            await asyncio.sleep(0.2)
+    await waiting.until(lambda: requests_recorded(rig) >= 12, LIMIT_S, 0.2)
     async with served("what-if", "--dir", str(rig.folder), "--most", "40") as url, opened_at(url) as tab:
         await until(tab, "millrace.feed.recorded && millrace.comparison.river.particles.size > 0")
         runs = await tab.locator("#panel [data-run=a] option").all_inner_texts()

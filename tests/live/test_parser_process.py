@@ -23,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from services.ingress.calls.messages import ChoiceDelta
 from services.ingress.parsing.messages import Answer, OpenParser, ParsedModel, ParsersReady, ReadOutput
 from services.ingress.parsing.process import ParserProcess, ProcessReader
+from tests.testbed.waiting import until
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -403,9 +404,7 @@ class Stream:
         self.reader.read([delta], lambda deltas, reasoning: self.deltas.extend(deltas))
 
     async def idle(self) -> None:
-        async with asyncio.timeout(60):
-            while self.reader.busy:  # noqa: ASYNC110 - what a test waits for tells nobody
-                await asyncio.sleep(0.005)
+        await until(lambda: not self.reader.busy, look_s=0.005)
 
     def parts(self) -> tuple[str, str, list[Any]]:
         return put_together(

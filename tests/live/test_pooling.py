@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
 
+from tests.live.clusters import modelled_cluster
 from tests.live.faults import kill
-from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig
 
 MODEL = "m"
 TEXTS = [f"text number {number}" for number in range(40)]
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("up")
-    model = write_model_folder(folder / "model", max_model_len=4096)
-    slow = ["--set", "worker.modelled.speed=0.2"]
-    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=2, extra=slow) as rig:
-        yield rig
+rig = modelled_cluster("--set", "worker.modelled.speed=0.2", max_model_len=4096)
 
 
 def test_openais_client_gets_a_vector_for_each_text(rig: UpRig):

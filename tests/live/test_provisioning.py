@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import nats
@@ -15,10 +13,11 @@ from millrace.contracts.codec import decode
 from millrace.contracts.observers import ProvisioningDecided, RequestFinished
 from millrace.contracts.subjects import Subjects
 
+from tests.live.clusters import modelled_cluster
 from tests.live.faults import expect_identical, undisturbed
-from tests.live.ingress_rig import write_model_folder
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, offer_during, prompt_text, stream
+from tests.testbed.waiting import until
 
 #: Four places in the batch and 32 ms per step: one instance serves four such requests a second, whatever else runs.
 WORKER = {"max_num_seqs": 4, "modelled": {"coefficients": "cpu-100m", "speed": 0.5}, "limits": {"linger_ms": 200}}
@@ -27,22 +26,13 @@ LENGTH = {"max_tokens": 30, "ignore_eos": True}
 WAIT_S = 60.0
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[UpRig]:
-    options = [
-        *("--provision", "preempt", "--instances-max", "3", "--policy", "forecast"),
-        *(
-            "--set",
-            "worker=" + json.dumps(WORKER),
-            "--set",
-            "policies.provisioning.parameters=" + json.dumps(PARAMETERS),
-            "--set",
-            "coordinator.provisioning.drain_limit_s=1.0",
-        ),
-    ]
-    model = write_model_folder(tmp_path / "model")
-    with UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=1, extra=options) as cluster:
-        yield cluster
+rig = modelled_cluster(
+    *("--provision", "preempt", "--instances-max", "3", "--policy", "forecast"),
+    *("--set", "policies.provisioning.parameters=" + json.dumps(PARAMETERS)),
+    *("--set", "coordinator.provisioning.drain_limit_s=1.0"),
+    instances=1,
+    worker=WORKER,
+)
 
 
 class Watch:
@@ -71,20 +61,13 @@ class Watch:
         return hear
 
 
-async def until(rig: UpRig, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not await asyncio.to_thread(holds):
-        assert time.monotonic() < deadline, rig.cli("status") + rig.logs()
-        await asyncio.sleep(0.2)
-
-
 async def test_instances_are_added_under_load_used_and_drained_after_it_without_a_failed_request(rig: UpRig) -> None:
     expected = await undisturbed(rig, **LENGTH)
     watch = await Watch().start(rig)
 
     async def another_answers() -> None:
         await rig.until(lambda totals: totals.instances_ready >= 2, WAIT_S)
-        await until(rig, lambda: any("worker-1" in outcome.instances for outcome in watch.outcomes))
+        await until(lambda: any("worker-1" in outcome.instances for outcome in watch.outcomes))
 
     expect_identical(await offer_during(rig, another_answers(), rate=7, prompts=8, **LENGTH), expected)
     starts = [decision for decision in watch.decisions if decision.action == "start"]
@@ -101,7 +84,7 @@ async def test_instances_are_added_under_load_used_and_drained_after_it_without_
     stops = [name for decision in watch.decisions if decision.action == "stop" for name in decision.instances]
     assert stops
     assert not [outcome for outcome in watch.outcomes if outcome.outcome not in ("completed", "cancelled")]
-    await until(rig, lambda: not any(rig.pids(f"{name}.json") for name in stops))
+    await until(lambda: not any(rig.pids(f"{name}.json") for name in stops), look_s=0.2)
     assert len(watch.decisions) <= 8, "it swings"
     await watch.client.close()
 

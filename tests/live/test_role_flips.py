@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from millrace.cli.cluster_view import ClusterView
@@ -15,8 +13,8 @@ from millrace.contracts.coordinator import OrderAccepted
 from millrace.contracts.migration import MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 
+from tests.live.clusters import modelled_cluster
 from tests.live.faults import expect_identical, kill, told, undisturbed
-from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 from tests.testbed.role_operator import RoleOperator
 from tests.testbed.up_cluster import UpRig, offer, offer_during
@@ -30,14 +28,12 @@ LENGTH = {"max_tokens": 80, "ignore_eos": True}
 Outcomes = dict[int, tuple[str, str, int]]
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("up")
-    options = ["--processes", str(INSTANCES), "--roles", "worker-0=prefill,worker-1=decode"]
-    options += ["--set", "worker=" + json.dumps(WORKER), "--set", "coordinator=" + json.dumps(FLIPS)]
-    model = write_model_folder(folder / "model")
-    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options) as cluster:
-        yield cluster
+rig = modelled_cluster(
+    *("--processes", str(INSTANCES), "--roles", "worker-0=prefill,worker-1=decode"),
+    instances=INSTANCES,
+    worker=WORKER,
+    coordinator=FLIPS,
+)
 
 
 @pytest.fixture(scope="module")

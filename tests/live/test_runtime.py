@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.contract.bus.harness import Logged
 from tests.contract.bus.probe import Do, Probe
 from tests.testbed.nats_process import NatsProcess
+from tests.testbed.waiting import until
 
 SECOND = 1_000_000_000
 FOREVER_S = 20.0
@@ -65,12 +65,12 @@ async def test_a_bug_in_a_hosted_actor_ends_it_alone_and_questions_to_it_find_no
     own = Probe("own")
     handle = runtime.add(own, accepts=())
     running = asyncio.create_task(runtime.run(signals=False))
-    await _until(lambda: crashes)
+    await until(lambda: crashes)
     assert [event.event for event in logged.events] == ["actor_crashed"]
     body = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
     ask = Request(subject="mr.runtime.tag.m", body=body, correlation="c", timeout_ns=60 * SECOND)
     handle.deliver(Do(effects=[ask]))
-    await _until(lambda: own.bodies(RequestFailed))
+    await until(lambda: own.bodies(RequestFailed))
     runtime.request_stop()
     assert await asyncio.wait_for(running, FOREVER_S) == "asked"
 
@@ -81,7 +81,7 @@ async def test_sigterm_asks_every_actor_and_the_runtime_ends_with_the_last(nats_
     for name in ("one", "two"):
         runtime.add(Probe(name), accepts=())
     running = asyncio.create_task(runtime.run())
-    await _until(lambda: signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None))
+    await until(lambda: signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, None))
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, FOREVER_S) == "asked"
 
@@ -100,7 +100,7 @@ async def test_effects_before_a_stop_still_leave(nats_server: NatsProcess):
     await asyncio.sleep(0)
     leaver.request_stop()
     await asyncio.wait_for(leaving, FOREVER_S)
-    await _until(lambda: len(hearer.got) == 5000)
+    await until(lambda: len(hearer.got) == 5000)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -132,22 +132,16 @@ async def test_a_connection_that_the_server_ends_with_an_error_is_opened_anew_wi
     probe = Probe("probe", Subscribe(subject="mr.runtime.again"), WatchKeys(bucket="plan"))
     runtime.add(probe, accepts=(LengthTag,))
     running = asyncio.create_task(runtime.run(signals=False))
-    await _until(lambda: probe.bodies(BucketReady))
+    await until(lambda: probe.bodies(BucketReady))
     over_the_limit = b"x" * 2_000_000  # nats-server ends a connection for this
     runtime._connection.client.publish_now("mr.runtime.again", "", b"NATS/1.0\r\n\r\n", over_the_limit)
-    await _until(lambda: len(probe.bodies(BucketReady)) == 2)
+    await until(lambda: len(probe.bodies(BucketReady)) == 2)
     assert [type(body) for body in probe.bodies()[1:3]] == [BusDisconnected, BusReconnected]
     speaker = Probe("speaker", Publish(subject="mr.runtime.again", body=LengthTag(request="r")))
     runtime.add(speaker, accepts=())
-    await _until(lambda: probe.bodies(LengthTag))
+    await until(lambda: probe.bodies(LengthTag))
     runtime.request_stop()
     await running
-
-
-async def _until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(FOREVER_S):
-        while not condition():  # noqa: ASYNC110 a probe signals nobody
-            await asyncio.sleep(0.01)
 
 
 def tagger() -> Probe:
@@ -176,7 +170,7 @@ async def test_what_was_handled_refused_and_dropped_is_counted(nats_server: Nats
         accepts=(),
     )
     running = asyncio.create_task(runtime.run(signals=False))
-    await _until(lambda: len(probe.got) == 200)
+    await until(lambda: len(probe.got) == 200)
     text = generate_latest(registry).decode()
     assert 'millrace_actor_handled_total{actor="probe",type="LengthTag"} 200.0' in text
     assert 'millrace_actor_refused_total{actor="probe",kind="unexpected"} 3.0' in text

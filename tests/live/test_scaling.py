@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
+from tests.live.clusters import modelled_cluster
 from tests.live.faults import expect_identical, told, undisturbed
-from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig, offer_during
 
 WORKER = {"max_num_seqs": 8, "kv_blocks": 2048, "modelled": {"speed": 0.3}, "limits": {"linger_ms": 200}}
 LENGTH = {"max_tokens": 90, "ignore_eos": True}
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[UpRig]:
-    options = ["--instances-max", "3", "--set", "worker=" + json.dumps(WORKER)]
-    model = write_model_folder(tmp_path / "model")
-    with UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=options) as cluster:
-        yield cluster
+rig = modelled_cluster("--instances-max", "3", worker=WORKER)
 
 
 async def scaled(rig: UpRig, *words: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, prompt_text, stream
+from tests.testbed.waiting import until
 
 CLUSTER = """
 [[models]]
@@ -82,9 +83,7 @@ def test_the_running_cluster_shows_the_specification_that_it_was_started_from(ri
 async def test_a_drain_says_what_it_leaves_and_why(rig: UpRig) -> None:
     async with client(60) as http:
         left = asyncio.create_task(stream(http, rig, prompt_text(3), model="large", max_tokens=1200, ignore_eos=True))
-        async with asyncio.timeout(20):
-            while not instances(rig)["big-0"]["running"]:  # noqa: ASYNC110  # nobody signals it
-                await asyncio.sleep(0.05)
+        await until(lambda: instances(rig)["big-0"]["running"], look_s=0.05)
         said = await asyncio.to_thread(rig.cli, "drain", "big-0", "--force", "--within", "1")
         assert (
             "big-0: 0 moved, 0 handed back to ingress, 1 left (1 no other instance serves the model); handed back"

@@ -5,15 +5,13 @@ their own, on a real nats-server, under load.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
 
 import pytest
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 
+from tests.live.clusters import modelled_cluster
 from tests.live.faults import expect_identical, told, undisturbed
-from tests.live.ingress_rig import write_model_folder
 from tests.live.mover import Mover
 from tests.testbed.up_cluster import UpRig, offer
 
@@ -30,14 +28,13 @@ LONG = {"max_tokens": 230, "ignore_eos": True}
 Outcomes = dict[int, tuple[str, str, int]]
 
 
-@pytest.fixture(scope="module")
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-    folder = tmp_path_factory.mktemp("up")
-    options = ["--processes", str(INSTANCES), "--stages", "4", "--trading", "papers/cascadeinfer/trading.py"]
-    options += ["--set", "worker=" + json.dumps(WORKER), "--set", "broker=" + json.dumps(BROKER)]
-    model = write_model_folder(folder / "model", max_model_len=CONTEXT_TOKENS)
-    with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=INSTANCES, extra=options) as cluster:
-        yield cluster
+rig = modelled_cluster(
+    *("--processes", str(INSTANCES), "--stages", "4", "--trading", "papers/cascadeinfer/trading.py"),
+    instances=INSTANCES,
+    max_model_len=CONTEXT_TOKENS,
+    worker=WORKER,
+    broker=BROKER,
+)
 
 
 @pytest.fixture(scope="module")

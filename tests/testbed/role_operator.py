@@ -17,6 +17,7 @@ from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.subjects import Subjects
 
 from tests.testbed.up_cluster import UpRig
+from tests.testbed.waiting import until
 
 #: Longest wait for an answer; a coordinator that has just died takes some seconds to come back.
 ANSWER_S = 2.0
@@ -93,9 +94,11 @@ class RoleOperator:
         Raises:
             TimeoutError: not within the limit.
         """
-        async with asyncio.timeout(limit_s):
-            while await self.role(instance) is not role:  # noqa: ASYNC110 - the store fills it
-                await asyncio.sleep(0.05)
+
+        async def reached() -> bool:
+            return await self.role(instance) is role
+
+        await until(reached, limit_s, 0.05)
 
     async def flip(self, instance: str, role: InstanceRole, *, limit_s: float = 60.0) -> None:
         """Orders a role and waits until the instance has it.

@@ -29,6 +29,7 @@ from nats.aio.client import Client
 
 from tests.testbed.programs import Program, command_line, output_of, start_program
 from tests.testbed.timed_streams import TimedStream, client, play
+from tests.testbed.waiting import until
 
 #: How long a start may take here: vLLM's import alone takes half a minute on a loaded machine.
 START_LIMIT_S = 240.0
@@ -184,6 +185,10 @@ class UpRig:
     async def until(self, holds: Callable[[Totals], bool], limit_s: float = 120.0) -> None:
         """Waits until the totals are such, as `status` shows them: one listener, no process per look."""
         await self.until_seen(lambda view: holds(_totals(view)), limit_s)
+
+    async def until_said(self, holds: Callable[[str], bool], limit_s: float = 60.0) -> None:
+        """Waits until `millrace status` prints such a text."""
+        await until(lambda: asyncio.to_thread(lambda: holds(self.cli("status"))), limit_s, 0.1)
 
     async def totals(self) -> Totals:
         """The totals now."""

@@ -22,6 +22,7 @@ from millrace.contracts.worker import ResendTokens, Sampling, SubmitSequence
 from nats.js.errors import KeyNotFoundError
 
 from tests.testbed.programs import Program, start_program
+from tests.testbed.waiting import until
 
 #: Longest wait for anything in these tests, seconds.
 PATIENCE_S = 60.0
@@ -141,9 +142,7 @@ class FakeIngress:
 
     async def until(self, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> None:
         """Waits until the condition holds; fails after ``patience_s``."""
-        async with asyncio.timeout(patience_s):
-            while not condition():  # noqa: ASYNC110 - the condition is over what any message may change
-                await asyncio.sleep(0.005)
+        await until(condition, patience_s, 0.005)
 
     async def finished(self, *sequences: str) -> list[Stream]:
         await self.until(lambda: all(self.streams[sequence].finish for sequence in sequences))

@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 
 from tests.live.faults import kill
 from tests.testbed.up_cluster import UpRig, prompt_text, stream
+from tests.testbed.waiting import until
 
 #: Longer than what sequences get a replica from, by enough to be killed in between.
 LENGTH = {"max_tokens": 640, "ignore_eos": True}
@@ -46,9 +47,7 @@ class Replicated:
 
     async def reaches(self, tokens: int) -> KvReplicated:
         """The first notice of so many tokens."""
-        async with asyncio.timeout(60):
-            while not self.heard or self.heard[-1].tokens < tokens:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: self.heard and self.heard[-1].tokens >= tokens, look_s=0.005)
         return self.heard[-1]
 
 
