@@ -1,4 +1,4 @@
-"""Every implementation of the Engine port, started once per module."""
+"""Every implementation of the Engine port, started once: the last test of an engine (test_engine_end.py) kills it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=IMPLEMENTATIONS)
+@pytest.fixture(scope="package", params=IMPLEMENTATIONS)
 def engine(request: pytest.FixtureRequest) -> Iterator[Harness]:
     match request.param:
         case "simulated":

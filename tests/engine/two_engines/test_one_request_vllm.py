@@ -83,8 +83,14 @@ CASES: dict[str, tuple[dict[str, Any], set[int]]] = {
 }
 
 
-#: Refused before an engine has them, all beside the same neighbours.
-AT_ONCE = ["a lookahead", "a lookahead for the engine", "a prompt too long", "a giant body"]
+#: One after the other beside the same neighbours: what is refused before an engine has it, and what costs an engine
+#: little more than a plain request.
+TOGETHER = (
+    ["a lookahead", "a lookahead for the engine", "a prompt too long", "a giant body"],
+    ["n", "log-probabilities", "log-probabilities of a long prompt", "allowed tokens and bad words"],
+    ["the longest prompt", "stop strings", "logit_bias", "many choices of a constraint"],
+)
+ALONE = [[name] for name in CASES if not any(name in names for names in TOGETHER)]
 
 
 async def pause_beside(rig: UpRig, *requests: dict[str, Any]) -> tuple[float, list[httpx.Response]]:
@@ -124,7 +130,7 @@ def plain_pause(rig: UpRig) -> float:
     return asyncio.run(pause_beside(rig, {}))[0]
 
 
-@pytest.mark.parametrize("names", [AT_ONCE, *([name] for name in CASES if name not in AT_ONCE)], ids=", ".join)
+@pytest.mark.parametrize("names", [*TOGETHER, *ALONE], ids=", ".join)
 async def test_a_neighbours_stream_goes_on(rig: UpRig, plain_pause: float, names: list[str]) -> None:
     for attempt in range(TRIES):
         plain = (await pause_beside(rig, {}))[0] if attempt else plain_pause
