@@ -15,6 +15,7 @@ from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.lengths.files import MODEL_FILE
 from nats.errors import NoRespondersError
 
+from tests.testbed.messages import plain
 from tests.testbed.nats_process import NatsProcess
 from tests.testbed.programs import Program, start_program
 from tests.testbed.worker_rig import PATIENCE_S, FakeIngress
@@ -75,14 +76,8 @@ class Asking(FakeIngress):
                     await asyncio.sleep(0.05)
 
     async def finish(self, length: int) -> None:
-        body = RequestFinished(
-            request=f"{self.name}-{self.number}",
-            model="m.1",
-            outcome="completed",
-            ingress=self.name,
-            output_tokens=[length],
-            finish_reasons=["stop"],
-        )
+        told = {"model": "m.1", "output_tokens": [length], "finish_reasons": ["stop"]}
+        body = plain(RequestFinished, request=f"{self.name}-{self.number}", **told)
         await self.publish(self.subjects.outcome("m.1"), body)
 
     async def count(self, rng: Random) -> tuple[LengthTag, int]:

@@ -6,7 +6,6 @@ import json
 import zlib
 from typing import Any
 
-from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.workloads.recording import RecordedLoad, RecordingBegan, RequestServed, StepsComputed
 
@@ -15,6 +14,7 @@ from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.shown_run import ShownRun
 from simulator.whatif.recorded_run import recorded_run
+from tests.testbed.messages import plain_record
 
 REQUESTS = 40
 SECOND = 1_000_000_000
@@ -45,10 +45,7 @@ def test_a_run_is_shown_from_its_first_request_to_its_last() -> None:
 
 
 def test_a_recording_is_shown_with_the_lengths_and_times_that_it_tells() -> None:
-    record = InstanceRecord(
-        instance="w0", incarnation=1, model="m", engine="vllm", engine_version="1", blocks_total=100, block_size=16,
-        max_model_len=4096, max_sequences=8, token_budget=512,
-    )  # fmt: skip
+    record = plain_record("w0")
     rows = [
         RequestServed(
             number=n, at_ns=n * SECOND, prompt=30, outputs=(100,), model="m", ttft_ns=SECOND, e2e_ns=11 * SECOND,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from millrace.actor.effects import Effect, Gather, Publish, Request, StartTimer
-from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
+from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned, TokenChunk, TokensGenerated
 from millrace.contracts.local import (
     BucketReady,
     Gathered,
@@ -21,7 +21,7 @@ from millrace.contracts.local import (
 from millrace.contracts.message import Message
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.predictor import LatencyPrediction
-from millrace.contracts.status import InstanceSummary
+from millrace.contracts.status import InstanceSummary, PresenceState, ServicePresence
 from millrace.contracts.tagger import TagRequest
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
 from millrace.judging.confidence import ConfidenceModel
@@ -168,6 +168,24 @@ class Bench:
     def summaries(self) -> None:
         for name in self.summary_at:
             self.summary(name)
+
+    def die(self, name: str, incarnation: int | None = None) -> list[Effect]:
+        """Its supervisor says that a worker has died; 0 for every incarnation, without one the present."""
+        ended = self.incarnations[name] if incarnation is None else incarnation
+        dead = PresenceState.DEAD
+        return self.send(ServicePresence(role="worker", name=name, incarnation=ended, at_ns=self.now_ns, state=dead))
+
+    def engine_dies(self, name: str) -> list[Effect]:
+        """A worker whose engine died hands back what it had."""
+        had = [(each.id, each.epoch) for each in self.actor.state.owned.get(name, {}).values()]
+        why, incarnation = ReturnReason.ENGINE_DIED, self.incarnations[name]
+        return self.send(SequencesReturned(instance=name, incarnation=incarnation, reason=why, sequences=had))
+
+    def come_back(self, name: str) -> None:
+        """A new incarnation registers, and is heard."""
+        self.incarnations[name] = self.now_ns + 1
+        self.register(name)
+        self.summary(name)
 
     def pass_time(
         self, seconds: float, *, alive: tuple[str, ...] | None = None, step_ns: int = 250 * MILLISECOND

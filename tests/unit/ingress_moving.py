@@ -7,7 +7,6 @@ from millrace.contracts.ingress import TokenChunk, TokensResent
 from millrace.contracts.leases import KvRefused
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, SequenceMoved
-from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import CancelSequence, ResendTokens, SubmitSequence
 
 from services.ingress.sequence import OpenSequence
@@ -75,11 +74,6 @@ class MoveBench(Bench):
                 incarnation=self.incarnations[instance],
                 first_index=first_index,
             )
-        )
-
-    def die(self, instance: str) -> None:
-        self.send(
-            ServicePresence(role="worker", name=instance, incarnation=0, at_ns=self.now_ns, state=PresenceState.DEAD)
         )
 
     def cancels(self) -> list[tuple[str, int]]:

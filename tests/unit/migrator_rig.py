@@ -35,7 +35,7 @@ from millrace.contracts.worker import RefusalReason, Sampling, SequenceAccepted,
 from services.migrator.actor import MigratorActor
 from services.migrator.config import MigratorConfig, MigratorLimits
 from services.migrator.metrics import MigratorMetrics
-from tests.testbed.messages import plain, plain_snapshot
+from tests.testbed.messages import plain, plain_record, plain_snapshot
 
 MS = 1_000_000
 START_NS = 1_000_000 * MS
@@ -59,20 +59,7 @@ def endpoint(**changes: Any) -> KvEndpoint:
 
 
 def record(name: str, **changes: Any) -> InstanceRecord:
-    fields: dict[str, Any] = {
-        "instance": name,
-        "incarnation": 5,
-        "model": MODEL,
-        "engine": "modelled",
-        "engine_version": "1",
-        "max_model_len": 2_048,
-        "max_sequences": 8,
-        "token_budget": 256,
-        "block_size": BLOCK_TOKENS,
-        "blocks_total": 100,
-        "kv": endpoint(),
-    }
-    return InstanceRecord(**fields | changes)
+    return plain_record(name, **{"incarnation": 5, "block_size": BLOCK_TOKENS, "kv": endpoint()} | changes)
 
 
 class FakeSequence:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from millrace.contracts.broker import BoundaryMoved, MoveReason
 
+from tests.testbed.messages import plain
 from tests.unit.broker_rig import BrokerWorld, FakeInstance, filled, plan
 from tests.unit.test_broker import heard
 
@@ -113,9 +114,7 @@ def test_a_boundary_that_is_not_of_this_plan_is_counted_and_changes_nothing(chan
     world = BrokerWorld(FakeInstance("a"), FakeInstance("b"), FakeInstance("c"), reasons=[])
     accepted = msgspec.structs.replace(plan((0, ["a", "b"]), (2_000, ["c"])), boundary_epoch=1)
     world.set_plan(accepted)
-    right = BoundaryMoved(
-        model="m", stage="s0", next_stage="s1", length=900, plan_epoch=1, version=1, keeper="a", at_ns=0
-    )
+    right = plain(BoundaryMoved, length=900, keeper="a")
     heard(world, "boundary.m.s0", right, "broker-a")
     before = world.brokers["c"].snapshot()["boundaries"]
     assert before == {"m/s0": 900}

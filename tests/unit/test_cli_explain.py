@@ -14,12 +14,12 @@ from millrace.cli.trace_reading import attribute
 from millrace.cli.trace_tree import draw
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.migration import KvReplicated
-from millrace.contracts.observers import CandidateForecast, CandidateScore, DecisionMade
-from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.observers import CandidateForecast, CandidateScore
 from millrace.contracts.worker import Sampling, SequenceAccepted
 from millrace.telemetry.spans import SpanLine, span_line
 
 from services.ingress.config import DispatchConfig, IngressConfig
+from tests.testbed.messages import decision
 from tests.unit.ingress_core import MILLISECOND as MS
 from tests.unit.ingress_core import NO_TAG, START, Bench, chunk
 from tests.unit.ingress_moving import MoveBench
@@ -42,10 +42,7 @@ def served(policy: str = "forecast", *, dies: bool = False, **call: Any) -> Benc
     bench.tokens(instance, chunk("ab"))
     epoch = 0
     if dies:
-        dead = ServicePresence(
-            role="worker", name=instance, incarnation=1, at_ns=bench.now_ns, state=PresenceState.DEAD
-        )
-        bench.send(dead)
+        bench.die(instance)
         bench.gathered(bench.predicted("w1", 50))
         bench.accept()
         instance, epoch = "w1", 1
@@ -157,18 +154,7 @@ def test_a_moved_request_is_told_with_its_predicted_rest_and_what_came_of_it():
 
 
 def placement(*, trouble: str = "", **fields) -> ExplainedPlacement:
-    values = {
-        "request": "r",
-        "model": "m",
-        "kind": "dispatch",
-        "sequences": ["r.0"],
-        "epoch": 0,
-        "at_ns": START,
-        "policy": "forecast",
-        "chosen": "w0",
-        "reason": "why",
-    }
-    return ExplainedPlacement(decision=DecisionMade(**(values | fields)), trouble=trouble)
+    return ExplainedPlacement(decision=decision("r", **{"at_ns": START, "reason": "why"} | fields), trouble=trouble)
 
 
 def test_a_fallback_a_refusal_and_a_running_request_are_said_to_be_that():

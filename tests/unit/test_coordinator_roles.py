@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from millrace.actor.effects import Log, Publish, Reply
 from millrace.actor.errors import ConfigError
@@ -75,12 +76,7 @@ class Story(Bench):
 
 
 def loaded(name: str, at_ns: int, load: LoadIndicators) -> InstanceSummary:
-    body = summary(name)
-    return InstanceSummary(
-        **{field: getattr(body, field) for field in body.__struct_fields__ if field not in ("at_ns", "indicators")},
-        at_ns=at_ns,
-        indicators=load,
-    )
+    return msgspec.structs.replace(summary(name), at_ns=at_ns, indicators=load)
 
 
 ORDERED = RolePolicyConfig(policy="fixed", gap_s=3.0, settle_s=1.0, drain_s=4.0)

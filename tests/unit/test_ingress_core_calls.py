@@ -739,7 +739,7 @@ def test_a_call_that_fails_over_or_fails_is_traced_from_then_on_though_it_was_no
     bench = tagged_bench(mode="never")
     instance = bench.run_call("r", traceparent=unsampled)
     bench.tokens(instance, chunk("a"))
-    bench.send(ServicePresence(role="worker", name=instance, state=PresenceState.DEAD, incarnation=1, at_ns=0))
+    bench.die(instance)
     assert not bench.made(RecordSpan)
     request, other = bench.last_submission()
     assert request.traceparent.endswith("-01"), "the worker records its spans too"

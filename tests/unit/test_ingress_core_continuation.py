@@ -24,11 +24,7 @@ TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
 def dead(bench: Bench, instance: str, *, incarnation: int = 0) -> None:
-    bench.send(
-        ServicePresence(
-            role="worker", name=instance, incarnation=incarnation, at_ns=bench.now_ns, state=PresenceState.DEAD
-        )
-    )
+    bench.die(instance, incarnation)
 
 
 def restarted(bench: Bench, instance: str) -> None:

@@ -9,7 +9,6 @@ from millrace.contracts.local import BusDisconnected, BusReconnected, RequestFai
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.observers import CandidateForecast, DecisionMade, RequestFinished
 from millrace.contracts.predictor import NoPrediction, NoPredictionReason
-from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.contracts.worker import RefusalReason, SequenceRefused
 
@@ -269,7 +268,7 @@ def test_the_log_says_once_that_predictions_are_missing():
 def test_an_instance_that_dies_while_it_is_asked_about_is_not_chosen():
     bench = asking(instances=3)
     bench.call()
-    bench.send(ServicePresence(role="worker", name="w0", incarnation=1, at_ns=bench.now_ns, state=PresenceState.DEAD))
+    bench.die("w0")
     bench.gathered(bench.predicted("w0", 1), bench.predicted("w1", 50), bench.predicted("w2", 40))
     assert decision(bench).chosen == "w2"
     assert decision(bench).fallback == ""
@@ -279,8 +278,7 @@ def test_where_all_who_were_asked_are_gone_the_fallback_decides_among_the_others
     bench = asking(instances=3, candidates=1)
     bench.call()
     asked = bench.gather().subjects[0].rsplit(".", 1)[1]
-    dead = ServicePresence(role="worker", name=asked, incarnation=1, at_ns=bench.now_ns, state=PresenceState.DEAD)
-    bench.send(dead)
+    bench.die(asked)
     bench.gathered(bench.predicted(asked, 1))
     made = decision(bench)
     assert made.chosen in {"w0", "w1", "w2"} - {asked}
@@ -290,7 +288,7 @@ def test_where_all_who_were_asked_are_gone_the_fallback_decides_among_the_others
 def test_where_nobody_is_left_the_sequence_waits_and_goes_on_when_someone_comes():
     bench = asking(instances=1)
     bench.call()
-    bench.send(ServicePresence(role="worker", name="w0", incarnation=1, at_ns=bench.now_ns, state=PresenceState.DEAD))
+    bench.die("w0")
     bench.gathered(bench.predicted("w0", 1))
     assert not bench.submissions()
     assert decision(bench).chosen == ""
@@ -413,7 +411,7 @@ def test_a_continuation_is_asked_about_with_what_must_be_computed_again():
     bench.gathered(bench.predicted("w0", 1), bench.predicted("w1", 2))
     bench.accept()
     bench.tokens("w0", chunk("abcd"))
-    bench.send(ServicePresence(role="worker", name="w0", incarnation=1, at_ns=bench.now_ns, state=PresenceState.DEAD))
+    bench.die("w0")
     asked = bench.gather().body
     assert (asked.instance, asked.prompt_tokens, asked.output_tokens) == ("w1", 3, 4)
     bench.gathered(bench.predicted("w1", 20))

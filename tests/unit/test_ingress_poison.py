@@ -1,8 +1,7 @@
 """Poison requests: one that makes engines fail is refused; those that were beside it go on."""
 
 import pytest
-from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned
-from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.ingress import FinishReason
 
 from services.ingress.calls.messages import CompleteCall, FailCall, RefusalKind
 from services.ingress.config import ContinuationConfig, IngressConfig
@@ -50,22 +49,11 @@ def test_an_error_and_a_cancellation_are_not_the_same_failure():
 
 def die(bench: Bench, instance: str, how: str) -> None:
     """The engine dies; a new incarnation comes up at once."""
-    incarnation = bench.incarnations[instance]
     if how == "returned":
-        sequences = [(s.id, s.epoch) for s in bench.actor.state.owned.get(instance, {}).values()]
-        bench.send(
-            SequencesReturned(
-                instance=instance, incarnation=incarnation, reason=ReturnReason.ENGINE_DIED, sequences=sequences
-            )
-        )
+        bench.engine_dies(instance)
     elif how == "dead":
-        dead = PresenceState.DEAD
-        bench.send(
-            ServicePresence(role="worker", name=instance, incarnation=incarnation, at_ns=bench.now_ns, state=dead)
-        )
-    bench.incarnations[instance] = bench.now_ns + 1
-    bench.register(instance)
-    bench.summary(instance)
+        bench.die(instance)
+    bench.come_back(instance)
 
 
 def accept_all(bench: Bench) -> None:

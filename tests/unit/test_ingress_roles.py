@@ -2,7 +2,6 @@
 
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import PresenceState, ServicePresence
 
 from tests.unit.ingress_core import MODEL, Bench, chunk, instance_of
 
@@ -21,12 +20,6 @@ def placements(bench: Bench, count: int) -> set[str]:
     return {instance_of(request) for request in bench.submissions()}
 
 
-def die(bench: Bench, instance: str) -> None:
-    bench.send(
-        ServicePresence(role="worker", name=instance, incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD)
-    )
-
-
 def test_new_requests_go_where_prefills_are_done():
     bench = planned(w0=InstanceRole.PREFILL, w1=InstanceRole.DECODE)
     assert placements(bench, 8) == {"w0", "w2"}
@@ -34,7 +27,7 @@ def test_new_requests_go_where_prefills_are_done():
 
 def test_a_decode_instance_is_asked_when_no_other_is_usable():
     bench = planned(w0=InstanceRole.PREFILL, w1=InstanceRole.DECODE, w2=InstanceRole.DECODE)
-    die(bench, "w0")
+    bench.die("w0", 0)
     assert placements(bench, 4) == {"w1", "w2"}
     assert bench.actor.state.cluster.usable(MODEL) == 2
 
@@ -43,11 +36,11 @@ def test_a_continuation_is_a_prefill():
     bench = planned(w1=InstanceRole.DECODE)
     instance = bench.run_call()
     bench.tokens(instance, chunk("abc"))
-    die(bench, instance)
+    bench.die(instance, 0)
     _, other = bench.last_submission()
     assert {instance, other} == {"w0", "w2"}
     bench.tokens(other, chunk("d", 3, epoch=1))
-    die(bench, other)
+    bench.die(other, 0)
     assert bench.last_submission()[1] == "w1"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from millrace.contracts.ingress import ReturnReason, SequencesReturned
 from millrace.contracts.local import RequestFailure, TimerFired
-from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import CancelSequence, Images, Sampling, StructuredOutput, SubmitSequence
 
 from services.ingress.calls.messages import CompleteCall, FailCall, RefusalKind, RefuseCall
@@ -44,27 +42,10 @@ def pass_busy(bench: Bench, seconds: float, *alive: str) -> None:
             bench.send(TimerFired(name=timer))
 
 
-def die(bench: Bench, instance: str) -> None:
-    incarnation = bench.incarnations[instance]
-    bench.send(
-        ServicePresence(
-            role="worker", name=instance, incarnation=incarnation, at_ns=bench.now_ns, state=PresenceState.DEAD
-        )
-    )
-
-
 def give_back(bench: Bench, instance: str) -> None:
     """Its engine died, not its worker, which then ends."""
-    sequences = [(s.id, s.epoch) for s in bench.actor.state.owned.get(instance, {}).values()]
-    incarnation, why = bench.incarnations[instance], ReturnReason.ENGINE_DIED
-    bench.send(SequencesReturned(instance=instance, incarnation=incarnation, reason=why, sequences=sequences))
-    die(bench, instance)
-
-
-def come_back(bench: Bench, instance: str) -> None:
-    bench.incarnations[instance] = bench.now_ns
-    bench.register(instance)
-    bench.summary(instance)
+    bench.engine_dies(instance)
+    bench.die(instance)
 
 
 def test_a_silent_instance_keeps_its_suspect_and_the_stream_beside_it_goes_on_elsewhere():
@@ -114,15 +95,15 @@ def test_a_suspect_whose_engine_was_lost_before_it_answered_waits_as_long_as_ano
 def test_a_suspect_of_a_dead_instance_waits_for_its_return_and_is_refused_with_the_next_death():
     bench, home = bench_with_neighbour()
     (other,) = bench.summary_at.keys() - {home}
-    die(bench, home)
+    bench.die(home)
     assert sent_to(bench, "stream") == [home, other], "at once"
     pass_busy(bench, 2, other)
     assert sent_to(bench, "bad") == [home]
-    come_back(bench, home)
+    bench.come_back(home)
     pass_busy(bench, 1, other)
     assert sent_to(bench, "bad") == [home, home]
     assert bench.run_call("late") == other, "it is alone there"
-    die(bench, home)
+    bench.die(home)
     (failed,) = bench.made(FailCall)
     assert (failed.request, failed.kind) == ("bad", RefusalKind.AT_FAULT)
     assert sent_to(bench, "bad") == [home, home]
@@ -132,9 +113,9 @@ def test_an_engine_that_comes_back_under_load_takes_its_suspects_one_after_the_o
     bench, home = bench_with_neighbour()
     (other,) = bench.summary_at.keys() - {home}
     assert bench.run_call("worse") == home
-    die(bench, home)
+    bench.die(home)
     pass_busy(bench, 1, other)
-    come_back(bench, home)
+    bench.come_back(home)
     pass_busy(bench, 1, other)
     tried: list[str] = []
     for running in (1, 2):
@@ -160,7 +141,7 @@ def test_a_trial_that_others_joined_holds_up_no_other_suspect():
     assert bench.run_call("worse") == home
     give_back(bench, home)
     pass_busy(bench, 1, other)
-    come_back(bench, home)
+    bench.come_back(home)
     pass_busy(bench, 1, other)
     (waiting,) = (name for name in ("bad", "worse") if sent_to(bench, name) == [home])
     bench.accept()
@@ -168,7 +149,7 @@ def test_a_trial_that_others_joined_holds_up_no_other_suspect():
     bench.tokens(other, chunk("c", 2, sequence="stream.0", epoch=1))
     give_back(bench, other)
     assert sent_to(bench, "stream")[-1] == home, "there is no other"
-    come_back(bench, other)
+    bench.come_back(other)
     for _ in range(16):
         bench.summary(other)
         pass_busy(bench, 0.25, home)
@@ -178,7 +159,7 @@ def test_a_trial_that_others_joined_holds_up_no_other_suspect():
 def test_a_suspect_of_a_process_that_ended_is_tried_beside_others_where_no_instance_gets_idle():
     bench, home = bench_with_neighbour()
     (other,) = bench.summary_at.keys() - {home}
-    die(bench, home)
+    bench.die(home)
     pass_busy(bench, 3, other)
     assert sent_to(bench, "bad") == [home]
     pass_busy(bench, 3, other)
@@ -189,7 +170,7 @@ def test_a_suspect_of_a_process_that_ended_is_tried_beside_others_where_no_insta
 def test_a_suspect_that_holds_its_instance_up_in_its_trial_is_refused():
     bench, home = bench_with_neighbour(3)
     others = sorted(bench.summary_at.keys() - {home})
-    die(bench, home)
+    bench.die(home)
     for _ in range(8):
         bench.summary(others[0], running=3)
         bench.pass_time(0.25, alive=(others[1],))
@@ -242,7 +223,7 @@ def test_only_the_last_to_come_are_suspects_and_all_others_fail_over_at_once():
         busy(bench, home)
         bench.now_ns += MILLISECOND
         assert bench.run_call(f"r{number}") == home
-    die(bench, home)
+    bench.die(home)
     held = [f"r{number}" for number in range(20) if sent_to(bench, f"r{number}") == [home]]
     assert held == [f"r{number}" for number in range(20 - SUSPECTS_MAX, 20)]
     assert len(sent_to(bench, "bad")) == 2
@@ -267,7 +248,7 @@ def test_what_waited_behind_a_full_batch_is_no_suspect_but_for_the_next_and_what
         assert bench.run_call(f"r{number}", sampling=sampling) == home
     bench.tokens(home, chunk("a", sequence="bad.0"))
     bench.summary(other)
-    die(bench, home)
+    bench.die(home)
     held = [name for name in ("stream", "bad", *(f"r{n}" for n in range(6))) if sent_to(bench, name) == [home]]
     assert held == ["r0", "r2", "r5"]
 
@@ -291,13 +272,13 @@ def test_a_request_is_a_suspect_before_its_worker_answers_and_after(moment: str)
     request, home = bench.last_submission()
     if moment == "accepted":
         bench.accept(request)
-    die(bench, home)
+    bench.die(home)
     (other,) = bench.summary_at.keys() - {home}
     pass_busy(bench, 2, other)
     assert sent_to(bench, "bad") == [home]
     assert not bench.made(FailCall)
     assert not bench.made(RefuseCall)
-    come_back(bench, home)
+    bench.come_back(home)
     bench.accept()
     bench.tokens(home, chunk("ab", sequence="bad.0", epoch=1))
     assert not bench.made(CompleteCall)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from millrace.contracts.broker import MoveReason
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.predictor import LatencyPrediction, PredictLatency
@@ -13,6 +12,7 @@ from millrace.contracts.status import SequenceState
 from millrace.kvcache.chain import extend_chain, pack_hashes
 
 from services.predictor.prefixes import FOLLOWED_MAX, FOLLOWED_NS
+from tests.testbed.messages import plain
 from tests.unit.predictor_rig import (
     MS,
     START_NS,
@@ -116,20 +116,9 @@ def test_what_was_decoded_is_cached_too_for_the_next_turn_of_a_conversation() ->
 
 def moved(request: str, tokens: list[int], *, to: str = "w0", **changes: Any) -> MigrationFinished:
     """From one of w0 and w1 to the other, with all full blocks of these tokens."""
-    names = named(tokens)
-    fields: dict[str, Any] = {
-        "migration": "g",
-        "sequence": f"{request}.0",
-        "model": "m",
-        "source": "w1" if to == "w0" else "w0",
-        "target": to,
-        "outcome": MigrationOutcome.MOVED,
-        "reason": MoveReason.BALANCE,
-        "epoch": 1,
-        "block_size": names["block_size"],
-        "block_hashes": names["block_hashes"],
-    }
-    return MigrationFinished(**fields | changes)
+    blocks = {name: value for name, value in named(tokens).items() if name != "prompt_tokens"}
+    way = {"sequence": f"{request}.0", "source": "w1" if to == "w0" else "w0", "target": to}
+    return plain(MigrationFinished, **way | blocks | changes)
 
 
 ANSWER = list(range(5_000, 5_060))

@@ -30,6 +30,7 @@ from services.tagger.effects import (
 )
 from services.tagger.metrics import TaggerMetrics
 from services.tagger.state import PendingRequests, ServedLengths
+from tests.testbed.messages import plain
 
 LEARNING = LearningConfig(directory="somewhere", retrain_outcomes=200, outcomes_min=200, retrain_pause_s=0.0)
 
@@ -81,15 +82,8 @@ class Talk:
         return reply.body
 
     def finish(self, *lengths: int, **fields) -> list[Effect]:
-        given = {
-            "request": f"r{self.number}",
-            "model": "m",
-            "outcome": "completed",
-            "ingress": "ingress-0",
-            "output_tokens": list(lengths),
-            "finish_reasons": ["stop"] * len(lengths),
-        }
-        return self.tell(RequestFinished(**(given | fields)))
+        given = {"output_tokens": list(lengths), "finish_reasons": ["stop"] * len(lengths)}
+        return self.tell(plain(RequestFinished, **{"request": f"r{self.number}"} | given | fields))
 
     def asked_and_finished(self, prompt: str, length: int, **fields) -> LengthTag:
         tag = self.ask(prompt, **fields)
