@@ -6,51 +6,30 @@ A real nats-server with the configuration that ``millrace up`` writes; every att
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
-import nats
 import pytest
 from millrace.actor.buckets import ensure_bucket
 from millrace.actor.nats_client import settle
 from millrace.contracts.catalog import BUCKETS, CHANNELS, Role
 from millrace.contracts.permissions import key_subject, permissions, store_permissions, store_user
-from millrace.contracts.subjects import Subjects, covers
-from millrace.supervision.nats_config import NatsServerOptions, nats_config
+from millrace.contracts.subjects import covers
 from nats.aio.client import Client
 
-from tests.testbed.nats_process import NatsProcess
+from tests.live.role_users import SUBJECTS, connected, example, role_server
 
-SUBJECTS = Subjects("local")
-PASSWORDS = {role: f"secret-of-{role}" for role in Role}
 NAMES = [bucket.name for bucket in BUCKETS]
 
-#: The whole cluster's ingresses host these in `up`.
-HOSTED = {Role.INGRESS: (Role.TAGGER, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER)}
+#: Whose user gets the permissions of other roles as well, where it hosts them; no other role's user changes with that.
+HOSTED = {Role.INGRESS: (Role.TAGGER, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER), Role.MIGRATOR: (Role.BROKER,)}
 
 
-@pytest.fixture(scope="module", params=[{}, HOSTED], ids=["alone", "hosted"])
+@pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("nats")
-    options = NatsServerOptions(store_dir=str(folder / "store"), hosted=request.param)
-    process = NatsProcess(folder, nats_config(options, PASSWORDS))
+    process = role_server(tmp_path_factory.mktemp("nats"), hosted=request.param)
     process.start()
     yield process.url
     process.close()
-
-
-@asynccontextmanager
-async def user(server: str, name: str, password: str) -> AsyncIterator[Client]:
-    async def ignore(error: Exception) -> None:
-        """Refusals are what is wanted."""
-
-    client = await nats.connect(
-        server, user=name, password=password, error_cb=ignore, inbox_prefix=f"_INBOX.{name}", max_reconnect_attempts=0
-    )
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 def users(role: Role) -> list[str]:
@@ -61,11 +40,6 @@ def users(role: Role) -> list[str]:
     ]
 
 
-def example(subject: str) -> str:
-    tokens = ["evil" if token.startswith("{") else token for token in subject.split(".")]
-    return ".".join([SUBJECTS.prefix, *tokens])
-
-
 def victims(role: Role, hosted: tuple[Role, ...]) -> list[str]:
     """Subjects on which nothing of this role's may appear."""
     allowed = [given(each, "local") for each in (role, *hosted) for given in (permissions, store_permissions)]
@@ -73,7 +47,7 @@ def victims(role: Role, hosted: tuple[Role, ...]) -> list[str]:
         # The supervisor makes the buckets: whatever is written there, it may have written.
         *(f"{key_subject(SUBJECTS, name)}.evil" for name in NAMES if role is not Role.SUPERVISOR),
         *(f"{SUBJECTS.changes(name)}evil" for name in NAMES if role is not Role.SUPERVISOR),
-        *(example(channel.subject) for channel in CHANNELS),
+        *(example(channel.subject, "evil") for channel in CHANNELS),
         *(f"_INBOX.{name}.evil" for other in Role if other not in (role, *hosted) for name in users(other)),
     ]
     return [subject for subject in subjects if not any(each.may_publish(subject) for each in allowed)]
@@ -107,11 +81,16 @@ async def attack(client: Client, victim: str) -> None:
     for bucket in NAMES:
         for subject, body in api_calls(bucket, victim):
             await client.publish(subject, body, reply=victim)
-    for subject in (example("decision.{model}"), f"{key_subject(SUBJECTS, 'instance')}.own", "_INBOX.x"):
+    for subject in (example("decision.{model}", "evil"), f"{key_subject(SUBJECTS, 'instance')}.own", "_INBOX.x"):
         await client.publish(subject, b"", headers={"Nats-Trace-Dest": victim})
 
 
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize(
+    ("server", "role"),
+    [*(({}, role) for role in Role), *((HOSTED, role) for role in HOSTED)],
+    indirect=["server"],
+    ids=[*Role, *(f"{role} with others" for role in HOSTED)],
+)
 async def test_no_role_writes_by_the_server_s_hand_what_it_may_not_publish(
     server: str, role: Role, request: pytest.FixtureRequest
 ) -> None:
@@ -122,9 +101,9 @@ async def test_no_role_writes_by_the_server_s_hand_what_it_may_not_publish(
         heard.append(message.subject)  # type: ignore[attr-defined]
 
     await make_buckets(server)
-    names = {name: other for other in Role for name in users(other)}
-    listeners = [user(server, name, PASSWORDS[other]) for name, other in names.items()]
-    async with user(server, "observer", PASSWORDS[Role.OBSERVER]) as observer:
+    names = [name for other in Role for name in users(other)]
+    listeners = [connected(server, name) for name in names]
+    async with connected(server, Role.OBSERVER) as observer:
         await observer.subscribe(f"{SUBJECTS.prefix}.>", cb=hear)
         opened = [await listener.__aenter__() for listener in listeners]
         for name, client in zip(names, opened, strict=True):
@@ -134,7 +113,7 @@ async def test_no_role_writes_by_the_server_s_hand_what_it_may_not_publish(
                     await client.subscribe(f"{SUBJECTS.changes(bucket)}evil", cb=hear)
             await settle(client)
         for name in users(role):
-            async with user(server, name, PASSWORDS[role]) as attacker:
+            async with connected(server, name) as attacker:
                 for victim in targets:
                     await attack(attacker, victim)
                 await settle(attacker)
@@ -148,7 +127,7 @@ async def test_no_role_writes_by_the_server_s_hand_what_it_may_not_publish(
 
 
 async def make_buckets(server: str) -> None:
-    async with user(server, store_user(Role.SUPERVISOR), PASSWORDS[Role.SUPERVISOR]) as keeper:
+    async with connected(server, store_user(Role.SUPERVISOR)) as keeper:
         for name in NAMES:
             await ensure_bucket(keeper.jetstream(), name=name, cluster="local")
             await keeper.jetstream().publish(f"{key_subject(SUBJECTS, name)}.standing", b"a value")
@@ -156,7 +135,7 @@ async def make_buckets(server: str) -> None:
 
 async def keys_in_buckets(server: str) -> list[str]:
     found: list[str] = []
-    async with user(server, store_user(Role.SUPERVISOR), PASSWORDS[Role.SUPERVISOR]) as keeper:
+    async with connected(server, store_user(Role.SUPERVISOR)) as keeper:
         for name in NAMES:
             info = await keeper.jetstream().stream_info(f"KV_{SUBJECTS.bucket(name)}", subjects_filter=">")
             found += info.state.subjects or {}

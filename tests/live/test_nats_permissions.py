@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import nats
 import pytest
@@ -11,46 +10,20 @@ from millrace.actor import bucket_reading
 from millrace.actor.bucket_reading import BucketUnreadable, read_bucket
 from millrace.actor.buckets import ensure_bucket
 from millrace.actor.nats_client import settle
-from millrace.contracts.catalog import BUCKETS, CHANNELS, Channel, Role
+from millrace.contracts.catalog import BUCKETS, CHANNELS, Role
 from millrace.contracts.permissions import store_permissions, store_user
-from millrace.contracts.subjects import Subjects
-from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from nats.aio.client import Client
 from nats.errors import NoRespondersError
 
-from tests.testbed.nats_process import NatsProcess
-
-PASSWORDS = {role: f"secret-of-{role}" for role in Role}
-SUBJECTS = Subjects("local")
+from tests.live.role_users import SUBJECTS, connected, example, role_server
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("nats")
-    process = NatsProcess(folder, nats_config(NatsServerOptions(store_dir=str(folder / "js")), PASSWORDS))
+    process = role_server(tmp_path_factory.mktemp("nats"))
     process.start()
     yield process.url
     process.close()
-
-
-@asynccontextmanager
-async def client_of(server: str, user: str, errors: list[str]) -> AsyncIterator[Client]:
-    async def note(error: Exception) -> None:
-        errors.append(str(error))
-
-    password, prefix = PASSWORDS[Role(user.removesuffix("-store"))], f"_INBOX.{user}".encode()
-    client = await nats.connect(
-        server, user=str(user), password=password, error_cb=note, inbox_prefix=prefix, max_reconnect_attempts=0
-    )
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-def example(channel: Channel) -> str:
-    tokens = ["x" if token.startswith("{") else token for token in channel.subject.split(".")]
-    return ".".join([SUBJECTS.prefix, *tokens])
 
 
 async def refusals(client: Client, errors: list[str]) -> list[str]:
@@ -63,8 +36,8 @@ async def refusals(client: Client, errors: list[str]) -> list[str]:
 async def test_a_role_may_publish_what_the_catalog_says_and_nothing_else(server: str, role: Role) -> None:
     for channel in CHANNELS:
         errors: list[str] = []
-        async with client_of(server, role, errors) as client:
-            await client.publish(example(channel), b"x")
+        async with connected(server, role, errors) as client:
+            await client.publish(example(channel.subject), b"x")
             refused = bool(await refusals(client, errors))
         assert refused == (role not in channel.senders), f"{role} publishing on {channel.name}"
 
@@ -74,8 +47,8 @@ async def test_a_role_may_subscribe_to_what_the_catalog_says_and_nothing_else(se
     reads_all = role in (Role.OBSERVER, Role.OPERATOR, Role.SUPERVISOR)
     for channel in CHANNELS:
         errors: list[str] = []
-        async with client_of(server, role, errors) as client:
-            await client.subscribe(example(channel))
+        async with connected(server, role, errors) as client:
+            await client.subscribe(example(channel.subject))
             refused = bool(await refusals(client, errors))
         assert refused == (role not in channel.receivers and not reads_all), f"{role} subscribing to {channel.name}"
 
@@ -83,7 +56,7 @@ async def test_a_role_may_subscribe_to_what_the_catalog_says_and_nothing_else(se
 @pytest.mark.parametrize("subject", ["mr.other.tokens.x", ">", "_INBOX.ingress.x", "$SYS.REQ.SERVER.PING"])
 async def test_nobody_reads_beyond_their_own(server: str, subject: str) -> None:
     errors: list[str] = []
-    async with client_of(server, Role.TAGGER, errors) as client:
+    async with connected(server, Role.TAGGER, errors) as client:
         await client.subscribe(subject)
         assert await refusals(client, errors)
 
@@ -96,7 +69,7 @@ async def test_a_wrong_password_is_refused(server: str) -> None:
 async def test_a_worker_may_take_its_whole_inbox_with_one_subscription(server: str) -> None:
     for role, may in ((Role.WORKER, True), (Role.INGRESS, False), (Role.COORDINATOR, False)):
         errors: list[str] = []
-        async with client_of(server, role, errors) as client:
+        async with connected(server, role, errors) as client:
             await client.subscribe(SUBJECTS.engine("a", "*"))
             assert bool(await refusals(client, errors)) == (not may), role
 
@@ -106,7 +79,7 @@ async def test_a_worker_may_take_its_whole_inbox_with_one_subscription(server: s
 
 @pytest.fixture
 async def buckets(server: str) -> None:
-    async with client_of(server, store_user(Role.SUPERVISOR), []) as client:
+    async with connected(server, store_user(Role.SUPERVISOR)) as client:
         for bucket in BUCKETS:
             await ensure_bucket(client.jetstream(), name=bucket.name, cluster="local")
         for key, value in (("m", b"a plan"), ("n", b"old"), ("n", b"new")):
@@ -125,10 +98,10 @@ async def test_a_role_writes_and_reads_the_buckets_that_the_catalog_says(
     for bucket in BUCKETS:
         name = SUBJECTS.bucket(bucket.name)
         errors: list[str] = []
-        async with client_of(server, store_user(role), errors) as client:
+        async with connected(server, store_user(role), errors) as client:
             await client.publish(f"$KV.{name}.x", b"", headers={"KV-Operation": "DEL"})
             assert bool(await refusals(client, errors)) == (role not in bucket.writers), f"{role} to {bucket.name}"
-        async with client_of(server, store_user(role), []) as client:
+        async with connected(server, store_user(role)) as client:
             texts = bucket.name in ("response", "response_log")  # what clients wrote
             reads = role in bucket.watchers or (role in (Role.OBSERVER, Role.OPERATOR) and not texts)
             if reads:
@@ -145,36 +118,36 @@ async def test_no_role_manages_streams_or_consumers_of_the_store(server: str, bu
     stream = f"KV_{SUBJECTS.bucket('plan')}"
     for call in ("INFO", f"STREAM.DELETE.{stream}", f"STREAM.MSG.GET.{stream}", f"CONSUMER.CREATE.{stream}"):
         errors: list[str] = []
-        async with client_of(server, store_user(role), errors) as client:
+        async with connected(server, store_user(role), errors) as client:
             await client.publish(f"$JS.API.{call}", b"")
             assert await refusals(client, errors), f"{role} on {call}"
 
 
 async def test_what_is_read_is_the_last_value_of_each_key_that_was_not_deleted(server: str, buckets: None):
-    async with client_of(server, store_user(Role.OBSERVER), []) as client:
+    async with connected(server, store_user(Role.OBSERVER)) as client:
         assert await read_bucket(client, SUBJECTS.bucket("plan")) == [b"a plan", b"new"]
         assert await read_bucket(client, SUBJECTS.bucket("lease")) == []
 
 
 async def test_a_large_bucket_is_read_in_several_answers(server: str, buckets: None):
     name, count = SUBJECTS.bucket("instance"), 1200
-    async with client_of(server, store_user(Role.SUPERVISOR), []) as client:
+    async with connected(server, store_user(Role.SUPERVISOR)) as client:
         for index in range(count - 1):
             await client.publish(f"$KV.{name}.i{index}", str(index).encode())
         await client.request(f"$KV.{name}.i{count - 1}", str(count - 1).encode())  # all before it are stored, too
-    async with client_of(server, store_user(Role.OBSERVER), []) as client:
+    async with connected(server, store_user(Role.OBSERVER)) as client:
         assert await read_bucket(client, name) == [str(index).encode() for index in range(count)]
 
 
 async def test_a_bucket_that_is_not_there_is_unreadable(server: str, buckets: None):
-    async with client_of(server, store_user(Role.SUPERVISOR), []) as client:
+    async with connected(server, store_user(Role.SUPERVISOR)) as client:
         with pytest.raises(BucketUnreadable):
             await read_bucket(client, "mr_local_nothing")
 
 
 async def test_a_bucket_of_an_earlier_version_is_made_readable(server: str, buckets: None):
     name = SUBJECTS.bucket("plan")
-    async with client_of(server, store_user(Role.SUPERVISOR), []) as client:
+    async with connected(server, store_user(Role.SUPERVISOR)) as client:
         stream = client.jetstream()
         info = await stream.stream_info(f"KV_{name}")
         info.config.republish = None

@@ -8,22 +8,15 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import nats
 import pytest
 from millrace.contracts.catalog import Role
 from millrace.contracts.codec import encode
 from millrace.contracts.message import Body
-from millrace.contracts.permissions import store_user
-from millrace.contracts.subjects import Subjects
-from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from nats.aio.client import Client
 
+from tests.live.role_users import PASSWORDS, SUBJECTS, connected, role_server
 from tests.testbed.messages import decision
-from tests.testbed.nats_process import NatsProcess
 from tests.testbed.up_cluster import free_port
-
-PASSWORDS = {role: f"secret-of-{role}" for role in Role}
-SUBJECTS = Subjects("local")
 
 
 class Server:
@@ -31,8 +24,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        options = NatsServerOptions(store_dir=str(folder / "js"))
-        self._nats = NatsProcess(folder, nats_config(options, PASSWORDS))
+        self._nats = role_server(folder)
         self.start()
         self.kill = self._nats.close
         (folder / ".millrace" / "run").mkdir(parents=True)
@@ -58,16 +50,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made = Server(tmp_path_factory.mktemp("observed"))
     yield made
     made.kill()
-
-
-@asynccontextmanager
-async def user(server: Server, role: Role, *, store: bool = False) -> AsyncIterator[Client]:
-    name = store_user(role) if store else role.value
-    client = await nats.connect(server.url, user=name, password=PASSWORDS[role], inbox_prefix=f"_INBOX.{name}".encode())
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 @asynccontextmanager
@@ -112,7 +94,7 @@ async def repeat(client: Client, subject: str, sender: str) -> None:
 
 @asynccontextmanager
 async def decisions(server: Server) -> AsyncIterator[None]:
-    async with user(server, Role.INGRESS) as client:
+    async with connected(server.url, Role.INGRESS) as client:
         task = asyncio.create_task(repeat(client, SUBJECTS.decision("tiny"), "ingress-0"))
         try:
             yield
@@ -124,7 +106,7 @@ async def test_tap_shows_garbage_and_unknown_versions_and_goes_on(server: Server
     async with millrace(server, "tap", "decision.>", "--count", "3", "--json") as tap, decisions(server):
         assert tap.stdout is not None
         await asyncio.wait_for(tap.stdout.readline(), 20)
-        async with user(server, Role.INGRESS) as client:
+        async with connected(server.url, Role.INGRESS) as client:
             await client.publish(SUBJECTS.decision("tiny"), b"\xc1\xff")
             await client.flush()
         rest = (await asyncio.wait_for(tap.stdout.read(), 20)).splitlines()
