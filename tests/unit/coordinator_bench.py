@@ -26,14 +26,20 @@ MODEL = "tiny"
 class Bench:
     """A coordinator with a KV store that does what it is told, so that tests read as a story."""
 
+    buckets = ("instance", "plan", "lease")
+
     def __init__(
         self,
+        *instances: str,
         name: str = "coordinator-0",
         incarnation: int = 1,
         roles: Mapping[str, InstanceRole] | None = None,
         **config: Any,
     ) -> None:
-        """``config``: further fields of the configuration."""
+        """Args:
+        instances: That are registered; then a second passes.
+        config: Further fields of the configuration.
+        """
         settings = CoordinatorConfig(name=name, roles=dict(roles or {}), **config)
         self.actor = build(settings, ActorDeps(incarnation=incarnation, rng=Random(1)))
         self.now_ns = 100 * S
@@ -41,8 +47,12 @@ class Bench:
         self.summaries = 0
         self.keys: dict[tuple[str, str], tuple[Body, int]] = {}
         self.effects = self.actor.start(self.now_ns)
-        for bucket in ("instance", "plan", "lease"):
+        for bucket in self.buckets:
             self.send(BucketReady(bucket=bucket))
+        for instance in instances:
+            self.register(instance)
+        if instances:
+            self.tick()
 
     def send(self, body: Body, *, store: bool = True) -> list[Effect]:
         """A summary without a time is of now."""
@@ -65,11 +75,15 @@ class Bench:
         if effect.expected_revision is not None and effect.expected_revision != (held[1] if held else 0):
             self.send(KeyNotPut(correlation=effect.correlation, reason=KeyFailure.CONFLICT))
             return
+        self.send(KeyPut(correlation=effect.correlation, revision=self.told(effect.bucket, effect.key, effect.value)))
+
+    def told(self, bucket: str, key: str, value: Body) -> int:
+        """Somebody writes a key, and the watch tells it; returns its revision."""
         self.revision += 1
-        self.keys[effect.bucket, effect.key] = (effect.value, self.revision)
-        self.send(KeyPut(correlation=effect.correlation, revision=self.revision))
-        changed = KeyChanged(bucket=effect.bucket, key=effect.key, value=effect.value, revision=self.revision)
-        self.send(changed)
+        revision = self.revision
+        self.keys[bucket, key] = (value, revision)
+        self.send(KeyChanged(bucket=bucket, key=key, value=value, revision=revision))
+        return revision
 
     @property
     def registered(self) -> list[str]:

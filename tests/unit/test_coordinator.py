@@ -70,10 +70,7 @@ def test_a_second_instance_raises_the_epoch_and_a_repeated_registration_does_not
 
 
 def test_a_silent_instance_leaves_the_plan_and_returns_with_its_next_word() -> None:
-    bench = Bench()
-    bench.register("a")
-    bench.register("b")
-    bench.tick()
+    bench = Bench("a", "b")
     for _ in range(MembershipConfig().plan_silence_ns // S + 1):
         bench.send(summary("b"))
         bench.tick()
@@ -83,10 +80,7 @@ def test_a_silent_instance_leaves_the_plan_and_returns_with_its_next_word() -> N
 
 
 def test_a_coordinator_that_stood_still_takes_nobody_for_silent() -> None:
-    bench = Bench()
-    bench.register("a")
-    bench.register("b")
-    bench.tick()
+    bench = Bench("a", "b")
     bench.now_ns += MembershipConfig().plan_silence_ns + 10 * S
     bench.send(summary("b"))
     assert bench.planned == ["a", "b"]
@@ -97,19 +91,13 @@ def test_a_coordinator_that_stood_still_takes_nobody_for_silent() -> None:
 
 
 def test_a_draining_instance_leaves_the_plan() -> None:
-    bench = Bench()
-    bench.register("a")
-    bench.register("b")
-    bench.tick()
+    bench = Bench("a", "b")
     bench.send(summary("a", draining=True))
     assert bench.planned == ["b"]
 
 
 def test_an_instance_declared_dead_leaves_at_once_and_only_a_new_incarnation_returns() -> None:
-    bench = Bench()
-    bench.register("a")
-    bench.register("b")
-    bench.tick()
+    bench = Bench("a", "b")
     dead = ServicePresence(role="worker", name="a", incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD)
     bench.send(dead)
     assert bench.planned == ["b"]
@@ -120,10 +108,7 @@ def test_an_instance_declared_dead_leaves_at_once_and_only_a_new_incarnation_ret
 
 
 def test_a_deregistered_instance_leaves_the_plan() -> None:
-    bench = Bench()
-    bench.register("a")
-    bench.register("b")
-    bench.tick()
+    bench = Bench("a", "b")
     bench.send(KeyChanged(bucket="instance", key="a", value=None, revision=9))
     assert bench.planned == ["b"]
 

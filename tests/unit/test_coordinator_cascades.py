@@ -7,21 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.actor.deps import ActorDeps, actor_rng
-from millrace.actor.effects import DeleteKey, Effect, PutKey, Stop
-from millrace.actor.group import ActorGroup
+from millrace.actor.effects import DeleteKey, Stop
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
     KeyChanged,
-    KeyFailure,
-    KeyNotPut,
-    KeyPut,
     KeyUnreadable,
     StopRequested,
-    TimerFired,
 )
-from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import Lease
 
 from services.coordinator.build import build
@@ -30,7 +24,7 @@ from services.coordinator.cascades import OPERATOR
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.leased_plans import LEASE_NS
 from tests.testbed.messages import plain_record
-from tests.unit.coordinator_bench import summary
+from tests.unit.coordinator_bench import Bench, summary
 
 S = 1_000_000_000
 TIERS = [CoordinatedTier(model="nano", threshold=60.0), CoordinatedTier(model="mini", threshold=0.0)]
@@ -38,42 +32,13 @@ CASCADE = CoordinatedCascade(name="c", tiers=TIERS)
 BUCKETS = ("instance", "plan", "lease", "cascade", "cascade_lease")
 
 
-class Story:
-    """A coordinator and a KV store that does what it is told."""
+class Story(Bench):
+    """A coordinator of one cascade."""
+
+    buckets = BUCKETS
 
     def __init__(self, cascade: CoordinatedCascade = CASCADE, *, name: str = "coordinator-0") -> None:
-        config = CoordinatorConfig(name=name, cascades=[cascade])
-        actor = build(config, ActorDeps(incarnation=1, rng=actor_rng(name, 1)))
-        assert isinstance(actor, ActorGroup)
-        self.actor = actor
-        self.now_ns = 100 * S
-        self.revision = 0
-        self.keys: dict[tuple[str, str], tuple[Body, int]] = {}
-        self.actor.start(self.now_ns)
-        for bucket in BUCKETS:
-            self.send(BucketReady(bucket=bucket))
-
-    def send(self, body: Body) -> list[Effect]:
-        effects = self.actor.handle(Message(body), self.now_ns)
-        self.actor.check_invariants()
-        for effect in effects:
-            if isinstance(effect, PutKey):
-                self.store(effect)
-        return effects
-
-    def store(self, effect: PutKey) -> None:
-        held = self.keys.get((effect.bucket, effect.key))
-        if effect.expected_revision is not None and effect.expected_revision != (held[1] if held else 0):
-            self.send(KeyNotPut(correlation=effect.correlation, reason=KeyFailure.CONFLICT))
-            return
-        self.send(KeyPut(correlation=effect.correlation, revision=self.told(effect.bucket, effect.key, effect.value)))
-
-    def told(self, bucket: str, key: str, value: Body) -> int:
-        self.revision += 1
-        revision = self.revision
-        self.keys[bucket, key] = (value, revision)
-        self.send(KeyChanged(bucket=bucket, key=key, value=value, revision=revision))
-        return revision
+        super().__init__(name=name, cascades=[cascade])
 
     def register(self, name: str, model: str) -> None:
         record = plain_record(name, incarnation=5, model=model, blocks_total=256)
@@ -84,8 +49,7 @@ class Story:
         for name, model in alive:
             self.register(name, model)
             self.send(msgspec.structs.replace(summary(name), model=model, at_ns=self.now_ns))
-        for part in range(len(self.actor.parts)):
-            self.send(TimerFired(name=f"{part}|tick" if part else "tick"))
+        super().tick(0)
 
     @property
     def plan(self) -> CascadePlan | None:

@@ -13,8 +13,8 @@ from millrace.contracts.local import TimerFired
 from millrace.contracts.worker import CancelSequence, SequenceAccepted
 
 from services.worker.config import MigrationConfig, ReplicaBounds
-from tests.unit.test_worker_reserving import bench, denied, handover, pull, read, reserve, room
-from tests.unit.worker_rig import INFO, Bench, bodies, only
+from tests.unit.test_worker_reserving import bench, handover, pull, read, reserve, room
+from tests.unit.worker_rig import INFO, Bench, bodies, denied, only
 
 #: Of its blocks replicas may have half.
 HOLDS = MigrationConfig(replicas=ReplicaBounds(memory_share=0.5, count_max=3, hold_ms=5_000))

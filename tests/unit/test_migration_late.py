@@ -16,6 +16,7 @@ from millrace.contracts.leases import KvPulled, MigrationPrepared, SequenceFroze
 from millrace.contracts.local import Replied
 from millrace.contracts.message import Message
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, MoveSequence, SequenceMoved
+from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling, SubmitSequence
 from millrace.enginemodel.engine import ModelledEngine
@@ -123,17 +124,7 @@ class World:
 
     def _worker(self, name: str, kind: type[WorkerActor]) -> SimActor:
         kv = modelled_endpoint(PARAMETERS, key=name, model="m")
-        info = EngineInfo(
-            engine="modelled",
-            engine_version="1",
-            model="m",
-            max_model_len=PARAMETERS.max_model_len,
-            max_sequences=PARAMETERS.max_sequences,
-            token_budget=PARAMETERS.token_budget,
-            block_size=PARAMETERS.block_size,
-            blocks_total=PARAMETERS.blocks_total,
-            kv=kv,
-        )
+        info = EngineInfo(engine="modelled", engine_version="1", model="m", kv=kv, **scheduler_fields(PARAMETERS))
 
         def engine(_: SimProcess) -> ModelledEngine:
             lengths = OutputLengths(mean=10_000, sigma=0)

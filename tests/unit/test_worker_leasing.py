@@ -12,14 +12,13 @@ from millrace.actor.engine import (
     CancelInEngine,
     EndLeaseInEngine,
     FreezeInEngine,
-    KvDenied,
     KvLeaseTaken,
     LeaseInEngine,
     SequenceAdded,
     SequenceStopped,
 )
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
-from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
+from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import EndLease, FreezeSequence, KvLeased, KvRefused, LeaseKv, SequenceFrozen
 from millrace.contracts.local import BusDisconnected, TimerFired
 from millrace.contracts.message import ErrorReply
@@ -35,11 +34,9 @@ from millrace.contracts.worker import (
 )
 
 from services.worker.config import MigrationConfig
-from tests.unit.worker_rig import INFO, MS, TRACE, Bench, bodies, chunks, only, out, submit
+from tests.unit.worker_rig import INFO, KV, MOVING, MS, TRACE, Bench, bodies, chunks, denied, only, out, refusal, submit
 
-KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=1024, blocks=33, copiers=[CopierKind.MODELLED])
 TOLD = msgspec.structs.replace(KV, freeze_ms_max=MigrationConfig().freeze_ms_max)
-MOVING = msgspec.structs.replace(INFO, kv=KV)
 NAMES = ["r1.0", "r2.0", "r3.0"]
 
 
@@ -92,10 +89,6 @@ def stopped(*tokens: int, migration: str = "m1", from_block: int = 1) -> Sequenc
     )
 
 
-def denied(reason: KvRefusal, migration: str = "m1") -> KvDenied:
-    return KvDenied(migration=migration, reason=reason, detail="so it is")
-
-
 def leased(**options: Any) -> Bench:
     """A sequence under lease m1."""
     made = bench(**options)
@@ -114,12 +107,6 @@ def frozen(**options: Any) -> Bench:
 
 def due(bench: Bench, after_ms: float) -> list[Effect]:
     return bench.say(TimerFired(name="lease/m1"), after_ms=after_ms)
-
-
-def refusal(effects: list[Effect]) -> KvRefusal:
-    (body,) = bodies(effects, KvRefused)
-    reason: KvRefusal = body.reason
-    return reason
 
 
 # --- leases

@@ -12,7 +12,6 @@ from millrace.actor.effects import CancelTimer, Effect, Log, Publish, Reply, Req
 from millrace.actor.engine import (
     AddToEngine,
     KvBlocksRead,
-    KvDenied,
     KvRoomReserved,
     PullIntoEngine,
     ReserveInEngine,
@@ -21,8 +20,8 @@ from millrace.actor.engine import (
     UnreserveInEngine,
 )
 from millrace.contracts.ingress import ReturnReason, SequencesReturned, TokenLogprobs, TokensResent
-from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
-from millrace.contracts.leases import KvPulled, KvRefused, MigrationPrepared, PrepareMigration, PullKv, UnreserveKv
+from millrace.contracts.kv import CopierKind, KvHandover, KvRefusal
+from millrace.contracts.leases import KvPulled, MigrationPrepared, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.local import (
     BusDisconnected,
     BusReconnected,
@@ -46,11 +45,9 @@ from millrace.contracts.worker import (
 
 from services.worker.config import MigrationConfig
 from services.worker.draining import LEFT_MS
-from tests.unit.worker_rig import INFO, MS, Bench, bodies, chunks, only, out
+from tests.unit.worker_rig import INFO, KV, MOVING, MS, Bench, bodies, chunks, denied, only, out, refusal
 
-KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=1024, blocks=33, copiers=[CopierKind.MODELLED])
 SOURCE = msgspec.structs.replace(KV, machine="elsewhere")
-MOVING = msgspec.structs.replace(INFO, kv=KV)
 
 
 def bench(**options: Any) -> Bench:
@@ -91,10 +88,6 @@ def read(from_block: int = 0) -> KvBlocksRead:
     )
 
 
-def denied(reason: KvRefusal) -> KvDenied:
-    return KvDenied(migration="m1", reason=reason, detail="so it is")
-
-
 def handover(**fields: Any) -> KvHandover:
     defaults: dict[str, Any] = {
         "migration": "m1",
@@ -127,12 +120,6 @@ def arrived(made: Bench, **fields: Any) -> list[Effect]:
 
 def due(made: Bench, after_ms: float) -> list[Effect]:
     return made.say(TimerFired(name="reserve/m1"), after_ms=after_ms)
-
-
-def refusal(effects: list[Effect]) -> KvRefusal:
-    (body,) = bodies(effects, KvRefused)
-    reason: KvRefusal = body.reason
-    return reason
 
 
 # --- reservations

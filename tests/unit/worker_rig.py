@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 from millrace.actor.effects import Effect, Publish, Reply
-from millrace.actor.engine import EngineInfo, EngineSnapshot, EngineStepped, SequenceAdded, StepOutput
+from millrace.actor.engine import EngineInfo, EngineSnapshot, EngineStepped, KvDenied, SequenceAdded, StepOutput
 from millrace.contracts.ingress import TokensGenerated
+from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
+from millrace.contracts.leases import KvRefused
 from millrace.contracts.local import TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus
@@ -32,6 +35,9 @@ INFO = EngineInfo(
     block_size=16,
     blocks_total=32,
 )
+KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=1024, blocks=33, copiers=[CopierKind.MODELLED])
+#: Of an engine between which and others sequences move.
+MOVING = msgspec.structs.replace(INFO, kv=KV)
 NO_CHANGES = MigrationConfig()
 
 
@@ -113,3 +119,14 @@ def bodies(effects: list[Effect], kind: Any) -> list[Any]:
 
 def chunks(effects: list[Effect]) -> list[Any]:
     return [chunk for body in bodies(effects, TokensGenerated) for chunk in body.chunks]
+
+
+def denied(reason: KvRefusal, migration: str = "m1") -> KvDenied:
+    return KvDenied(migration=migration, reason=reason, detail="so it is")
+
+
+def refusal(effects: list[Effect]) -> KvRefusal:
+    """The reason for which the only question was refused."""
+    (body,) = bodies(effects, KvRefused)
+    reason: KvRefusal = body.reason
+    return reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,26 +46,22 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package", params=IMPLEMENTATIONS)
 def engine(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    match request.param:
-        case "simulated":
-            started = harness.simulated()
-        case "modelled":
-            started = harness.modelled(request.getfixturevalue("tiny_tokenizer"))
-        case _:
-            started = harness.vllm(request.getfixturevalue("tiny_model"))
-    with started as ready:
+    with _started(request, harness.simulated, harness.modelled, harness.vllm) as ready:
         yield ready
 
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    started: AbstractContextManager[Pair]
+    with _started(request, harness.simulated_pair, harness.modelled_pair, harness.vllm_pair) as ready:
+        yield ready
+
+
+def _started(request: pytest.FixtureRequest, simulated: Any, modelled: Any, vllm: Any) -> Any:
+    """The implementation that the parameter names, by the folder of its tokenizer or model."""
     match request.param:
         case "simulated":
-            started = harness.simulated_pair()
+            return simulated()
         case "modelled":
-            started = harness.modelled_pair(request.getfixturevalue("tiny_tokenizer"))
+            return modelled(request.getfixturevalue("tiny_tokenizer"))
         case _:
-            started = harness.vllm_pair(request.getfixturevalue("tiny_model"))
-    with started as ready:
-        yield ready
+            return vllm(request.getfixturevalue("tiny_model"))

@@ -34,6 +34,7 @@ from millrace.actor.engine import (
 )
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.kv import KvEndpoint
+from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import modelled_endpoint
@@ -274,18 +275,8 @@ class SimulatedHarness(Harness):
         self._network = network
         self._kv = None if network is None else modelled_endpoint(modelled_parameters(), key=name, model="modelled")
         self._simulation.add(lambda _: _Actor(self), node=name, accepts=(), handlers=self._handlers)
-        parameters = modelled_parameters()
-        self.info = EngineInfo(
-            engine="modelled",
-            engine_version="sim",
-            model="modelled",
-            max_model_len=parameters.max_model_len,
-            max_sequences=parameters.max_sequences,
-            token_budget=parameters.token_budget,
-            block_size=parameters.block_size,
-            blocks_total=parameters.blocks_total,
-            kv=self._kv,
-        )
+        fields = scheduler_fields(modelled_parameters())
+        self.info = EngineInfo(engine="modelled", engine_version="sim", model="modelled", kv=self._kv, **fields)
 
     def _handlers(self, process: SimProcess) -> Any:
         engine = modelled_engine(self._kv)
