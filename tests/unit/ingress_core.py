@@ -286,6 +286,12 @@ class Bench:
         )
 
 
+def running(request: str = "r", **call: Any) -> tuple[Bench, str]:
+    """Two instances and a call that one of them, which is returned, has accepted."""
+    bench = Bench()
+    return bench, bench.run_call(request, **call)
+
+
 def make_call(request: str = "r", **fields: Any) -> Call:
     values: dict[str, Any] = {
         "kind": CallKind.COMPLETION,
@@ -320,4 +326,4 @@ def ids(text: str) -> list[int]:
     return [EOS if c == "$" else ord(c) - ord("a") for c in text]
 
 
-__all__ = ["EOS", "MODEL", "Bench", "TagRequest", "chunk", "ids", "instance_of", "make_call"]
+__all__ = ["EOS", "MODEL", "Bench", "TagRequest", "chunk", "ids", "instance_of", "make_call", "running"]

@@ -32,7 +32,7 @@ from services.ingress.calls.messages import (
 )
 from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig, TaggingConfig
 from tests.testbed.messages import plain
-from tests.unit.ingress_core import MODEL, NO_TAG, PLAIN, SECOND, START, Bench, chunk, ids, instance_of
+from tests.unit.ingress_core import MODEL, NO_TAG, PLAIN, SECOND, START, Bench, chunk, ids, instance_of, running
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -140,16 +140,14 @@ def test_a_call_of_several_choices_is_accepted_when_all_are_and_delivers_once_pe
 
 def test_a_chunk_after_the_end_in_the_same_message_is_dropped():
     for fields in ({}, {"n": 2}):
-        bench = Bench()
-        instance = bench.run_call(**fields)
+        bench, instance = running(**fields)
         bench.tokens(instance, chunk("a", finish=LENGTH), chunk("", 1, finish=LENGTH), chunk("b", 1))
         assert bench.text() == "a"
         assert bench.metrics.discarded.total() == 2
 
 
 def test_a_call_that_does_not_stream_gets_each_choice_whole():
-    bench = Bench()
-    instance = bench.run_call(stream=False, n=2)
+    bench, instance = running(stream=False, n=2)
     bench.tokens(instance, chunk("ab"), chunk("x", sequence="r.1"))
     bench.tokens(instance, chunk("cd", 2))
     assert not bench.made(DeliverDeltas)
@@ -163,8 +161,7 @@ def test_a_call_that_does_not_stream_gets_each_choice_whole():
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stop_string_ends_the_sequence_and_its_decoding(stream):
-    bench = Bench()
-    instance = bench.run_call(stop=["cd"], stream=stream)
+    bench, instance = running(stop=["cd"], stream=stream)
     bench.tokens(instance, chunk("abc"))
     bench.tokens(instance, chunk("def", 3))
     assert bench.text() == "ab"
@@ -177,8 +174,7 @@ def test_a_stop_string_ends_the_sequence_and_its_decoding(stream):
 
 
 def test_a_stop_string_in_the_last_chunk_needs_no_cancel():
-    bench = Bench()
-    instance = bench.run_call(stop=["cd"], include_stop=True)
+    bench, instance = running(stop=["cd"], include_stop=True)
     bench.tokens(instance, chunk("abcdef", finish=LENGTH))
     assert bench.text() == "abcd"
     assert bench.made(DeliverDeltas)[-1].deltas[-1].finish_reason == "stop"
@@ -188,8 +184,7 @@ def test_a_stop_string_in_the_last_chunk_needs_no_cancel():
 
 def test_a_stop_token_id_is_the_stop_reason_and_an_eos_is_not():
     for text, stop_ids, reason in (("abx", ids("x"), ids("x")[0]), ("ab$", ids("x"), None)):
-        bench = Bench()
-        instance = bench.run_call(sampling=Sampling(max_tokens=50, stop_token_ids=stop_ids))
+        bench, instance = running(sampling=Sampling(max_tokens=50, stop_token_ids=stop_ids))
         bench.tokens(instance, chunk(text, finish=STOP))
         last = bench.made(DeliverDeltas)[-1].deltas[-1]
         assert (last.text, last.finish_reason, last.stop_reason) == ("ab", "stop", reason)
@@ -197,8 +192,7 @@ def test_a_stop_token_id_is_the_stop_reason_and_an_eos_is_not():
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_logprobs_come_as_text_and_bytes_with_as_many_alternatives_as_asked_for(stream):
-    bench = Bench()
-    instance = bench.run_call(sampling=Sampling(max_tokens=50, logprobs=1), stream=stream)
+    bench, instance = running(sampling=Sampling(max_tokens=50, logprobs=1), stream=stream)
     entry = TokenLogprobs(token_ids=ids("aba"), logprobs=[-0.5, -0.1, -0.5], rank=2)
     bench.tokens(instance, chunk("a", logprobs=[entry]))
     bench.tokens(instance, chunk("a$", 1, logprobs=[entry, entry], finish=STOP))
@@ -207,16 +201,14 @@ def test_logprobs_come_as_text_and_bytes_with_as_many_alternatives_as_asked_for(
 
 
 def test_a_stop_string_cuts_the_logprobs_too():
-    bench = Bench()
-    instance = bench.run_call(sampling=Sampling(max_tokens=50, logprobs=0), stop=["bc"])
+    bench, instance = running(sampling=Sampling(max_tokens=50, logprobs=0), stop=["bc"])
     entries = [TokenLogprobs(token_ids=ids(c), logprobs=[-1.0], rank=1) for c in "abcd"]
     bench.tokens(instance, chunk("abcd", logprobs=entries))
     assert [p.token for p in bench.made(DeliverDeltas)[-1].deltas[-1].logprobs] == ["a", "b", "c"]
 
 
 def test_more_tokens_than_were_asked_for_are_not_taken():
-    bench = Bench()
-    instance = bench.run_call(sampling=Sampling(max_tokens=3))
+    bench, instance = running(sampling=Sampling(max_tokens=3))
     bench.tokens(instance, chunk("abcde"))
     assert bench.text() == "abc"
     assert bench.made(DeliverDeltas)[-1].deltas[-1].finish_reason == "length"
@@ -271,8 +263,7 @@ def test_a_key_is_limited_in_requests_tokens_and_concurrency():
     bench.call("d", key="other", limits=limits)
     assert len(bench.made(RefuseCall)) == 1
 
-    bench = Bench()
-    instance = bench.run_call("a", key="k", limits=KeyLimits(concurrency=1))
+    bench, instance = running("a", key="k", limits=KeyLimits(concurrency=1))
     bench.call("b", key="k", limits=KeyLimits(concurrency=1))
     assert refusal(bench).kind is RefusalKind.CONCURRENCY
     bench.tokens(instance, chunk("x", sequence="a.0", finish=LENGTH))
@@ -541,8 +532,7 @@ def test_the_tagger_is_not_asked_where_the_length_is_known_or_nobody_needs_it():
 
 @pytest.mark.parametrize(("reason", "outcome"), [("client_gone", "cancelled"), ("slow_reader", "cut")])
 def test_an_abandoned_call_is_cancelled_everywhere_and_nothing_more_is_delivered(reason, outcome):
-    bench = Bench()
-    instance = bench.run_call(n=2)
+    bench, instance = running(n=2)
     bench.tokens(instance, chunk("ab"))
     bench.effects.clear()
     bench.send(CallAbandoned(request="r", reason=reason))
@@ -596,8 +586,7 @@ def test_a_call_past_its_deadline_fails_with_a_sentence():
 
 
 def test_a_stopping_ingress_refuses_new_calls_finishes_old_ones_and_stops():
-    bench = Bench()
-    instance = bench.run_call("a")
+    bench, instance = running("a")
     bench.send(StopRequested())
     assert bench.sent(ServicePresence)[-1].state is PresenceState.LEAVING
     bench.call("b")
@@ -766,8 +755,7 @@ def test_a_type_that_it_does_not_take_changes_nothing_and_is_answered_where_an_a
 
 
 def test_the_snapshot_is_made_of_plain_types():
-    bench = Bench()
-    instance = bench.run_call(n=2)
+    bench, instance = running(n=2)
     bench.tokens(instance, chunk("ab"))
     snapshot = bench.actor.snapshot()
     assert msgspec.json.decode(msgspec.json.encode(snapshot)) == snapshot

@@ -27,7 +27,7 @@ from millrace.membership import MembershipConfig
 
 from services.ingress.calls.messages import AcceptCall, CompleteCall, DeliverDeltas, FailCall, RefuseCall
 from services.ingress.config import IngressConfig
-from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk, ids, instance_of
+from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk, ids, instance_of, running
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 LETTERS = st.text("abcdefghij", min_size=1, max_size=40)
@@ -38,8 +38,7 @@ def discarded(bench: Bench) -> dict[str, int]:
 
 
 def test_a_gap_is_asked_for_once_and_the_answer_closes_it():
-    bench = Bench()
-    instance = bench.run_call()
+    bench, instance = running()
     bench.tokens(instance, chunk("ab"))
     bench.tokens(instance, chunk("e", 4))
     bench.tokens(instance, chunk("f", 5))
@@ -76,8 +75,7 @@ def test_a_prompts_logprobs_are_told_once_also_where_its_instance_dies(stream: b
 
 
 def test_tokens_that_came_while_the_answer_was_under_way_are_not_taken_twice():
-    bench = Bench()
-    instance = bench.run_call()
+    bench, instance = running()
     bench.tokens(instance, chunk("c", 2))
     (ask,) = bench.asked(ResendTokens)
     bench.tokens(instance, chunk("ab", 0))
@@ -86,8 +84,7 @@ def test_tokens_that_came_while_the_answer_was_under_way_are_not_taken_twice():
 
 
 def test_an_overlap_is_trimmed_a_duplicate_dropped_and_a_contradiction_ignored():
-    bench = Bench()
-    instance = bench.run_call()
+    bench, instance = running()
     bench.tokens(instance, chunk("abc"))
     bench.tokens(instance, chunk("bcd", 1))
     bench.tokens(instance, chunk("bcd", 1))
@@ -100,8 +97,7 @@ def test_an_overlap_is_trimmed_a_duplicate_dropped_and_a_contradiction_ignored()
 
 
 def test_the_end_told_again_with_its_tokens_ends_the_sequence():
-    bench = Bench()
-    instance = bench.run_call()
+    bench, instance = running()
     bench.tokens(instance, chunk("abc"))
     bench.tokens(instance, chunk("bc", 1, finish=LENGTH))
     assert bench.text() == "abc"
@@ -109,8 +105,7 @@ def test_the_end_told_again_with_its_tokens_ends_the_sequence():
 
 
 def test_tokens_of_another_epoch_or_instance_or_incarnation_are_late():
-    bench = Bench()
-    instance = bench.run_call()
+    bench, instance = running()
     other = "w1" if instance == "w0" else "w0"
     bench.tokens(instance, chunk("a", epoch=1))
     bench.tokens(other, chunk("a"))
@@ -129,8 +124,7 @@ def test_a_token_message_of_a_forgotten_instance_is_kept_out_when_the_instance_t
 
 
 def test_a_resend_nobody_answers_is_asked_again_and_then_continued_elsewhere():
-    bench = Bench()
-    instance = bench.run_call()
+    bench, instance = running()
     bench.tokens(instance, chunk("c", 2))
     bench.fail(bench.asked(ResendTokens)[0], RequestFailure.TIMEOUT)
     assert len(bench.asked(ResendTokens)) == 2
@@ -142,8 +136,7 @@ def test_a_resend_nobody_answers_is_asked_again_and_then_continued_elsewhere():
 
 @pytest.mark.parametrize("failure", ["forgotten", "only_later", "no_responders"])
 def test_a_worker_that_knows_nothing_of_it_is_left_at_once(failure):
-    bench = Bench()
-    instance = bench.run_call()
+    bench, instance = running()
     bench.tokens(instance, chunk("ab"), chunk("d", 3))
     (ask,) = bench.asked(ResendTokens)
     if failure == "forgotten":
@@ -157,8 +150,7 @@ def test_a_worker_that_knows_nothing_of_it_is_left_at_once(failure):
 
 
 def test_a_sequence_that_is_silent_is_asked_about_ever_more_rarely():
-    bench = Bench()
-    instance = bench.run_call()
+    bench, instance = running()
     bench.tokens(instance, chunk("ab"))
     asked_at = []
     for _ in range(100):
@@ -174,8 +166,7 @@ def test_a_sequence_that_is_silent_is_asked_about_ever_more_rarely():
 
 
 def test_a_lost_last_chunk_is_recovered_by_the_question():
-    bench = Bench()
-    instance = bench.run_call()
+    bench, instance = running()
     bench.tokens(instance, chunk("ab"))
     bench.pass_time(2)
     bench.reply(bench.asked(ResendTokens)[0], TokensResent(chunk=chunk("c$", 2, finish=STOP)))
@@ -224,8 +215,7 @@ def test_token_messages_that_lie_never_kill_the_actor_nor_its_invariants(message
     stop=st.lists(st.text("abcdefghij", min_size=1, max_size=4), max_size=2),
 )
 def test_chunking_never_changes_what_is_delivered(text, cuts, stream, stop):
-    bench = Bench()
-    instance = bench.run_call(stream=stream, stop=stop)
+    bench, instance = running(stream=stream, stop=stop)
     at = 0
     for size in [*cuts, 40]:
         if at < len(text):

@@ -27,6 +27,13 @@ def moving(**fields: object) -> MoveBench:
     return bench
 
 
+def moved() -> MoveBench:
+    """The same, which the target has said to have."""
+    bench = moving()
+    bench.moved(3)
+    return bench
+
+
 def resent(text: str, first_index: int) -> TokensResent:
     return TokensResent(chunk=chunk(text, first_index, epoch=1))
 
@@ -103,8 +110,7 @@ def test_an_epoch_that_nobody_waits_for_is_not_given_out():
 
 
 def test_the_targets_word_makes_it_the_owner_and_the_source_lets_go_at_its_migrators_word():
-    bench = moving()
-    bench.moved(3)
+    bench = moved()
     assert bench.owner == (bench.target, 1)
     assert bench.cancels() == []
     bench.tokens(bench.target, chunk("de$", 3, epoch=1, finish=STOP))
@@ -119,8 +125,7 @@ def test_the_targets_word_makes_it_the_owner_and_the_source_lets_go_at_its_migra
 
 
 def test_books_and_acknowledgements_follow_the_owner():
-    bench = moving()
-    bench.moved(3)
+    bench = moved()
     assert list(bench.actor.state.owned) == [bench.target]
     bench.tokens(bench.target, chunk("$", 3, epoch=1, finish=STOP))
     assert bench.actor.state.acknowledge == {bench.target: [("r.0", 1)]}
@@ -170,8 +175,7 @@ def test_the_word_after_a_chunk_settles_it_at_once():
 
 
 def test_the_word_once_more_changes_nothing():
-    bench = moving()
-    bench.moved(3)
+    bench = moved()
     bench.tokens(bench.target, chunk("d", 3, epoch=1))
     before = len(bench.effects)
     bench.moved(3)
@@ -215,8 +219,7 @@ def test_other_tokens_of_the_target_as_many_as_the_sources_are_never_taken():
 
 
 def test_the_sources_tokens_after_the_switch_are_void_and_cancelled_in_its_own_epoch():
-    bench = moving()
-    bench.moved(3)
+    bench = moved()
     bench.tokens(bench.target, chunk("d", 3, epoch=1))
     bench.tokens(bench.source, chunk("xyz", 3))
     assert bench.text() == "abcd"
@@ -446,8 +449,7 @@ def test_a_target_that_does_not_answer_is_asked_again_with_its_next_chunk():
 
 
 def test_it_moves_twice_and_late_words_of_the_middle_one_change_nothing():
-    bench = moving()
-    bench.moved(3)
+    bench = moved()
     bench.tokens(bench.target, chunk("d", 3, epoch=1))
     assert bench.allot("m2", source=bench.target, target=bench.third, epoch=1) == 2
     bench.moved(5, epoch=2, instance=bench.third)
@@ -465,8 +467,7 @@ def test_it_moves_twice_and_late_words_of_the_middle_one_change_nothing():
 
 
 def test_it_moves_there_and_back_and_the_first_stay_is_void():
-    bench = moving()
-    bench.moved(3)
+    bench = moved()
     bench.tokens(bench.target, chunk("d", 3, epoch=1))
     assert bench.allot("m2", source=bench.target, target=bench.source, epoch=1) == 2
     bench.moved(4, epoch=2, instance=bench.source)
@@ -490,8 +491,7 @@ def test_a_second_migration_before_the_first_is_settled_is_refused_and_hastens_i
 
 
 def test_a_continuation_after_a_migration_takes_an_epoch_above():
-    bench = moving()
-    bench.moved(3)
+    bench = moved()
     bench.tokens(bench.target, chunk("d", 3, epoch=1))
     bench.die(bench.target)
     assert bench.placed()[-1][1] == 2
@@ -524,15 +524,13 @@ def test_a_stop_string_spans_the_move():
 
 
 def test_a_moved_sequence_that_goes_silent_is_asked_about_at_its_target():
-    bench = moving()
-    bench.moved(3)
+    bench = moved()
     bench.pass_time(3)
     assert bench.question() == (bench.target, ResendTokens(sequence="r.0", epoch=1, from_index=3))
 
 
 def test_a_moved_sequence_stalls_like_a_stream_not_like_a_queue():
-    bench = moving()
-    bench.moved(3)
+    bench = moved()
     for _ in range(33):
         bench.pass_time(1)
         for question in bench.asked(ResendTokens):

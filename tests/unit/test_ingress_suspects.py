@@ -16,14 +16,14 @@ def sent_to(bench: Bench, request: str) -> list[str]:
     return [instance_of(s) for s in bench.submissions() if s.body.sequence == f"{request}.0"]
 
 
-def bench_with_neighbour(instances: int = 2) -> tuple[Bench, str]:
-    """A stream that has tokens, and a request that has none, on one instance."""
+def bench_with_neighbour(instances: int = 2) -> tuple[Bench, str, str]:
+    """A stream that has tokens, and a request that has none, on one instance; and the name of another one."""
     bench = Bench(instances=instances)
     home = bench.run_call("stream")
     bench.tokens(home, chunk("ab", sequence="stream.0"))
     busy(bench, home)
     assert bench.run_call("bad") == home
-    return bench, home
+    return bench, home, min(bench.summary_at.keys() - {home})
 
 
 def busy(bench: Bench, home: str) -> None:
@@ -49,8 +49,7 @@ def give_back(bench: Bench, instance: str) -> None:
 
 
 def test_a_silent_instance_keeps_its_suspect_and_the_stream_beside_it_goes_on_elsewhere():
-    bench, home = bench_with_neighbour()
-    (other,) = bench.summary_at.keys() - {home}
+    bench, home, other = bench_with_neighbour()
     pass_busy(bench, 3, other)
     assert sent_to(bench, "stream") == [home, other]
     assert sent_to(bench, "bad") == [home]
@@ -62,7 +61,7 @@ def test_a_silent_instance_keeps_its_suspect_and_the_stream_beside_it_goes_on_el
 
 
 def test_a_suspect_of_an_instance_that_stays_silent_is_tried_alone_or_refused():
-    bench, home = bench_with_neighbour(3)
+    bench, home, _ = bench_with_neighbour(3)
     others = sorted(bench.summary_at.keys() - {home})
     pass_busy(bench, 8, *others)
     assert sent_to(bench, "bad") == [home], "nobody is idle"
@@ -73,8 +72,7 @@ def test_a_suspect_of_an_instance_that_stays_silent_is_tried_alone_or_refused():
 
 
 def test_a_suspect_that_nobody_can_take_alone_is_refused_and_says_why():
-    bench, home = bench_with_neighbour()
-    (other,) = bench.summary_at.keys() - {home}
+    bench, home, other = bench_with_neighbour()
     pass_busy(bench, 130, other)
     (failed,) = bench.made(FailCall)
     assert (failed.request, failed.kind) == ("bad", RefusalKind.CONTINUATION_FAILED)
@@ -93,8 +91,7 @@ def test_a_suspect_whose_engine_was_lost_before_it_answered_waits_as_long_as_ano
 
 
 def test_a_suspect_of_a_dead_instance_waits_for_its_return_and_is_refused_with_the_next_death():
-    bench, home = bench_with_neighbour()
-    (other,) = bench.summary_at.keys() - {home}
+    bench, home, other = bench_with_neighbour()
     bench.die(home)
     assert sent_to(bench, "stream") == [home, other], "at once"
     pass_busy(bench, 2, other)
@@ -110,8 +107,7 @@ def test_a_suspect_of_a_dead_instance_waits_for_its_return_and_is_refused_with_t
 
 
 def test_an_engine_that_comes_back_under_load_takes_its_suspects_one_after_the_other_and_then_others():
-    bench, home = bench_with_neighbour()
-    (other,) = bench.summary_at.keys() - {home}
+    bench, home, other = bench_with_neighbour()
     assert bench.run_call("worse") == home
     bench.die(home)
     pass_busy(bench, 1, other)
@@ -136,8 +132,7 @@ def test_an_engine_that_comes_back_under_load_takes_its_suspects_one_after_the_o
 
 
 def test_a_trial_that_others_joined_holds_up_no_other_suspect():
-    bench, home = bench_with_neighbour()
-    (other,) = bench.summary_at.keys() - {home}
+    bench, home, other = bench_with_neighbour()
     assert bench.run_call("worse") == home
     give_back(bench, home)
     pass_busy(bench, 1, other)
@@ -157,8 +152,7 @@ def test_a_trial_that_others_joined_holds_up_no_other_suspect():
 
 
 def test_a_suspect_of_a_process_that_ended_is_tried_beside_others_where_no_instance_gets_idle():
-    bench, home = bench_with_neighbour()
-    (other,) = bench.summary_at.keys() - {home}
+    bench, home, other = bench_with_neighbour()
     bench.die(home)
     pass_busy(bench, 3, other)
     assert sent_to(bench, "bad") == [home]
@@ -168,7 +162,7 @@ def test_a_suspect_of_a_process_that_ended_is_tried_beside_others_where_no_insta
 
 
 def test_a_suspect_that_holds_its_instance_up_in_its_trial_is_refused():
-    bench, home = bench_with_neighbour(3)
+    bench, home, _ = bench_with_neighbour(3)
     others = sorted(bench.summary_at.keys() - {home})
     bench.die(home)
     for _ in range(8):
@@ -218,7 +212,7 @@ def test_an_output_constraint_gives_the_worker_time_to_try_it():
 
 
 def test_only_the_last_to_come_are_suspects_and_all_others_fail_over_at_once():
-    bench, home = bench_with_neighbour()
+    bench, home, _ = bench_with_neighbour()
     for number in range(20):
         busy(bench, home)
         bench.now_ns += MILLISECOND
@@ -238,8 +232,7 @@ def test_only_the_last_to_come_are_suspects_and_all_others_fail_over_at_once():
     ids=["constraint", "images"],
 )
 def test_what_waited_behind_a_full_batch_is_no_suspect_but_for_the_next_and_what_the_engine_reads_at_once(read_at_once):
-    bench, home = bench_with_neighbour()
-    (other,) = bench.summary_at.keys() - {home}
+    bench, home, other = bench_with_neighbour()
     bench.register(home, max_sequences=2)
     for number in range(6):
         busy(bench, home)
@@ -254,8 +247,7 @@ def test_what_waited_behind_a_full_batch_is_no_suspect_but_for_the_next_and_what
 
 
 def test_what_came_after_the_last_sign_of_life_is_no_suspect():
-    bench, home = bench_with_neighbour()
-    (other,) = bench.summary_at.keys() - {home}
+    bench, home, other = bench_with_neighbour()
     pass_busy(bench, 1, other)
     bench.summary(other, running=50, waiting=50, running_tokens=5000, waiting_prefill_tokens=5000)
     assert bench.run_call("late") == home

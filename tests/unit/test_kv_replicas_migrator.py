@@ -22,6 +22,13 @@ def rig(*names: str, **changes: Any) -> Rig:
     return bench
 
 
+def decoding() -> Rig:
+    """A sequence runs at the first of three."""
+    bench = rig()
+    bench.decode("a")
+    return bench
+
+
 def replicated(bench: Rig) -> list[KvReplicated]:
     return bench.published(KvReplicated)
 
@@ -62,8 +69,7 @@ def test_full_blocks_are_copied_proven_and_told() -> None:
 
 
 def test_ingress_hears_of_blocks_only_after_the_lease_was_proven_and_the_holder_knows() -> None:
-    bench = rig()
-    bench.decode("a")
+    bench = decoding()
     bench.run(3_000)
     asked = (LeaseKv, PrepareMigration, PullKv, KvReplicated)
     words = [type(body).__name__ for _, body in bench.said if isinstance(body, asked)]
@@ -76,8 +82,7 @@ def test_ingress_hears_of_blocks_only_after_the_lease_was_proven_and_the_holder_
 
 
 def test_each_round_has_a_lease_of_its_own_that_ends_with_it() -> None:
-    bench = rig()
-    bench.decode("a")
+    bench = decoding()
     bench.run(2_000)
     leases = {body.migration for body in bench.published(LeaseKv)}
     ended = {body.migration for body in bench.published(EndLease)}
@@ -89,8 +94,7 @@ def test_each_round_has_a_lease_of_its_own_that_ends_with_it() -> None:
 
 
 def test_a_lease_that_was_lost_proves_nothing() -> None:
-    bench = rig()
-    bench.decode("a")
+    bench = decoding()
     worker = bench.workers["a"]
     answer = worker.answer
     seen: set[str] = set()
@@ -114,8 +118,7 @@ def test_a_lease_that_was_lost_proves_nothing() -> None:
 
 
 def test_a_holder_that_knows_it_no_more_is_replaced_and_ingress_hears() -> None:
-    bench = rig()
-    bench.decode("a")
+    bench = decoding()
     bench.run(2_000)
     first = replicated(bench)[-1]
     bench.workers[first.instance].refuse[PullKv] = KvRefusal.INVALID
@@ -128,8 +131,7 @@ def test_a_holder_that_knows_it_no_more_is_replaced_and_ingress_hears() -> None:
 
 
 def test_a_source_that_no_longer_knows_the_sequence_leaves_the_replica_to_ingress() -> None:
-    bench = rig()
-    bench.decode("a")
+    bench = decoding()
     bench.run(2_000)
     assert replicated(bench)
     bench.workers["a"].sequences.clear()
@@ -139,8 +141,7 @@ def test_a_source_that_no_longer_knows_the_sequence_leaves_the_replica_to_ingres
 
 
 def test_a_sequence_that_moved_frees_its_replica() -> None:
-    bench = rig()
-    bench.decode("a")
+    bench = decoding()
     bench.run(2_000)
     held = replicated(bench)[-1]
     other = ({"b", "c"} - {held.instance}).pop()
@@ -151,8 +152,7 @@ def test_a_sequence_that_moved_frees_its_replica() -> None:
 
 
 def test_a_migration_ends_the_round_before_it_takes_a_lease_of_its_own() -> None:
-    bench = rig()
-    bench.decode("a")
+    bench = decoding()
     bench.workers["b"].pull_ns = bench.workers["c"].pull_ns = 0
     bench.run(2_000)
     for _ in range(40):  # at any moment of a round
@@ -193,8 +193,7 @@ def test_short_sequences_get_none() -> None:
 
 
 def test_a_migrator_that_stops_frees_what_it_made() -> None:
-    bench = rig()
-    bench.decode("a")
+    bench = decoding()
     bench.run(2_000)
     held = replicated(bench)[-1]
     bench.stop("a")

@@ -33,13 +33,19 @@ HANDSHAKE = (LeaseKv, AllotEpoch, PrepareMigration, PullKv, FreezeSequence, Subm
 ANSWERS = (KvLeased, EpochAllotted, MigrationPrepared, KvPulled, SequenceFrozen, SequenceAccepted)
 
 
+def decoding() -> Rig:
+    """Two instances; a sequence runs at the first."""
+    rig = Rig("a", "b")
+    rig.decode("a")
+    return rig
+
+
 def where(rig: Rig, sequence: str = "r.0") -> list[str]:
     return [name for name, worker in rig.workers.items() if sequence in worker.sequences]
 
 
 def test_a_sequence_moves_with_all_its_tokens_in_a_higher_epoch() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     body = rig.migrate(target="b")
     assert (body.outcome, body.refusal, body.epoch, body.target) == (MigrationOutcome.MOVED, None, 4, "b")
     assert where(rig) == ["b"]
@@ -71,8 +77,7 @@ def test_the_handshake_reads_as_a_conversation() -> None:
 
 
 def test_a_short_sequence_moves_in_eleven_messages() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     rig.migrate(target="b")
     handshake = [name for name in rig.words() if name not in ("MigrationFinished", "UnreserveKv")]
     assert " ".join(handshake) == (
@@ -108,8 +113,7 @@ def test_everybody_hears_the_names_of_the_blocks_that_the_target_has_since() -> 
 
 
 def test_what_did_not_move_names_no_blocks() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     body = rig.migrate(target="nobody")
     assert body.outcome is not MigrationOutcome.MOVED
     assert (body.block_size, body.block_hashes) == (0, b"")
@@ -173,8 +177,7 @@ def test_checksums_travel_with_their_blocks() -> None:
 
 
 def test_stop_and_copy_reads_everything_while_the_source_stands_still() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     body = rig.migrate(target="b", mode=MigrationMode.STOP_AND_COPY)
     assert (body.outcome, body.cost.rounds, body.mode) == (MigrationOutcome.MOVED, 0, MigrationMode.STOP_AND_COPY)
     assert not rig.workers["b"].read
@@ -239,8 +242,7 @@ def test_a_sequence_that_is_not_there_is_refused() -> None:
 
 
 def test_an_epoch_that_ingress_does_not_allot_ends_it() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     rig.refuse_epochs = True
     body = rig.migrate(target="b")
     assert (body.refusal, body.detail, where(rig)) == (KvRefusal.EPOCH_REFUSED, "it has ended", ["a"])
@@ -248,8 +250,7 @@ def test_an_epoch_that_ingress_does_not_allot_ends_it() -> None:
 
 @pytest.mark.parametrize("step", [PrepareMigration, PullKv, SubmitSequence])
 def test_a_no_of_the_targets_worker_leaves_the_sequence_at_its_source(step: type[Body]) -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     rig.workers["b"].refuse[step] = KvRefusal.COPY_FAILED
     body = rig.migrate(target="b")
     assert body.outcome is (MigrationOutcome.ABORTED if step is SubmitSequence else MigrationOutcome.REFUSED)
@@ -260,8 +261,7 @@ def test_a_no_of_the_targets_worker_leaves_the_sequence_at_its_source(step: type
 
 
 def test_a_no_of_the_source_frees_what_the_target_reserved() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     rig.order(target="b")
     rig.run(1)
     rig.workers["a"].refuse[FreezeSequence] = KvRefusal.LEASE_LOST
@@ -274,8 +274,7 @@ def test_a_no_of_the_source_frees_what_the_target_reserved() -> None:
 
 @pytest.mark.parametrize("lost", [*HANDSHAKE, *ANSWERS])
 def test_any_message_may_be_lost_for_good(lost: type[Body]) -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     rig.lose = lambda sender, body: isinstance(body, lost)
     body = rig.migrate(target="b", run_ms=6_000)
     assert body.outcome in MigrationOutcome
@@ -287,8 +286,7 @@ def test_any_message_may_be_lost_for_good(lost: type[Body]) -> None:
 
 @pytest.mark.parametrize("lost", [LeaseKv, AllotEpoch, PrepareMigration])
 def test_what_is_lost_before_the_freeze_leaves_the_source_decoding(lost: type[Body]) -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     rig.lose = lambda sender, body: isinstance(body, lost)
     body = rig.migrate(target="b", run_ms=6_000)
     assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.UNANSWERED)
@@ -340,8 +338,7 @@ def test_a_sequence_moves_once_at_a_time() -> None:
 
 
 def test_the_award_goes_to_the_targets_worker_and_its_refusal_comes_back() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     rig.workers["b"].refuse[PrepareMigration] = KvRefusal.NO_BID
     body = rig.migrate(award="ask-1", reason=MoveReason.BOUNDARY)
     assert rig.published(PrepareMigration)[0].award == "ask-1"
@@ -355,8 +352,7 @@ def test_every_step_and_answer_of_the_table_is_listed_once_and_leads_on() -> Non
 
 
 def test_there_and_back_again() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     assert rig.migrate(target="b").epoch == 4
     assert rig.migrate(source="b", target="a").epoch == 5
     assert where(rig) == ["a"]
@@ -374,8 +370,7 @@ def test_a_freeze_that_takes_too_long_is_given_up() -> None:
 
 
 def test_the_gap_is_from_the_stop_to_the_commit() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     body = rig.migrate(target="b")
     assert 0 < body.cost.frozen_ns < 1 * MS
     assert body.cost.frozen_ns < body.cost.duration_ns
@@ -396,8 +391,7 @@ def test_a_stopping_migrator_lets_every_source_go_on_and_answers_who_waits() -> 
 
 
 def test_a_migrator_that_stops_amid_a_commit_leaves_the_source_standing_while_the_target_reads() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     rig.lose = lambda sender, body: isinstance(body, SequenceAccepted)
     rig.order(target="b")
     rig.run(10)
@@ -432,8 +426,7 @@ def test_engines_in_long_steps_get_longer_freezes_up_to_the_bound() -> None:
 
 
 def test_its_span_is_below_the_one_that_placed_the_sequence() -> None:
-    rig = Rig("a", "b")
-    rig.decode("a")
+    rig = decoding()
     rig.migrate(target="b")
     (span,) = rig.spans
     assert (span.name, span.parent_span_id) == ("migration", "b" * 16)
