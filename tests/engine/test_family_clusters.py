@@ -98,8 +98,7 @@ async def told(tasks: list[asyncio.Task[TimedStream]]) -> list[list[int]]:
 async def answer(http: httpx.AsyncClient, rig: UpRig) -> list[int]:
     """Tokens of a whole answer."""
     said = await http.post(f"{rig.url}/v1/completions", json={"model": rig.model, "prompt": PROMPT, **TEXT})
-    tokens: list[int] = said.json()["choices"][0]["token_ids"]
-    return tokens
+    return said.json()["choices"][0]["token_ids"]
 
 
 def moves(onlooker: Mover) -> set[tuple[str, str, MoveReason]]:

@@ -65,8 +65,7 @@ def load(engine: BenchEngine, name: str, path: str) -> AdapterLoaded | AdapterNo
         return [e for e in engine.events[since:] if isinstance(e, AdapterLoaded | AdapterNotLoaded)]
 
     engine.until(lambda: bool(answers()))
-    answer: AdapterLoaded | AdapterNotLoaded = answers()[0]
-    return answer
+    return answers()[0]
 
 
 async def test_of_many_contents_the_last_used_are_known(tmp_path: Path) -> None:

@@ -46,8 +46,7 @@ async def ask(rig: UpRig, model: str, **fields: Any) -> str:
     if answer.status_code != 200:
         return str(answer.status_code)
     assert answer.json()["model"] == model
-    text: str = answer.json()["choices"][0]["text"]
-    return text
+    return answer.json()["choices"][0]["text"]
 
 
 async def test_an_adapter_is_a_model(rig: UpRig) -> None:

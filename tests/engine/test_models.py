@@ -40,8 +40,7 @@ def folder(size: str) -> Path:
 
 
 def evaluation(size: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((folder(size) / "evaluation.json").read_text())
-    return result
+    return json.loads((folder(size) / "evaluation.json").read_text())
 
 
 @pytest.fixture(scope="module")

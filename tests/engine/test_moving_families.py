@@ -86,7 +86,6 @@ def _moved(pair: Pair, prompt: list[int], sampling: Sampling, at: int) -> Decode
     there = begin(pair, prompt, sampling, at=at)
     there.block_tokens = there.endpoint().block_tokens
     there.go()
-    assert there.stopped is not None
     before = there.stopped.output_token_ids
     until_tokens(pair.target, there.name, 30)
     back = begin(pair.turned(), prompt, sampling, at=0, before=before, name=there.name)

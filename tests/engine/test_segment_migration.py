@@ -23,7 +23,6 @@ def churn(engine: BenchEngine, salt: int) -> None:
 
 
 def test_a_sequence_moves_in_few_pieces_after_much_coming_and_going(pair: Pair) -> None:
-    assert pair.source.info.kv is not None
     assert pair.source.info.kv.segments
     churn(pair.source, 100)
     churn(pair.target, 200)
@@ -31,7 +30,6 @@ def test_a_sequence_moves_in_few_pieces_after_much_coming_and_going(pair: Pair) 
     expected = pair.source.run(prompt_of(450, salt=77), sampling)
     journey = begin(pair, prompt, sampling, at=40)
     journey.go()
-    assert journey.leased is not None
     assert len(journey.leased.blocks) >= 15
     assert journey.descriptors <= 3 * LAYERS, f"{journey.descriptors} pieces, {journey.leased.blocks}"
     same(whole(journey), expected)

@@ -42,7 +42,6 @@ def test_a_sequence_that_moves_goes_on_the_same(pair: Pair, name: str) -> None:
     journey = begin(pair, prompt, sampling, at=at)
     journey.go()
     same(whole(journey), expected)
-    assert journey.stopped is not None
     assert len(journey.stopped.output_token_ids) < len(expected.tokens), "it moved while it decoded"
     assert not recomputed(pair.target, since), "nothing was computed again"
     settled(pair)

@@ -48,7 +48,6 @@ AFTER = 48
 
 def _free(engine: BenchEngine) -> int:
     last = engine.snapshot()
-    assert last is not None
     return last.blocks_free
 
 
@@ -73,7 +72,6 @@ def _alone(journey: Journey, tokens: int) -> list[int]:
 
 def _goes_on_as_alone(journey: Journey) -> None:
     """It decodes at the target what it would have decoded at the source. Ends it AFTER tokens later."""
-    assert journey.stopped is not None
     before = journey.stopped.output_token_ids
     after = _ended_early(journey.pair.target, journey.name, AFTER)
     assert journey.pair.source.decoded[journey.name].tokens == before, "every output came before the stop"
@@ -230,7 +228,6 @@ def test_what_was_read_wrong_is_computed_again(pair: Pair) -> None:
     journey.reserve()
     flipped = lambda c: msgspec.structs.replace(c, checksums=[[*c.checksums[0][:2], 7, *c.checksums[0][3:]]])  # noqa: E731
     _denied(journey.pull(damage=flipped), KvRefusal.COPY_FAILED)
-    assert journey.leased is not None
     journey.have = len(journey.leased.blocks)
     journey.freeze()
     since = len(pair.target.events)
@@ -305,7 +302,6 @@ def test_a_tail_that_cannot_be_read_is_computed(pair: Pair, change: dict[str, ob
     journey.commit(**change)
     journey.end(moved=True)
     _goes_on_as_alone(journey)
-    assert journey.stopped is not None
     missing = journey.stopped.computed_tokens > journey.have * journey.block_tokens
     computed = recomputed(pair.target, since)
     assert computed is None or bool(computed) == (missing or ("computed_tokens" in change))

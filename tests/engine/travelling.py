@@ -98,7 +98,6 @@ def _move(traveller: Traveller, fault: str) -> int:
         journey.unreserve()
         journey.end(moved=False)
         return 0
-    assert journey.stopped is not None
     spoilt = [[sum_ ^ 1 for sum_ in rank] for rank in journey.stopped.checksums]
     changes: dict[str, dict[str, Any]] = {"tail": {"checksums": spoilt}, "late": {"read_ms": 0}}
     journey.commit(**changes.get(fault, {}))

@@ -88,7 +88,6 @@ async def test_a_child_is_as_nice_among_sessions_as_it_is_inside_of_one() -> Non
 async def test_a_cascade_is_planned_in_a_process_of_its_own() -> None:
     tiers = [tier("millrace-nano", judged=True), tier("millrace-mini", judged=False)]
     result = await run_in_child(plan_in_child, PlanningJob(tiers=tiers, sample=str(RECORDING), rate=1.0, quality=40.0))
-    assert result.chosen is not None
     assert len(result.chosen.thresholds) == 1
     assert 0 < result.chosen.quality < 100
 

@@ -51,8 +51,7 @@ def owner(folder: Path, program: str, act: str, **popen: Any) -> subprocess.Pope
 def said_by(process: subprocess.Popen[str]) -> dict[str, Any]:
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    told: dict[str, Any] = json.loads(output)
-    return told
+    return json.loads(output)
 
 
 def test_a_program_runs_as_python_would_run_it(tmp_path: Path) -> None:
@@ -137,7 +136,6 @@ def test_fork_server_and_programs_end_with_their_owner(tmp_path: Path) -> None:
         time.sleep(60)
     """
     process = owner(tmp_path, "import time; time.sleep(60)", act)
-    assert process.stdout is not None
     told = json.loads(process.stdout.readline())
     assert not any(ended(pid) for pid in told.values())
     process.kill()

@@ -36,7 +36,6 @@ async def test_the_next_supervisor_takes_over_what_lives_no_stream_ends_and_a_cl
     expected = await undisturbed(rig, **fields)
 
     async def killed_and_back() -> None:
-        assert rig.process is not None
         rig.process.kill()
         rig.process.wait()
         await asyncio.to_thread(rig.start)

@@ -41,7 +41,6 @@ class Tagger:
             self.process = start_program("services.tagger", ["--config", str(self._config)], output=log)
 
     def kill(self) -> None:
-        assert self.process is not None
         self.process.kill()
         self.process.wait(timeout=10)
 

@@ -145,7 +145,6 @@ def cluster(change: Callable[[ModelledEngine], None]) -> type[SoakCluster]:
 def run(kind: type[SoakCluster], *, reads: KvFaults | None = None, latency_ns: int = 30_000) -> SoakReport:
     shape = shape_for("join_shortest_queue", MigrationShape(verify=False, latency_ns=latency_ns))
     scenario = SoakRun(3, shape=shape, faults=False, rate=12.0, cluster=kind)
-    assert scenario.cluster.network is not None
     scenario.cluster.network.faults = reads or KvFaults()
     return scenario.run()
 

@@ -55,7 +55,6 @@ def test_undisturbed_moves_show_their_clients_one_slow_token() -> None:
     undisturbed = scenario()
     undisturbed.run()
     pauses = undisturbed.pauses
-    assert pauses is not None
     assert pauses.quiet > 15
     assert 0 < pauses.longest_ns < 60 * MILLISECOND
 
@@ -70,7 +69,6 @@ def test_longer_pauses_with_a_cause_of_their_own_are_no_error(seed: int) -> None
 
 def test_reads_that_take_longer_than_the_network_does_are_seen() -> None:
     slow = scenario()
-    assert slow.cluster.network is not None
     slow.cluster.network.faults = KvFaults(late=1.0, late_ns=(80 * MILLISECOND, 90 * MILLISECOND))
     with pytest.raises(SimulationFailed, match=r"paused for .* at most .* ms, in"):
         slow.run()
@@ -107,7 +105,6 @@ def forgotten(kind: type[SoakCluster] = SoakCluster) -> tuple[SoakRun, Forgettin
     made = scenario(kind)
     checker = Forgetting(made.cluster)
     made.cluster.simulation.check_with(checker)
-    assert made.pauses is not None
     made.pauses.disturbed = lambda: True
     return made, checker
 

@@ -453,8 +453,7 @@ class BrokerWorld:
         return answers
 
     def open(self, instance: str, direction: str) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = self.brokers[instance].snapshot()["instances"][instance][direction]
-        return found
+        return self.brokers[instance].snapshot()["instances"][instance][direction]
 
     def refused(self, instance: str) -> dict[str, int]:
         return self.metrics[instance].refused.plain()

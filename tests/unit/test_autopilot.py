@@ -71,7 +71,6 @@ def test_a_window_is_replayed_when_it_is_long_enough_and_has_enough_requests() -
     pilot = Autopilot()
     assert pilot.tick(seconds=INTERVAL_S - 1, requests=ADVISED_MIN) is None
     replay = pilot.tick(seconds=2)
-    assert replay is not None
     assert (replay.last_s, replay.requests_max) == (INTERVAL_S + 1, REQUESTS_MAX)
     assert pilot.tick(seconds=3 * INTERVAL_S, requests=ADVISED_MIN) is None  # one at a time
 
@@ -148,7 +147,6 @@ def test_a_replay_that_fails_says_why_and_is_tried_again() -> None:
 def test_advice_is_in_the_plan_until_there_is_other_advice() -> None:
     writing = PlanWriting(CoordinatorConfig())
     first = writing.next_plan("m", None, [])
-    assert first is not None
     assert first.advice is None
 
     def next_plan(plan: Plan, number: int, advice: Advice) -> Plan | None:
@@ -156,7 +154,6 @@ def test_advice_is_in_the_plan_until_there_is_other_advice() -> None:
         return writing.next_plan("m", plan, [])
 
     second = next_plan(first, 1, Advice(settings="x=1"))
-    assert second is not None
     assert (second.epoch, second.advice, second.reason) == (2, Advice(settings="x=1"), first.reason)
     assert next_plan(second, 2, Advice(settings="x=1")) is None
     writing.forget("m")

@@ -79,7 +79,6 @@ def test_thresholds_keep_the_lower_bound_of_the_quality_asked_for(folder: Path) 
     assert 0 < result.chosen.thresholds[0] <= 100
     assert result.chosen.shares[0] == 1.0
     easier = plan_job(_job(folder, quality=60.0), STEP_TIMES).chosen
-    assert easier is not None
     assert easier.thresholds[0] < result.chosen.thresholds[0]
     assert easier.shares[1] < result.chosen.shares[1]
 
@@ -95,14 +94,12 @@ def test_a_quality_that_no_plan_reaches_gives_the_best_one_flagged(folder: Path)
 
 def test_a_tier_without_instances_gets_no_request(folder: Path) -> None:
     result = plan_job(_job(folder, large=0), STEP_TIMES)
-    assert result.chosen is not None
     assert result.chosen.shares == [1.0, 0.0]
     assert not result.meets
 
 
 def test_thresholds_in_force_that_still_fit_are_kept(folder: Path) -> None:
     first = plan_job(_job(folder), STEP_TIMES).chosen
-    assert first is not None
     again = _job(folder, thresholds=first.thresholds, planned_p95_s=first.p95_s)
     assert plan_job(again, STEP_TIMES).keep
     low = msgspec.structs.replace(again, thresholds=[1.0])
@@ -115,7 +112,6 @@ def test_the_best_division_of_as_many_instances_is_told(folder: Path) -> None:
     job = _job(folder, small=5, large=1, rate=30.0, quality=88.0)
     assert plan_job(job, STEP_TIMES).best is None, "only where it is asked for"
     best = plan_job(job, STEP_TIMES, front=True).best
-    assert best is not None
     assert sum(best.instances) <= 6
     assert best.instances[1] > 1
 

@@ -68,7 +68,6 @@ def test_a_replica_is_the_modelled_engine(seed: int) -> None:
             prompt = [97] * each.prompt_tokens
             assert engine.add(EngineSequence(sequence=f"{index}.0", prompt_token_ids=prompt, sampling=sampling)) is None
         done = engine.step(now_ns)
-        assert done is not None
         now_ns += done[1]
         ends |= {output.sequence: now_ns for output in done[0].outputs}
     served = simulate_replica(arrivals, COST.cost(parameters), parameters)
@@ -132,7 +131,6 @@ def test_thresholds_in_force_give_way_only_to_better_ones(seed: int, threshold: 
     in_force = (threshold, threshold)
     now, found = one.under(in_force), one.choose(in_force)
     assert now is not None
-    assert found.design is not None
     assert found.kept == (found.design.routed.thresholds == in_force)
     missed, misses = (one.problem.misses_quality(each.routed) for each in (now, found.design))
     assert misses <= missed

@@ -57,7 +57,6 @@ def _files(spec: ClusterSpec, folder: Path) -> dict[str, dict[str, Any]]:
 
 def test_a_cascade_is_its_tiers_and_thresholds_of_seventy() -> None:
     cascade = _spec().cascade
-    assert cascade is not None
     assert (cascade.name, cascade.tiers, cascade.judge) == ("cascade", ["nano", "mini"], "confidence")
     assert cascade.tier_thresholds == [70.0, 0.0]
     assert cascade.judge_processes == 0
@@ -108,7 +107,6 @@ def test_what_cannot_be_is_refused_by_its_field(table: str, tiers: str | None, f
 def test_up_starts_one_engine_per_model_of_the_cascade() -> None:
     spec = _up("--cascade", "nano,micro,mini", "--thresholds", "60, 80")
     assert [len(instances_of(spec, model)) for model in spec.models] == [1, 1, 1]
-    assert spec.cascade is not None
     assert spec.cascade.tiers == ["millrace-nano", "millrace-micro", "millrace-mini"]
     assert spec.cascade.tier_thresholds == [60.0, 80.0, 0.0]
 
@@ -189,7 +187,6 @@ def test_a_judging_model_that_is_no_tier_gets_an_engine_of_its_own() -> None:
     shipped = _up("--cascade", "nano,mini", "--judge", "llm")
     assert [model.name for model in shipped.models] == ["millrace-nano", "millrace-mini", "millrace-judge"]
     calibration = llm_calibration(shipped)
-    assert calibration is not None
     assert calibration.area > 0.8
     outside = ("--set", "cascade.parameters.model=huge", "--set", "cascade.parameters.url=http://127.0.0.1:1/v1")
     assert len(_up(*words, *outside).models) == 2

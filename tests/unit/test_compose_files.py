@@ -49,20 +49,17 @@ def _load(path: Path) -> ModuleType:
 
 
 def _compose() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((COMPOSE / "compose.yaml").read_text())
-    return content
+    return yaml.safe_load((COMPOSE / "compose.yaml").read_text())
 
 
 def _worker_template() -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
-    worker: dict[str, Any] = content["services"]["worker"]
-    return worker
+    return content["services"]["worker"]
 
 
 def _migrator_template() -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
-    migrator: dict[str, Any] = content["services"]["migrator"]
-    return migrator
+    return content["services"]["migrator"]
 
 
 def _names_in(query: str) -> set[str]:
@@ -207,8 +204,7 @@ def _resolved(folder: Path, *profiles: str) -> dict[str, Any]:
     command = [program, "--env-file", str(folder / ".env"), *chosen, "config", "--format", "json"]
     done = subprocess.run(command, cwd=COMPOSE, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    content: dict[str, Any] = json.loads(done.stdout)
-    return content
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(("gpus", "tensor_parallel"), [(1, 1), (4, 2), (8, 4)])

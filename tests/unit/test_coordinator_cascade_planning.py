@@ -101,7 +101,6 @@ def test_a_result_comes_into_force_with_what_is_expected_of_it() -> None:
     story.run(65)
     story.answer(RESULT)
     plan = story.plan
-    assert plan is not None
     assert [tier.threshold for tier in plan.tiers] == [75.0, 0.0]
     assert [tier.share for tier in plan.tiers] == [1.0, 0.4]
     assert (plan.quality, plan.quality_low, plan.p95_ns, plan.meets) == (52.0, 50.5, 1_500_000_000, True)
@@ -113,7 +112,6 @@ def test_a_target_that_is_missed_is_flagged() -> None:
     story = PlannedStory()
     story.run(65)
     story.answer(msgspec.structs.replace(RESULT, meets=False))
-    assert story.plan is not None
     assert not story.plan.meets
 
 
@@ -135,7 +133,6 @@ def test_a_rate_that_changes_starts_one_that_looks_at_the_plan_in_force() -> Non
     assert story.jobs[1].job.thresholds == [75.0]
     assert story.jobs[1].job.planned_p95_s == 1.5
     story.answer(msgspec.structs.replace(RESULT, chosen=msgspec.structs.replace(CHOSEN, thresholds=[65.0])))
-    assert story.plan is not None
     assert story.plan.reason.startswith("rate ")
 
 
@@ -149,7 +146,6 @@ def test_a_tier_that_has_gone_is_reason_enough_to_plan() -> None:
         story.send(story.outcome(40))
     assert len(story.jobs) == 2
     story.answer(RESULT)
-    assert story.plan is not None
     assert "tiers without an instance: nano, planned none" in story.plan.reason
 
 

@@ -58,12 +58,10 @@ class Story(Bench):
         return held[0] if held else None
 
     def counts(self) -> list[int]:
-        assert self.plan is not None
         return [tier.instances for tier in self.plan.tiers]
 
 
 def _thresholds(plan: CascadePlan | None) -> list[float]:
-    assert plan is not None
     return [tier.threshold for tier in plan.tiers]
 
 
@@ -77,7 +75,6 @@ def test_without_instances_there_is_no_plan() -> None:
 def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> None:
     story = Story()
     story.register("w0", "nano")
-    assert story.plan is not None
     assert (story.plan.cascade, story.plan.epoch, story.plan.judge) == ("c", 1, "confidence")
     assert _thresholds(story.plan) == [60.0, 0.0]
     assert story.counts() == [1, 0]
@@ -87,7 +84,6 @@ def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> 
 def test_a_tier_that_nobody_serves_yet_is_awaited() -> None:
     story = Story()
     story.register("w0", "nano")
-    assert story.plan is not None
     assert [tier.awaited for tier in story.plan.tiers] == [False, True]
     story.register("w1", "mini")
     assert [tier.awaited for tier in story.plan.tiers] == [False, False]
@@ -100,7 +96,6 @@ def test_a_tier_that_begins_empty_is_not_awaited() -> None:
     nano, mini = CASCADE.tiers
     story = Story(msgspec.structs.replace(CASCADE, tiers=[nano, msgspec.structs.replace(mini, instances=0)]))
     story.register("w0", "nano")
-    assert story.plan is not None
     assert [tier.awaited for tier in story.plan.tiers] == [False, False]
 
 
@@ -108,7 +103,6 @@ def test_membership_follows_at_once_and_keeps_the_thresholds() -> None:
     story = Story()
     story.register("w0", "nano")
     story.register("w1", "mini")
-    assert story.plan is not None
     assert (story.counts(), story.plan.epoch) == ([1, 1], 2)
     assert "mini: 1 instance, had 0" in story.plan.reason
     for _ in range(5):
@@ -123,7 +117,6 @@ def test_nothing_new_writes_nothing() -> None:
     before = story.revision
     for _ in range(3):
         story.tick(0.5, alive=(("w0", "nano"),))
-    assert story.plan is not None
     assert story.plan.epoch == 1
     assert story.revision == before
 
@@ -147,7 +140,6 @@ def test_a_plan_of_other_thresholds_or_tiers_left_in_the_store_gives_way_to_the_
         story.told("cascade", "c", CascadePlan(cascade="c", epoch=7, tiers=tiers, coordinator="coordinator-9"))
         story.register("w0", "nano")
         assert _thresholds(story.plan) == [60.0, 0.0]
-        assert story.plan is not None
         assert story.plan.epoch == 8
 
 
@@ -160,7 +152,6 @@ def test_only_the_holder_of_the_lease_writes() -> None:
     assert story.plan is None
     story.tick(90.0, alive=(("w0", "nano"),))
     story.tick(1.0, alive=(("w0", "nano"),))
-    assert story.plan is not None
     assert story.plan.coordinator == "coordinator-0"
 
 
@@ -171,7 +162,6 @@ def test_a_lost_write_is_tried_again_over_the_winner() -> None:
     story.register("w0", "nano")
     assert story.plan == held[0]
     story.send(KeyChanged(bucket="cascade", key="c", value=held[0], revision=99))
-    assert story.plan is not None
     assert (story.plan.epoch, _thresholds(story.plan)) == (5, [60.0, 0.0])
 
 
@@ -209,7 +199,6 @@ def test_a_plan_that_cannot_be_read_is_written_anew_with_what_a_person_put() -> 
     story.send(KeyUnreadable(bucket="cascade", key="c", revision=story.revision))
     story.tick(1.0, alive=(("w0", "nano"),))
     assert _thresholds(story.plan) == [33.0, 0.0]
-    assert story.plan is not None
     assert story.plan.epoch == 4
     assert story.keys["cascade", "c"][1] == story.revision
 

@@ -117,8 +117,7 @@ class Story:
         self.send(plain(RequestFinished, request=request, model=MODEL, prompt_tokens=9, output_tokens=outputs))
 
     def requests(self) -> int:
-        known: int = self.stages.snapshot()["planning"][MODEL]["requests"]
-        return known
+        return self.stages.snapshot()["planning"][MODEL]["requests"]
 
     def hear(self, count: int, rate: float, *, prompt: int | None = None, output: int | None = None) -> None:
         """Requests that arrive evenly up to now and have ended."""
@@ -130,7 +129,6 @@ class Story:
             self.end(request, [output or max(1, min(60_000, round(rng.lognormvariate(6.8, 1.3))))])
 
     def members(self) -> dict[str, str]:
-        assert self.plan is not None
         return {name: stage.name for stage in self.plan.stages for name in stage.instances}
 
 
@@ -151,7 +149,6 @@ def test_lengths_under_load_bring_stages_with_what_they_expect() -> None:
     assert len(plan.stages) > 1
     assert all(len(stage.instances) == stage.instances_wanted for stage in plan.stages)
     assert plan.boundary_epoch == plan.epoch == 2
-    assert plan.expects is not None
     assert plan.expects.cost < plan.expects.one_stage_cost
     assert len(plan.expects.stages) == len(plan.stages)
     assert "better than one stage" in plan.reason
@@ -178,10 +175,8 @@ def test_a_steady_load_of_long_requests_is_planned_while_most_still_run() -> Non
                 del running[request]
         story.send(summary(len(running), produced))
         story.tick(0.0)
-    assert story.plan is not None
     assert len(story.plan.stages) > 1, story.logs
     expects = story.plan.expects
-    assert expects is not None
     assert expects.requests_per_s == pytest.approx(18.0, rel=0.1)
 
 

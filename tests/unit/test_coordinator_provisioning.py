@@ -122,8 +122,7 @@ class Bench:
 
     @property
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.actor.snapshot()["provisioning"][MODEL]
-        return state
+        return self.actor.snapshot()["provisioning"][MODEL]
 
     def orders(self, action: str, outcome: str) -> int:
         labels = {"action": action, "outcome": outcome}

@@ -59,7 +59,6 @@ class Story(Bench):
 
     @property
     def roles(self) -> dict[str, InstanceRole]:
-        assert self.plan is not None
         return {n: s.roles.get(n, BOTH) for s in self.plan.stages for n in s.instances}
 
     def order(self, instance: str, role: InstanceRole, epoch: int = 0) -> OrderAccepted | OrderRefused:
@@ -71,8 +70,7 @@ class Story(Bench):
         return answers[0]
 
     def counts(self) -> dict[str, int]:
-        counts: dict[str, int] = self.actor.snapshot()["roles"][MODEL]["counts"]
-        return counts
+        return self.actor.snapshot()["roles"][MODEL]["counts"]
 
 
 def loaded(name: str, at_ns: int, load: LoadIndicators) -> InstanceSummary:
@@ -86,7 +84,6 @@ def test_roles_are_as_configured() -> None:
     story = Story()
     story.until(20)
     assert story.roles == {"p0": PREFILL, "p1": PREFILL, "d0": DECODE, "d1": DECODE}
-    assert story.plan is not None
     assert story.plan.epoch == 1 + 3  # one for each that joined
 
 
@@ -285,7 +282,6 @@ def test_orders_stand_in_the_plan_and_outlive_their_coordinator() -> None:
     story = Story(config=ORDERED)
     story.order("d0", PREFILL)
     story.until(5)
-    assert story.plan is not None
     assert story.plan.role_orders == {"d0": PREFILL}
     other = successor_of(story, ORDERED)
     other.until(3)
@@ -333,7 +329,6 @@ def test_a_store_that_loses_its_disk_gets_the_plan_again_from_its_leader() -> No
     assert before is not None
     lose_disk(story)
     story.until(2)
-    assert story.plan is not None
     assert story.plan.epoch > before.epoch
     assert (story.plan.stages, story.plan.role_orders) == (before.stages, {"d0": PREFILL})
 
@@ -355,7 +350,6 @@ def test_a_standby_that_leads_after_the_store_lost_its_disk_keeps_roles_and_orde
     lose_disk(standby)
     standby.all_report()
     standby.tick()
-    assert standby.plan is not None
     assert standby.plan.coordinator == "coordinator-1"
     assert standby.plan.epoch > before.epoch
     assert (standby.plan.stages, standby.plan.role_orders) == (before.stages, {"d0": PREFILL})

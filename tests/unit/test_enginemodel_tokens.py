@@ -72,7 +72,6 @@ def test_a_linear_step_time_adds_up_what_the_step_does() -> None:
 @pytest.mark.parametrize("name", coefficient_names())
 def test_each_set_of_coefficients_says_where_it_is_from_and_grows_with_work(name: str) -> None:
     model = load_coefficients(name)
-    assert model.provenance is not None
     assert all([model.provenance.model, model.provenance.hardware, model.provenance.source])
     assert "%" in model.provenance.error or "no measurement" in model.provenance.error
     one = model.duration_ns(BatchComposition(decodes=1, context_tokens=100))

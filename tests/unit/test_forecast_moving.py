@@ -50,9 +50,7 @@ def test_sequences_leave_at_the_boundary_of_their_stage_and_those_beyond_it_stay
     assert forecaster.curve(30_000, 4).ended == (0, 0, 2, 2)
     forecaster.set_leave_at(16)  # "a" is 11 long and has 5 steps left until then
     left, stays = forecaster.leave("a.0"), forecaster.leave("beyond.0")
-    assert left is not None
     assert (left.rest_ns, left.rest_tokens) == (5000, 5)
-    assert stays is not None
     assert stays.rest_tokens == 18
     forecaster.add("b.0", Candidate(prompt_tokens=10, expected_output_tokens=20), AT_NS)
     assert forecaster.curve(8000, 2).ended == (0, 2)  # a placement leaves as well

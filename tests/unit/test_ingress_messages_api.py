@@ -40,7 +40,6 @@ def parsed(template: str = TEMPLATE, **fields: Any) -> ParsedRequest:
 
 def prompt_of(messages: Any, template: str = TEMPLATE, **fields: Any) -> str:
     texts = parsed(template, messages=messages, **fields).texts
-    assert texts is not None
     return texts[0]
 
 
@@ -55,7 +54,6 @@ def error_of(**fields: Any) -> dict[str, Any]:
 
 
 def stream_of(request: ParsedRequest) -> EventStream:
-    assert request.form is not None
     return request.form.stream(HEAD)
 
 
@@ -86,7 +84,6 @@ def streamed(text: str, *, size: int = 1000, finish: str = "stop", **fields: Any
 
 def whole(deltas: list[ChoiceDelta], **fields: Any) -> dict[str, Any]:
     request = parsed(**fields)
-    assert request.form is not None
     body = request.form.collected(HEAD)
     for each in read(request, deltas):
         body.deltas(each)
@@ -191,7 +188,6 @@ def test_fields_are_those_of_a_chat():
     sampling = call.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (20, 0.5, 0.4, 3)
     assert call.stop == ["x"]
-    assert sampling.structured is not None
     assert sampling.structured.json_schema == '{"type":"object"}'
 
 

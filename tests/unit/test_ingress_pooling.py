@@ -63,8 +63,7 @@ def answer_of(pooled: PooledCall, *outputs: Pooled) -> dict[str, Any]:
     form = pooled.form
     collected = form.collected(ResponseHead(form.prefix + "r", 7, "m", len(outputs)))
     collected.deltas([ChoiceDelta(i, "", 1, pooled=msgspec.msgpack.encode(each)) for i, each in enumerate(outputs)])
-    body: dict[str, Any] = json.loads(collected.body(Usage(9, 1)))
-    return body
+    return json.loads(collected.body(Usage(9, 1)))
 
 
 def vector(*values: float, rows: int = 0) -> Pooled:

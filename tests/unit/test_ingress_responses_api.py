@@ -55,7 +55,6 @@ def parsed(template: str = TEMPLATE, **fields: Any) -> ParsedRequest:
 
 def prompt_of(items: Any, template: str = TEMPLATE, **fields: Any) -> str:
     texts = parsed(template, input=items, **fields).texts
-    assert texts is not None
     return texts[0]
 
 
@@ -68,7 +67,6 @@ def error_of(**fields: Any) -> dict[str, Any]:
 
 
 def stream_of(request: ParsedRequest) -> EventStream:
-    assert request.form is not None
     return request.form.stream(HEAD)
 
 
@@ -118,7 +116,6 @@ def told(request: ParsedRequest, deltas: list[ChoiceDelta]) -> list[dict[str, An
 
 def whole(text: str, *, finish: str = "stop", **fields: Any) -> dict[str, Any]:
     request = parsed(**fields)
-    assert request.form is not None
     body = request.form.collected(HEAD)
     for each in read(request, deltas_of(text, 4, finish)):
         body.deltas(each)
@@ -210,7 +207,6 @@ def test_fields_are_those_of_a_chat():
     sampling = call.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (9, 0.5, 0.4, 3)
     assert (sampling.logprobs, call.stop) == (2, ["x"])
-    assert sampling.structured is not None
     assert sampling.structured.json_schema == '{"type":"object"}'
 
 

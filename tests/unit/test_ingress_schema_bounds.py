@@ -27,10 +27,8 @@ MESSAGES = [{"role": "user", "content": "Say the word cup 2 times."}]
 
 def bounded(schema: dict[str, Any], bounds: SchemaBounds = BOUNDS) -> dict[str, Any]:
     out = bounded_output(StructuredOutput(json_schema=json.dumps(schema)), bounds)
-    assert out is not None
     assert out.json_schema is not None
-    told: dict[str, Any] = json.loads(out.json_schema)
-    return told
+    return json.loads(out.json_schema)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +95,6 @@ def is_valid(schema: dict[str, Any], value: Any) -> bool:
 )
 def test_a_json_object_becomes_a_schema_of_bounded_objects(value: Any, fits: bool) -> None:
     out = bounded_output(StructuredOutput(json_object=True), BOUNDS)
-    assert out is not None
     assert not out.json_object
     assert is_valid(json.loads(out.json_schema or "null"), value) is fits
 
@@ -174,21 +171,18 @@ def shipped_call(**fields: Any) -> tuple[Call, ModelTokenizer]:
 def test_a_shipped_model_bounds_a_response_format() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PAINT}}
     call, _ = shipped_call(response_format=form)
-    assert call.sampling.structured is not None
     told = json.loads(call.sampling.structured.json_schema or "")["properties"]
     assert (told["litres"]["maximum"], told["name"]["maxLength"]) == (999_999_999, 40)
 
 
 def test_a_shipped_model_bounds_a_json_object() -> None:
     call, _ = shipped_call(response_format={"type": "json_object"})
-    assert call.sampling.structured is not None
     assert json.loads(call.sampling.structured.json_schema or "")["maxProperties"] == 4
 
 
 def test_a_shipped_model_takes_forced_calls_within_its_bounds() -> None:
     call, tokenizer = shipped_call(tools=[TOOL], tool_choice="required")
     assert tokenizer.decode(call.prompts[0]).startswith("<|bos|><|system|>Functions: paint<|eos|><|user|>")
-    assert call.sampling.structured is not None
     told = json.loads(call.sampling.structured.json_schema or "")
     assert told["maxItems"] == 4
     assert told["items"]["anyOf"][0]["properties"]["parameters"]["properties"]["name"]["maxLength"] == 40
@@ -217,5 +211,4 @@ def test_properties_are_written_in_the_order_of_the_clients_schema() -> None:
     properties = {"reasons": {"type": "string"}, "answer": {"type": "boolean"}}
     form = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "object", "properties": properties}}}
     call, _ = shipped_call(response_format=form)
-    assert call.sampling.structured is not None
     assert list(json.loads(call.sampling.structured.json_schema or "")["properties"]) == ["reasons", "answer"]

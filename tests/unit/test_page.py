@@ -80,8 +80,7 @@ class World:
 
     def row(self, table: str, key: str) -> dict[str, Any]:
         self.frame()
-        found: dict[str, Any] = self.seen[table][key]
-        return found
+        return self.seen[table][key]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         self.frame()

@@ -49,8 +49,7 @@ class Pair:
         self.predictor.send(body)
 
     def predicted_ns(self, name: str) -> int:
-        e2e_ns: int = self.predictor.ask(question(instance=name)).e2e_ns
-        return e2e_ns
+        return self.predictor.ask(question(instance=name)).e2e_ns
 
 
 def test_an_instance_that_was_slow_once_is_tried_again_after_a_rest() -> None:

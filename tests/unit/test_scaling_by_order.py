@@ -135,7 +135,6 @@ def test_more_instances_of_a_shape_and_a_role_are_started_and_come_with_it() -> 
     answers = bench.replied(bench.asked[1], InstanceOrdered(instance="w3"))
     assert answers == [OrderAccepted(detail="w2, w3 begins", starting=["w2", "w3"])]
     bench.register("w2")
-    assert bench.plan is not None
     assert bench.plan.stages[0].roles == {"w2": DECODE}
     assert bench.plan.role_orders == {"w2": DECODE, "w3": DECODE}
 

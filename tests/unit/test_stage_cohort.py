@@ -31,7 +31,6 @@ def steady(seconds: int, *, rate: int = 20, pace: int = 25, mean: float = 2_000.
 def test_the_mean_output_is_known_long_before_the_long_ones_have_ended(seconds: int) -> None:
     # After 40 s nobody has generated more than 1,000 tokens, the mean is 2,000; of those that ended it is 400.
     found = steady(seconds).statistics(seconds * S)
-    assert found is not None
     assert found.requests_per_s == pytest.approx(20.0, rel=0.06)
     assert found.output_tokens_mean == pytest.approx(2_000, rel=0.25)
 
@@ -42,7 +41,6 @@ def test_without_running_requests_it_is_what_ended() -> None:
         cohort.arrive(f"r{index}", prompt=100, max_tokens=1_000, choices=1, now_ns=(1 + index) * S)
         cohort.end(f"r{index}", outputs=(40,), cached=20)
     found = cohort.statistics(51 * S)
-    assert found is not None
     assert found.decode_tokens.sum() == pytest.approx(50 * 40)
     assert found.prefill_tokens.sum() == pytest.approx(50 * 80)
     assert found.requests_per_s == pytest.approx(1.0)
@@ -54,7 +52,6 @@ def test_choices_count_each_and_further_ones_find_the_prompt_in_the_cache() -> N
         cohort.arrive(f"r{index}", prompt=100, max_tokens=1_000, choices=3, now_ns=(1 + index) * S)
         cohort.end(f"r{index}", outputs=(5, 0, 7), cached=0)
     found = cohort.statistics(31 * S)
-    assert found is not None
     assert found.requests == 60
     assert found.prefill_tokens.sum() == pytest.approx(30 * 100)
 
@@ -71,7 +68,6 @@ def test_a_request_whose_end_was_lost_counts_as_long_as_its_bound_at_most() -> N
     cohort.arrive("lost", prompt=100, max_tokens=50, choices=1, now_ns=40 * S)
     cohort.progress(1e6)
     found = cohort.statistics(41 * S)
-    assert found is not None
     assert found.decode_tokens.sum() <= 100_000 * found.requests
 
 

@@ -155,7 +155,6 @@ def test_exact_splits_heavy_tails_under_load_and_says_what_it_expects() -> None:
     decision = decide("exact", view(25.0))
     assert len(decision.shapes) > 1
     assert sum(shape.instances for shape in decision.shapes) == 16
-    assert decision.expects is not None
     assert decision.expects.cost < 0.95 * decision.expects.one_stage_cost
     assert len(decision.expects.stages) == len(decision.shapes)
     assert decision.expects.stages[0].moves_per_s == 0

@@ -77,7 +77,6 @@ def test_the_share_beyond_the_bounds_falls_with_the_bound_and_rises_with_the_rat
         return over_bounds(lengths(rate), H200, ANY, parts, LatencyBounds(tpot_ms=tpot_ms))
 
     state = stage_state(lengths(9.0), H200, ANY, 8)
-    assert state is not None
     mean_ms = 1e3 * state.pace_s
     shares = [over(9.0, mean_ms * factor) for factor in (0.5, 1.0, 1.1, 2.0)]
     assert shares == sorted(shares, reverse=True)
@@ -98,7 +97,6 @@ def test_a_layout_that_takes_requests_beyond_their_bounds_gives_way_to_a_more_ev
         state.pace_s for i, j, d in parts if (state := stage_state(found, H200, (edges[i], edges[j]), d)) is not None
     )
     one = stage_state(found, H200, ANY, 8)
-    assert one is not None
     assert slowest > 1.05 * one.pace_s
     between = LatencyBounds(tpot_ms=1e3 * (slowest + one.pace_s) / 2)
     lost = over_bounds(found, H200, edges, parts, between) - over_bounds(found, H200, ANY, [(0, 1, 8)], between)

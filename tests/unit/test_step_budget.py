@@ -141,7 +141,6 @@ def tokens_of(limits: dict[int, int]) -> tuple[dict[str, list[int]], list[int]]:
         if done is None:
             return found, sizes
         stepped, took_ns = done
-        assert stepped.snapshot is not None
         sizes.append(stepped.snapshot.batch.decodes + stepped.snapshot.batch.prefill_tokens)
         now_ns += took_ns
         engine.check_invariants()

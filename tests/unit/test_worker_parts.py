@@ -152,7 +152,6 @@ while True:
 def test_a_reader_beside_a_writer_sees_whole_snapshots_that_only_get_newer(buffer: Path) -> None:
     reader, last, seen = SnapshotReader(buffer), 0, 0
     with subprocess.Popen([sys.executable, "-c", _WRITE_ON, str(buffer)], stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
         writer.stdout.readline()
         try:
             while seen < 200:

@@ -92,7 +92,6 @@ def test_a_handover_carries_the_length_expected_now() -> None:
         checksums=[],
     )
     (leased,) = bodies(bench.say(taken), KvLeased)
-    assert leased.submission is not None
     assert leased.submission.expected_output_tokens == 60
 
 

@@ -128,5 +128,4 @@ def denied(reason: KvRefusal, migration: str = "m1") -> KvDenied:
 def refusal(effects: list[Effect]) -> KvRefusal:
     """The reason for which the only question was refused."""
     (body,) = bodies(effects, KvRefused)
-    reason: KvRefusal = body.reason
-    return reason
+    return body.reason

@@ -85,7 +85,6 @@ class SimHarness:
 
     def tell(self, probe: Probe, *effects: Effect) -> None:
         process = self._actors[probe.name].process
-        assert process is not None
         process.deliver(Do(effects=list(effects)))
 
     async def until(self, condition: Callable[[], Any]) -> None:

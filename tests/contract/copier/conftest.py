@@ -48,7 +48,6 @@ class Peer:
         self._process.communicate()
 
     def _line(self) -> str:
-        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the peer has ended"
         return line

@@ -355,7 +355,6 @@ def test_a_reservation_takes_idle_blocks_and_gives_them_back(pair: Pair) -> None
     room = reserve(pair.source, pair.target, name, "reserve-1", blocks=BLOCKS_TOTAL)
     assert isinstance(room, KvRoomReserved)
     assert room.matched_blocks == 0
-    assert pair.source.info.kv is not None
     assert room.copier in pair.source.info.kv.copiers
     denied = reserve(pair.source, pair.target, name, "reserve-2", blocks=4)
     assert isinstance(denied, KvDenied)
@@ -418,7 +417,6 @@ def test_a_pull_says_what_it_moved(pair: Pair) -> None:
     read = pull(pair.target, leased)
     assert isinstance(read, KvBlocksRead)
     assert (read.from_block, read.blocks) == (0, len(leased.blocks))
-    assert pair.source.info.kv is not None
     assert read.bytes == len(leased.blocks) * pair.source.info.kv.block_bytes
     assert read.descriptors >= 1
     assert read.duration_ns >= 0
