@@ -53,16 +53,6 @@ async def test_a_response_with_a_tools_call_and_its_result(client: openai.AsyncO
     assert answer.output_text == "18 degrees"
 
 
-async def test_a_response_that_is_parsed(client: openai.AsyncOpenAI, rig: Rig):
-    tokens = rig.core.say('{"a":1}', "stop")
-    schema: Any = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    form: Any = {"format": {"type": "json_schema", "name": "thing", "schema": schema}}
-    answer = await client.responses.create(model="tiny", input="hi", text=form, max_output_tokens=tokens)
-    assert json.loads(answer.output_text) == {"a": 1}
-    structured = rig.core.calls[0].sampling.structured
-    assert json.loads(structured.json_schema or "") == schema
-
-
 async def test_errors_of_responses(client: openai.AsyncOpenAI, rig: Rig):
     with pytest.raises(openai.NotFoundError):
         await client.responses.create(model="nobody", input="hi")

@@ -159,14 +159,3 @@ async def test_members_answer_by_their_own_names_and_the_list_has_all(client: op
     assert [model.id async for model in client.models.list()] == ["tiny", "tools", "auto"]
     card = await client.models.retrieve("auto")
     assert (card.model_extra or {})["cascade"] == ["tiny", "tools"]
-
-
-async def test_a_wrong_cascade_field_is_a_400_that_names_it(client: openai.AsyncOpenAI):
-    for model, wishes, param in (
-        ("auto", {"quality": "high"}, "cascade.quality"),
-        ("auto", {"tiers": 1}, "cascade.tiers"),
-        ("tiny", {"quality": 5}, "cascade"),
-    ):
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.completions.create(model=model, prompt="hi", extra_body={"cascade": wishes})
-        assert caught.value.param == param

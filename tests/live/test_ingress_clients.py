@@ -89,16 +89,6 @@ async def test_a_batch_of_chats_has_a_choice_for_each(rig: Rig):
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
-async def test_openai_parses_a_response_format(client: openai.AsyncOpenAI, rig: Rig):
-    rig.core.say('{"a":1}')
-    schema = {"name": "thing", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}, "strict": True}
-    answer = await client.chat.completions.create(
-        model="tiny", messages=MESSAGES, max_tokens=7, response_format={"type": "json_schema", "json_schema": schema}
-    )
-    assert json.loads(answer.choices[0].message.content) == {"a": 1}
-    assert json.loads(rig.core.calls[0].sampling.structured.json_schema) == schema["schema"]
-
-
 async def test_openai_raises_its_own_exceptions(client: openai.AsyncOpenAI, rig: Rig):
     with pytest.raises(openai.NotFoundError):
         await client.chat.completions.create(model="nobody", messages=MESSAGES)

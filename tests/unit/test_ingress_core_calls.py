@@ -302,21 +302,11 @@ def test_a_model_without_any_planned_instance_is_refused_at_once_and_one_that_wa
     assert not bench.made(RefuseCall)
     (decision,) = bench.sent(DecisionMade)
     assert (decision.chosen, [(s.name, s.note) for s in decision.scores]) == ("", [("w0", "never heard of")])
-    bench.pass_time(9, alive=())
-    assert not bench.made(RefuseCall)
-    bench.pass_time(3, alive=())
-    assert refusal(bench).kind is RefusalKind.NO_INSTANCE
-    assert not bench.submissions()
-
-
-def test_a_call_that_nobody_takes_is_refused_when_its_wait_is_over_and_not_a_pause_later():
-    bench = Bench(instances=0)
-    bench.plan("w0")
-    bench.call("a")
     bench.pass_time(9.9, alive=())
     assert not bench.made(RefuseCall)
     bench.pass_time(0.2, alive=())
     assert refusal(bench).kind is RefusalKind.NO_INSTANCE
+    assert not bench.submissions()
 
 
 def test_what_waits_for_an_instance_is_refused_at_once_while_the_store_takes_no_registration():
