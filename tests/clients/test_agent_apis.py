@@ -1,7 +1,5 @@
 """Responses and Messages against millrace-agent: OpenAI's and Anthropic's own clients."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

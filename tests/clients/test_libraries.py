@@ -4,8 +4,6 @@ It was trained on tools and schemas (models/millrace-agent/README.md); Paint is 
 it, so what comes back there fits the schema and means nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any, Literal

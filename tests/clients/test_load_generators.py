@@ -1,7 +1,5 @@
 """Load generators against millrace-agent: vLLM's benchmark and guidellm, sixteen requests of sixteen tokens each."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Drives one real engine from synchronous tests: its own event loop, decode to the end, stop where asked."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """A scheduler that hands arriving sequences their blocks in the wrong order: what a self-test must find."""
 
-from __future__ import annotations
-
 from vllm.v1.request import Request
 
 from services.worker.vllm_engine.snapshot_scheduler import SnapshotScheduler

@@ -1,7 +1,5 @@
 """A worker that reads hidden states in the wrong order: what a wrong reading of vLLM would be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """millrace-agent: real vLLM writes behind its grammar what the card's figures count, which the card then says."""
 
-from __future__ import annotations
-
 import json
 
 from millrace.contracts.worker import Sampling, StructuredOutput

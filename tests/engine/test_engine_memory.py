@@ -1,7 +1,5 @@
 """Memory of matrix products on a CPU: kernels for prompts of ever new lengths are given up again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Families of models in their smallest: what vLLM chooses for each is what a worker starts it with."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ from prefill to decode, drained, and after kill -9 of an engine.
 `./task test` does so with one, `./task test:families` with all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Constraints on a real engine: tried in a process of their own, remembered, and metered while they match."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

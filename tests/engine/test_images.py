@@ -1,7 +1,5 @@
 """Images in a cluster of two real engines: what they give is what plain vLLM gives, also after a kill."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import http.server

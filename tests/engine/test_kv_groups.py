@@ -1,7 +1,5 @@
 """Rows of a sequence and the tables that a target makes of them, over vLLM's own block tables, without an engine."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

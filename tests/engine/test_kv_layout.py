@@ -1,7 +1,5 @@
 """The layout of the KV cache: a block as one piece where the attention backend can use that."""
 
-from __future__ import annotations
-
 from millrace.contracts.kv import KvPlane
 
 from services.worker.vllm_engine.kv_words import SETTINGS

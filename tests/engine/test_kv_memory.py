@@ -1,7 +1,5 @@
 """Checksums of KV that lies on a GPU are those of the same bytes on the host."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from millrace.contracts.kv import KvPlane, KvRank

@@ -1,7 +1,5 @@
 """Rows of blocks are read and summed by the planes of the group that each column is of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Checksums of blocks between steps: which blocks, how many at a time, and what stands for the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

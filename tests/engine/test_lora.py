@@ -1,7 +1,5 @@
 """LoRA adapters in real engines: text as plain vLLM's, moves, continuations, loads while it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """LoRA adapters in a cluster of two real engines: models of their own, through kills, moves and loads while it runs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 That the model equals the recordings is checked without vLLM, in tests/unit/test_enginemodel_fidelity.py.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """The shipped models: transformers, real vLLM and our code agree, and they are as good as their cards say."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterator

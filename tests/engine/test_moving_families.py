@@ -5,8 +5,6 @@ its tokens alone elsewhere.
 load besides. The table in docs/MIGRATION.md has a row for each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

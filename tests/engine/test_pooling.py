@@ -1,7 +1,5 @@
 """Models that pool, on real vLLM: what a worker's engine gives is what plain vLLM gives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

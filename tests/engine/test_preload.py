@@ -1,7 +1,5 @@
 """Work that a fork server does once for all engines that it forks."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

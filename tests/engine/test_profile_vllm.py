@@ -1,7 +1,5 @@
 """`millrace profile` on real vLLM: a small profile of the smallest model that ships."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

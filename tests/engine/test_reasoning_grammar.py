@@ -1,7 +1,5 @@
 """Grammars and budgets that know the reasoning, in real vLLM: also where the sequence began elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

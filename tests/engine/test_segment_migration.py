@@ -1,7 +1,5 @@
 """With contiguous runs at both ends a sequence moves in a few pieces, however much has come and gone before."""
 
-from __future__ import annotations
-
 from millrace.contracts.worker import Sampling
 
 from tests.engine.bench_engine import BenchEngine

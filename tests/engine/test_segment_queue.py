@@ -1,7 +1,5 @@
 """The segment queue in vLLM's own block pool, beside the queue that vLLM has: the same blocks, other neighbours."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 from types import SimpleNamespace

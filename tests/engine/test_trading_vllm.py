@@ -2,8 +2,6 @@
 no token differs for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -2,8 +2,6 @@
 sequence moves between a compiled and an eager engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The Engine port on real vLLM: its tokens, refusals, cancels and snapshots."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math

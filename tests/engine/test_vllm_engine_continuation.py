@@ -1,7 +1,5 @@
 """A sequence broken at any token goes on elsewhere as if it had never stopped."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Real vLLM workers over a real nats-server: decode, break, kill, drain."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

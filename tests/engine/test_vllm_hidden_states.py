@@ -2,8 +2,6 @@
 and estimates in snapshots.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

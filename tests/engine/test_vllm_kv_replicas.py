@@ -1,7 +1,5 @@
 """KV replicas in real engines: a continuation begins on the replica, and the replica gives way to everything else."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

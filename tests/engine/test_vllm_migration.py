@@ -3,8 +3,6 @@
 tests/contract/engine moves sequences of all kinds of sampling, between engines that are alike.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

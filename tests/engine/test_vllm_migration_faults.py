@@ -3,8 +3,6 @@
 What every engine promises, modelled ones too, is in tests/contract/engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import msgspec

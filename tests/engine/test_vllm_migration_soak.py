@@ -1,7 +1,5 @@
 """Many moves of sequences that decode beside each other, some of them going wrong: every token as unmoved."""
 
-from __future__ import annotations
-
 from tests.engine.moving import Pair
 from tests.engine.travelling import travel
 

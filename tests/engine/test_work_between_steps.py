@@ -1,7 +1,5 @@
 """Work for KV between an engine's steps: who waits for answers gets them one after the other."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any

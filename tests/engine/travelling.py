@@ -1,7 +1,5 @@
 """Many moves of sequences that decode beside each other, some of them going wrong: every token as unmoved."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixtures of whole clusters of modelled engines, one for all tests of a module: ``rig = modelled_cluster(...)``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

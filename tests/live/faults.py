@@ -1,7 +1,5 @@
 """Faults under load, the same for modelled and real engines: streams at a steady rate while something is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Rig for tests of ingress's HTTP side: a model folder, a core that answers by itself, a served port."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """A nats-server with the users of every role, as `millrace up` configures it, and connections as any of them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

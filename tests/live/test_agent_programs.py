@@ -3,8 +3,6 @@
 What the model says is scripted: the shipped models are too small for these programs' prompts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """`millrace apply` on a live cluster under load: instances come, go and change, and policies too; no stream notices."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The autopilot on a live cluster: it replays the load and says what comes of it, until the cluster changes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A cascade of three models on modelled engines under faults: every request is answered, by one attempt's text."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """A model of the cluster judges a cascade's answers: the judge asks it through the API, also when it is killed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

@@ -2,8 +2,6 @@
 left behind.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess

@@ -1,7 +1,5 @@
 """The compose provisioner's shell against a stand-in for docker compose: a script that keeps containers as files."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

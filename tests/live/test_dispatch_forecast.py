@@ -1,7 +1,5 @@
 """Dispatch by forecast with real processes: unequal engines, a predictor that stands still, the explanation."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Recovery without the loss of a request: a whole cluster with modelled engines, processes killed under load."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

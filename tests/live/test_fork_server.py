@@ -1,7 +1,5 @@
 """Programs of a fork server are the owner's own processes: parent, session, title, environment, status, end."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A cluster whose disk is full: requests go on through kills, status names the disk, and an ill store gets well."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

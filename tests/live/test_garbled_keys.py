@@ -1,7 +1,5 @@
 """Values that are none in the store of a running cluster: requests go on, and the keys are written anew."""
 
-from __future__ import annotations
-
 import os
 import signal
 

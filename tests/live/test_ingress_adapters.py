@@ -1,7 +1,5 @@
 """Loading and unloading LoRA adapters over HTTP, in vLLM's words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

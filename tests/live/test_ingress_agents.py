@@ -1,7 +1,5 @@
 """Agents' clients against the HTTP side: OpenAI's Responses, Anthropic's Messages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

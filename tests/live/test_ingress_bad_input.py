@@ -1,7 +1,5 @@
 """Bad input over a real socket: an OpenAI-shaped answer that names the field, and nothing reaches the core."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Cascades over a real socket: bodies, streams, comments and headers, read by the clients that people use."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Clients that people really use: the openai client, LangChain and tools, against the HTTP side."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -2,8 +2,6 @@
 modelled engines, and back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

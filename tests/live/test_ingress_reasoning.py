@@ -1,7 +1,5 @@
 """Reasoning and calls of models whose output vLLM's parsers read, as OpenAI's client gets them over HTTP."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Streams over a real socket: their events, clients that hang up or do not read, keys, ids, slow uploads."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

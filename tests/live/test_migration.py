@@ -2,8 +2,6 @@
 nats-server: asked for by a person, by the dozen, and while instances drain.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

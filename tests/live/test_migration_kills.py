@@ -2,8 +2,6 @@
 lost. tests/engine/two_engines does the worst of them with real ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

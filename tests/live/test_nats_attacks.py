@@ -3,8 +3,6 @@
 A real nats-server with the configuration that ``millrace up`` writes; every attack with every user of every role.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

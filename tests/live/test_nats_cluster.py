@@ -1,7 +1,5 @@
 """Three NATS servers: each is restarted and each is killed under load, and no request, plan or lease is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """A new service (tests/census.py) beside a cluster that runs: an entry in the cluster's file, and no file else."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """The page beside a cluster of modelled engines: requests, a killed worker, an operator's orders."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@
 it writes the pictures of docs/PAGE.md there. With MILLRACE_PAGE_MINUTES=10 it also leaves a page open for so long.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Embeddings of a whole cluster, by OpenAI's client: modelled engines give equal vectors for equal texts."""
 
-from __future__ import annotations
-
 import asyncio
 
 import httpx

@@ -1,7 +1,5 @@
 """Roles flip by order on a live cluster with modelled engines: under load, and while whoever takes part is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

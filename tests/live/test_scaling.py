@@ -1,7 +1,5 @@
 """`millrace scale` on a live cluster with modelled engines: 2 to 3 to 1 under load, and no request fails."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

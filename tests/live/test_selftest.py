@@ -1,7 +1,5 @@
 """`millrace selftest` on modelled engines: its steps, its report, and what it says where no cluster comes up."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One cluster that serves two models: each request reaches an instance of its own model."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A supervisor that is killed leaves its cluster running; the next one takes it over, and `down` ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -2,8 +2,6 @@
 their own, on a real nats-server, under load.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

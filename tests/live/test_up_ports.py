@@ -1,7 +1,5 @@
 """Ports that a start chooses by itself, before its services listen on them."""
 
-from __future__ import annotations
-
 from millrace.cluster import ClusterSpec, TelemetrySpec
 
 from services.supervisor.preflight import METRICS_PORTS, free_ports

@@ -1,7 +1,5 @@
 """A simulated run that viewers watch as it goes on, and harm (simulator/scenarios/shown_run.py)."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

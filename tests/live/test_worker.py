@@ -1,7 +1,5 @@
 """Worker processes with modelled engines on a real nats-server: many instances, and their end."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Seeds of random faults in tests: half of them fixed, half drawn from the commit, so that each commit explores."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A recorded run of one engine, replayed: a simulation that is given its step times must give its latencies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Cascades under faults: thresholds swapped all the time, an erratic judge, engines and processes killed."""
 
-from __future__ import annotations
-
 import pytest
 
 from simulator.soak.cascading import CascadeSoakRun

@@ -1,7 +1,5 @@
 """Clusters whose plan changes every two seconds: what holds without stages holds with them."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.contracts.catalog import Role
 from millrace.sim.runtime_sim import MILLISECOND

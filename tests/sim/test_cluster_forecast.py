@@ -1,7 +1,5 @@
 """The cluster under random harm with a policy that asks predictors: they die and are cut off like the others."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.actor.effects import Effect, Publish
 from millrace.contracts.catalog import Role

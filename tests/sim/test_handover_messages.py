@@ -5,8 +5,6 @@
 prints them, as `millrace tap` would.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from millrace.actor.effects import Effect, Publish, Reply, Request

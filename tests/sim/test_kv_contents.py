@@ -4,8 +4,6 @@ Each test breaks one thing in engines or ingress that are otherwise as they are;
 checker that looks into engines is told nothing here: what counts is what a client gets.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any

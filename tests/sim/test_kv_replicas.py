@@ -1,7 +1,5 @@
 """KV replicas in simulated clusters: a continuation begins on the replica, and replicas give way to everything else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

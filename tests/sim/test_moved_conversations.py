@@ -1,7 +1,5 @@
 """A conversation's next turn after it has moved: predictors know that its target has what was said, and so has it."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.actor.effects import Effect, Publish
 from millrace.contracts.message import Message

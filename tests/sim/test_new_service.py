@@ -1,7 +1,5 @@
 """A new service (tests/census.py) in simulated clusters: one SimService. tests/live/test_new_service.py runs it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Bounds of a client's wait where its sequence moves; the checker sees what exceeds them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The simulated server refuses what nats-server would refuse, and every role may do what its actors do."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, Reply, Subscribe
 from millrace.contracts.catalog import Role

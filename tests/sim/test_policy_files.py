@@ -1,7 +1,5 @@
 """Policies from files in a whole simulated cluster: the example, and some that fail."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Instances come and go in virtual time: the coordinator's and the supervisor's own actors, with a cold start."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Seeds of the roles soak: flips, orders, scaling, brokers, wrong estimates and faults; and a checker that can fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

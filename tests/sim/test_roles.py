@@ -1,7 +1,5 @@
 """Roles that a policy flips under load, and steps bounded for decodes: promises kept under faults."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Scenarios whose sequences move: prefill and decode split, its speed, and what faults do to it."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

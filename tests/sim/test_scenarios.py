@@ -1,7 +1,5 @@
 """Scenarios from files, whole: the same seed the same run, runs of steps change nothing, faults lose nothing."""
 
-from __future__ import annotations
-
 import functools
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversations in simulation: forecasts know what each instance has cached, and place by it without being told to."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

@@ -1,7 +1,5 @@
 """A scenario with two models: each request goes to an instance of its model, each model has a plan of its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs in virtual time as a page shows them (simulator/scenarios/shown_run.py)."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from typing import Any

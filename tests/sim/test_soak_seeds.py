@@ -1,7 +1,5 @@
 """Seeds of tests: a fixed number, half fixed, half of the commit; a failing one says how to run it again."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

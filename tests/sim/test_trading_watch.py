@@ -2,8 +2,6 @@
 sequence, asks that stay open.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

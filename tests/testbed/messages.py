@@ -1,7 +1,5 @@
 """Messages with plain values for what a test or a bench does not look at."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import msgspec

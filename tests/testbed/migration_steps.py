@@ -1,7 +1,5 @@
 """Acts at each step of a migration in a cluster of two instances, real engines or modelled ones."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The tokens of a modelled engine whose KV is right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from millrace.enginemodel.tokens import kv_digest, next_token

@@ -1,7 +1,5 @@
 """Commands to a target's engine in a migration, by the answers of the source's engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

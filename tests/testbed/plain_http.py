@@ -4,8 +4,6 @@ Clients of tests run beside the cluster that they load, on the same cores. One c
 httptools parses the answers.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 

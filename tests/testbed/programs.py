@@ -4,8 +4,6 @@ A session of tests that starts many calls ``open_fork_server`` before it has thr
 imports for itself, as it does for a user. What runs is the same either way.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

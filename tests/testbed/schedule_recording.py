@@ -5,8 +5,6 @@ settled) and what each scheduled step computed. The replay gives the model the s
 the same order, and returns what it would have computed.
 """
 
-from __future__ import annotations
-
 import random
 import zlib
 from array import array

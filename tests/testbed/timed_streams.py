@@ -1,7 +1,5 @@
 """Streams whose every event has its time: what a client sees while its request moves."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

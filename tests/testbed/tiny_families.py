@@ -1,7 +1,5 @@
 """Model families in their smallest: a config.json and a tokenizer, for engines that draw their weights at random."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An Idefics3 with random weights, which sees images, and a byte-level tokenizer, written to a folder."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path

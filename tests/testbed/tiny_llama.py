@@ -3,8 +3,6 @@
 Random weights make sharp, varied distributions that expose any difference in sampler state, and need no training.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

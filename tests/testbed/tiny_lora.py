@@ -1,7 +1,5 @@
 """A LoRA adapter with random weights in PEFT's format, for tests.testbed.tiny_llama."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

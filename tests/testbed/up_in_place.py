@@ -1,7 +1,5 @@
 """``millrace`` as it is, except that `up` goes on as the supervisor in this process: an exec would import all again."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import NoReturn

@@ -6,8 +6,6 @@ Both are JSON files: arguments of ``LLM`` and calls (prompt, sampling fields, wi
 tokens, finish reason, log-probabilities.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

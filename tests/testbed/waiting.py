@@ -1,7 +1,5 @@
 """Waits for what signals nobody: conditions over what messages, processes and files change."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 from collections.abc import Callable

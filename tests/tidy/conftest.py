@@ -1,7 +1,5 @@
 """Syntax trees of the whole repository are kept while these tests run, and no longer."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 

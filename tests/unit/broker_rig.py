@@ -1,7 +1,5 @@
 """Brokers in virtual time, with instances whose sequences grow and migrators that move them after a while."""
 
-from __future__ import annotations
-
 import functools
 import heapq
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Judged requests and tiers for tests of cascade plans."""
 
-from __future__ import annotations
-
 import numpy as np
 from millrace.cascade.chain import TierService, equal_instances
 from millrace.cascade.sample import JudgedSample

@@ -1,7 +1,5 @@
 """A driver of one IngressActor that serves a cascade of two or three models, one instance each."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

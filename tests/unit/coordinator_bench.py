@@ -1,7 +1,5 @@
 """A coordinator with a KV store that does what it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from random import Random
 from typing import Any

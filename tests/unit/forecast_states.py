@@ -1,7 +1,5 @@
 """Snapshots, and random engines and step costs, for the tests of forecasts."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

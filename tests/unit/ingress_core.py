@@ -1,7 +1,5 @@
 """A driver of one IngressActor for unit tests: what a runtime would do, with lists in place of a bus."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from random import Random
 from types import MappingProxyType

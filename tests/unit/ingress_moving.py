@@ -1,7 +1,5 @@
 """Bench that tests of migrations at ingress share, with the messages of a migration."""
 
-from __future__ import annotations
-
 from millrace.actor.effects import Reply, Request
 from millrace.contracts.ingress import TokenChunk, TokensResent
 from millrace.contracts.leases import KvRefused

@@ -5,8 +5,6 @@ that was spliced from two histories is therefore seen at once. Messages are lost
 workers die and come back; frozen sequences thaw whenever they like; migrators stop half-way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random

@@ -1,7 +1,5 @@
 """Migrators in virtual time, with workers and an ingress that only know the words of the handshake."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from random import Random

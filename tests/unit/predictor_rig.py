@@ -1,7 +1,5 @@
 """A predictor that serves instances with steps of a fixed time, and the messages that it hears."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

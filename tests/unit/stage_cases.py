@@ -1,7 +1,5 @@
 """Tables, lengths and views for tests of stage planners."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """LoRA adapters as the cores of worker and ingress know them; in tests/engine/test_lora.py engines load them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

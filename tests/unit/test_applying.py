@@ -1,7 +1,5 @@
 """The comparison behind `millrace apply`: processes with a specification, and two specifications."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from millrace.cli.apply import on_this_machine, unsafe

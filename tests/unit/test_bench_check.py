@@ -1,7 +1,5 @@
 """`bench --check`: claims against a made-up history, and budgets against made-up ratios."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The live figures' pure parts: loads, step times out of snapshots, errors, orders, and the way into a scenario."""
 
-from __future__ import annotations
-
 from random import Random
 
 import msgspec

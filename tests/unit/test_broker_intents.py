@@ -1,7 +1,5 @@
 """Intents of a broker: a sequence that has just come is left alone before its move has ended."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from millrace.contracts.broker import MoveReason

@@ -1,7 +1,5 @@
 """Trade messages that are forged, replayed, misdirected or absurd: counted, refused, and no request changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """One broker process with many instances: what it hears, what it tells, and what it keeps from one look to the next."""
 
-from __future__ import annotations
-
 from random import Random
 
 import msgspec

@@ -1,7 +1,5 @@
 """A broker's view of large stages: a part is looked at, another one each second, and who has room is found."""
 
-from __future__ import annotations
-
 from millrace.contracts.broker import LoadReported, MoveReason
 from millrace.contracts.local import KeyChanged
 

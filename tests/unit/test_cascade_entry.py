@@ -1,7 +1,5 @@
 """Tiers chosen from the prompt."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

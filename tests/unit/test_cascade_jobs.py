@@ -1,7 +1,5 @@
 """Planning of a live cascade: from recorded answers, present instances and a rate to thresholds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from random import Random

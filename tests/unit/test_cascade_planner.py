@@ -1,7 +1,5 @@
 """Thresholds planned for the instances of a cascade: the whole chain, what is kept, what is changed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """Thresholds on judged samples: who reaches which tier, the paper's example, bounds of quality."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

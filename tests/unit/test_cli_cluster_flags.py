@@ -1,7 +1,5 @@
 """Clusters that the options of `millrace up` amount to, and `millrace cluster show`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

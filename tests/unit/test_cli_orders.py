@@ -1,7 +1,5 @@
 """Orders at the command line (`drain`, `scale`, `migrate`, `role`): whom they mean, and how answers are told."""
 
-from __future__ import annotations
-
 from io import StringIO
 from typing import Any
 

@@ -2,8 +2,6 @@
 and cascades in ``millrace status``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

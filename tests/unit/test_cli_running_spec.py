@@ -1,7 +1,5 @@
 """`millrace cluster show` of a running cluster: its file as of now, with what differs from the start."""
 
-from __future__ import annotations
-
 from millrace.cli.cluster_rows import InstanceRow, StageRow
 from millrace.cli.running_spec import running_spec, with_differences
 from millrace.cluster import ClusterSpec, cluster_toml, parse_cluster

@@ -1,7 +1,5 @@
 """The unit that keeps a cluster up."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of `millrace sim`: none that was given is ignored."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """A cluster's cascade: its table, the options of `up`, what is refused by which field, and the processes it becomes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

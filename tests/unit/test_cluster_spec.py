@@ -1,7 +1,5 @@
 """The cluster's specification: what a small file means, what is refused and by which field, which workers follow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

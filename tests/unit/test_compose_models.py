@@ -1,7 +1,5 @@
 """Models of the container deployment: what is mounted, and folders that containers cannot read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A configuration that a service would refuse is refused before anything starts, by process and key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The coordinator's actor: leases, plans, and what it does when instances come, fall silent or are declared dead."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, Stop

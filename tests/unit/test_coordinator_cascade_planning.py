@@ -1,7 +1,5 @@
 """Replanning of a cascade: by rate and tiers only, with a pause, once at a time; what a failed planner changes."""
 
-from __future__ import annotations
-
 from random import Random
 
 import msgspec

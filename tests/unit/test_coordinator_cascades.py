@@ -1,7 +1,5 @@
 """Plans of cascades: leases, thresholds in force, membership of tiers, and what other writers do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """The coordinator's planning: lengths come in as outcomes, plans with stages go out, membership stays sticky."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

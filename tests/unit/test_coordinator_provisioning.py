@@ -1,7 +1,5 @@
 """Provisioning in the coordinator: what it asks of provisioners, and what it does with their answers and silence."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

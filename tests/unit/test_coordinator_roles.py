@@ -1,7 +1,5 @@
 """Flips of roles: through BOTH, with nothing on its way, not twice in a row, and never past the capable minimum."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sequences that came with their KV, in the modelled scheduler: admitted before all that wait, beside long prompts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from millrace.contracts.status import SequenceState

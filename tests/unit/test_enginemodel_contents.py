@@ -1,7 +1,5 @@
 """Contents of a modelled engine's blocks, and what a sequence finds there."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.actor.engine import EngineSequence
 from millrace.contracts.worker import Sampling

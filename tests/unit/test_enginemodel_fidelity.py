@@ -1,7 +1,5 @@
 """The modelled scheduler computes what real vLLM computed: every recorded run, every step, every block id."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

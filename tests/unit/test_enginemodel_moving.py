@@ -1,7 +1,5 @@
 """Moving sequences between modelled engines: every block accounted for, every token the right one."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A modelled engine that runs by itself, on a clock of the test's and inside the simulator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

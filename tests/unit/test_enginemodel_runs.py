@@ -1,7 +1,5 @@
 """Runs of decode steps computed at once: the same steps, times, blocks and tokens as one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random

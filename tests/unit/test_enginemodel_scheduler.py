@@ -2,8 +2,6 @@
 test_enginemodel_fidelity.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

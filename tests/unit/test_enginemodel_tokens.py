@@ -1,7 +1,5 @@
 """Output of a modelled engine, and the duration of its steps."""
 
-from __future__ import annotations
-
 import statistics
 
 import msgspec

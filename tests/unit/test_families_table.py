@@ -1,7 +1,5 @@
 """docs/MIGRATION.md has a row for each family that the suite of families moves, with what it noted."""
 
-from __future__ import annotations
-
 import json
 
 from tests.testbed.moving_families import FAMILIES, PASSED, table, table_in_page

@@ -1,7 +1,5 @@
 """Files of their owner alone, and files that are replaced as one step."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Forecasts: they say what the modelled engine then does, and their rules one by one."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Load curves, and what a sequence that goes or comes does to the others: rules one by one, and against the engine."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

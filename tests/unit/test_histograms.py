@@ -1,7 +1,5 @@
 """Histograms that actors count into."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.actor.histograms import Histogram, LatencyHistogram
 

@@ -1,7 +1,5 @@
 """Invariants of an ingress, checked after each message in parts: what a message touched contradicts itself or not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

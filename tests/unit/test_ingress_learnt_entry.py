@@ -1,7 +1,5 @@
 """Entry by the prompt: which tiers a request is for, whose file is refused, and what a failed tier changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

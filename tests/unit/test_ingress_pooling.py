@@ -1,7 +1,5 @@
 """Requests to models that pool: what is asked of engines, what comes back, and in which shape it is told."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct

@@ -1,7 +1,5 @@
 """The Responses API: requests as chats, items and events from an output, each as OpenAI's own types read it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bounds of a model on what a schema leaves open, and the shipped models' forced tool calls."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

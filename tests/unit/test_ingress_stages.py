@@ -1,7 +1,5 @@
 """Stages as ingress sees them: order by distance, spill when full, refined boundaries, arrival by expected length."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.contracts.broker import BoundaryMoved
 from millrace.contracts.plan import InstanceRole, Plan, Stage

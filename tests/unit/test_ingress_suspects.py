@@ -1,7 +1,5 @@
 """A request that an engine was lost with is not given to a second one, unless alone; its neighbours go on at once."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.contracts.local import RequestFailure, TimerFired
 from millrace.contracts.worker import CancelSequence, Images, Sampling, StructuredOutput, SubmitSequence

@@ -1,7 +1,5 @@
 """Choice of the requests to trace: the first of each second, and a share of the rest."""
 
-from __future__ import annotations
-
 from random import Random
 
 from services.ingress.http.open_calls import Tracer

@@ -1,7 +1,5 @@
 """Constraints that no grammar enforces, or that none can be bounded for, are refused with what is at fault."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

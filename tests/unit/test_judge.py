@@ -1,7 +1,5 @@
 """The judge's actor: every question is answered once, whatever the model that it asks does."""
 
-from __future__ import annotations
-
 import json
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Judges that ship: what they ask, what they read as a score, and what gives none."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Confidence judges: features of log-probabilities, isotonic calibration, the bound of a running answer."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 

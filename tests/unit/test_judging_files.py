@@ -1,7 +1,5 @@
 """Files of confidence judges: written, read, refused for other weights; ``millrace train judge``; the shipped ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

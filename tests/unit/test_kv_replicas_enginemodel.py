@@ -1,7 +1,5 @@
 """KV replicas in modelled engines: no place in the batch, blocks that give way, continuations that begin on them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

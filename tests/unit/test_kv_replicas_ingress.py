@@ -1,7 +1,5 @@
 """KV replicas at ingress: who is told of them, who continues on them, and when they are freed."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.actor.effects import Log, Request
 from millrace.contracts.ingress import FinishReason

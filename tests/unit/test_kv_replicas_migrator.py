@@ -1,7 +1,5 @@
 """KV replicas as a source's migrator makes them: rounds, proofs, what ends them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from millrace.contracts.kv import KvGroup, KvNeed, KvRefusal

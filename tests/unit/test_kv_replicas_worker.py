@@ -1,7 +1,5 @@
 """KV replicas at their holder: bounds, growth, what a continuation gets of one, and what ends it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The block pool: who holds blocks, and in which order free ones are reused."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

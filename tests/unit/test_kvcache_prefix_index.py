@@ -1,7 +1,5 @@
 """The mirror of a prefix cache: what it says an engine holds is what the engine's own pool finds."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

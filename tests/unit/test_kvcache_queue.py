@@ -1,7 +1,5 @@
 """The compiled queue of free blocks beside the rules in Python: the same blocks in the same order, whatever happens."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 

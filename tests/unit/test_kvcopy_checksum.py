@@ -1,7 +1,5 @@
 """CRC-32C: known values, any bytes as bit by bit, blocks over their planes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Choice of the copier that two engines use, and what an operator is told about the others."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
 from millrace.kvcopy.choice import BEST_FIRST, Connected, choose, connect

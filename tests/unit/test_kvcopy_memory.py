@@ -1,7 +1,5 @@
 """Copying between two mapped regions: steps of any size reach the same bytes; what lies outside is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The planner: byte for byte what the naive expansion copies, in the fewest pieces."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

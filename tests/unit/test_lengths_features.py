@@ -1,7 +1,5 @@
 """Reading prompts, features and history: bounded, finite, and about what they should be."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """The head on hidden states: its arithmetic against plain Python, its file, recorded states, training and its guard."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The risk that memory runs short, against lives drawn at random."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Length models: baselines, trees against LightGBM, the guard, and what becomes of damaged files."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 

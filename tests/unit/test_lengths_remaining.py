@@ -1,7 +1,5 @@
 """Choice of the estimate that an instance tells of a sequence's rest: the engine's, the submitted one, survival's."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

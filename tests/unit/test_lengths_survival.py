@@ -1,7 +1,5 @@
 """Remaining lengths from outcomes alone: the estimator against one written token by token in plain Python."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

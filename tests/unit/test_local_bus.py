@@ -1,7 +1,5 @@
 """Delivery between actors of one process: who gets what, and what still goes to the server."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -2,8 +2,6 @@
 checksums: the target must not decode from what has become of the source's blocks.
 """
 
-from __future__ import annotations
-
 import random
 
 import msgspec

@@ -1,7 +1,5 @@
 """A migration: its steps, and every way to fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

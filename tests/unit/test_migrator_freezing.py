@@ -1,7 +1,5 @@
 """Time that a source stands still: what its worker allows, whatever the migrator is set to."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.actor.effects import Log
 from millrace.contracts.leases import EndLease, FreezeSequence

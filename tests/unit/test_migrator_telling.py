@@ -1,7 +1,5 @@
 """Content of a migrator's heartbeat about migrations under way."""
 
-from __future__ import annotations
-
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.status import InstanceMigrations, ServicePresence
 

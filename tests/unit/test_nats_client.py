@@ -1,7 +1,5 @@
 """The client's way out: one write per turn of the loop, and the flusher where the socket is behind."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parser of what a NATS server sends: whole and torn messages, control lines between them, and refusals."""
 
-from __future__ import annotations
-
 import asyncio
 from random import Random
 from typing import Any

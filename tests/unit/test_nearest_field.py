@@ -1,7 +1,5 @@
 """Errors about unknown keys name the nearest one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """The page's core: messages in, frames out; what viewers get; orders; the past."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Callable

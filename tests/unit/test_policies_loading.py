@@ -1,7 +1,5 @@
 """Policies from files: what makes a file one, what is refused and how that is said, and where paths are looked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any, cast

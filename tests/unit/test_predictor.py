@@ -1,7 +1,5 @@
 """The predictor's actor: what it knows, what it answers, what it refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Step times against what engines really took: a scale on a known set, and a fit where none is known."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

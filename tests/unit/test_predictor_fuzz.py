@@ -1,7 +1,5 @@
 """Whatever is said to a predictor, it answers every question, and keeps its invariants."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An instance that nobody is sent to shows nothing: what it was last seen to take must not keep everybody away."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.contracts.status import BatchComposition, StatusSnapshot
 

@@ -1,7 +1,5 @@
 """Delay beyond forecasts: it is learnt from outcomes, and cancels out of what is learnt next."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The predictor knows what an instance has in its prefix cache: from decisions, snapshots and outcomes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

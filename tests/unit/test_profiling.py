@@ -1,7 +1,5 @@
 """The profile of an engine: which loads it runs, what it finds out, and what it writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

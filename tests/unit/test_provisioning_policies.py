@@ -1,7 +1,5 @@
 """Provisioning policies by table: when there shall be more instances, when fewer, and when nothing happens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Policies on roles: what a stage keeps, and fixed roles."""
 
-from __future__ import annotations
-
 from millrace.contracts.plan import InstanceRole
 from millrace.policies.registry import Nothing
 from millrace.policies.roles import ROLE_POLICIES, Flip, RoleInstance, RolesView, may_take_role

@@ -1,7 +1,5 @@
 """Scaling by an operator's order: which instances begin and end, how long that may take, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -4,8 +4,6 @@ What a new one takes by hand is at most four files: contracts/scheduler.py, the 
 (services/worker/vllm_engine/scheduler_config.py), and its effect in enginemodel/scheduler.py and native/enginemodel.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The simulated server's interest table: indexed wildcards find what a scan over all subscriptions finds."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import cast
 

@@ -1,7 +1,5 @@
 """Scenario files: what is refused and how it is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

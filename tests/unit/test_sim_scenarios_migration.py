@@ -1,7 +1,5 @@
 """Scenarios whose sequences move: what is refused by name, who gets which role, what is heard and told."""
 
-from __future__ import annotations
-
 import argparse
 from io import StringIO
 

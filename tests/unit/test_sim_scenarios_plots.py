@@ -1,7 +1,5 @@
 """Rates over time in pictures of scenarios, and what is printed of an SLO."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

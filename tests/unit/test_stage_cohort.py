@@ -1,7 +1,5 @@
 """Lengths of arrivals, those that still run included."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Stage planners: exact search against brute force, the objective, constraints, and when one stage wins."""
 
-from __future__ import annotations
-
 import math
 import random
 

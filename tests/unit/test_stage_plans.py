@@ -1,7 +1,5 @@
 """Plans as messages, which stage serves a length, and which instance serves in which stage."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

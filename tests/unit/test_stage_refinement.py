@@ -1,7 +1,5 @@
 """Boundary refinement: digests of lengths, the best boundary, and the bounds on each round."""
 
-from __future__ import annotations
-
 import random
 
 import msgspec

@@ -1,7 +1,5 @@
 """Layouts that are good on average only: crowded stages, latency bounds, layouts that cannot be entered at once."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Sequences of an engine whose KV cannot move stand still for everybody else."""
 
-from __future__ import annotations
-
 from millrace.actor.engine import (
     EndLeaseInEngine,
     EngineSequence,

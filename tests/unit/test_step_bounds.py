@@ -1,7 +1,5 @@
 """Bounds of steps: how many tokens decodes leave to prompts, and the orders that say so to instances."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 

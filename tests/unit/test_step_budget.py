@@ -1,7 +1,5 @@
 """Step budgets that change while an engine runs: the worker's order, the modelled engine."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from millrace.actor.effects import Effect, Log, RecordSpan, StartTimer

@@ -1,7 +1,5 @@
 """The budget of vLLM's scheduler as the engine adapter sets it, and the engines that keep theirs."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of step-time coefficients: those that ship load, and wrong ones are refused with file and key."""
 
-from __future__ import annotations
-
 import pytest
 from millrace.enginemodel.coefficients import coefficient_names, decode, load_coefficients, load_step_time
 

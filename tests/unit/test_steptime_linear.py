@@ -1,7 +1,5 @@
 """The linear step-time model: what it costs, and what it refuses."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition

@@ -1,7 +1,5 @@
 """The supervisor's actor and the layout of a local cluster."""
 
-from __future__ import annotations
-
 import signal
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The one line that says why a process did not start."""
 
-from __future__ import annotations
-
 import pytest
 
 from services.supervisor.causes import failure_cause

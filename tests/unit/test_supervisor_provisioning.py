@@ -1,7 +1,5 @@
 """The supervisor as a provisioner: instances that are started and stopped on order."""
 
-from __future__ import annotations
-
 import re
 import signal
 

@@ -1,7 +1,5 @@
 """The tagger's actor: what it answers, what it learns, what never replaces what, and what it survives."""
 
-from __future__ import annotations
-
 import math
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """Questions of ingress to a tagger about a call."""
 
-from __future__ import annotations
-
 from millrace.contracts.worker import Sampling, StructuredOutput
 
 from services.ingress.calls.messages import Call, CallKind

@@ -1,7 +1,5 @@
 """Detokenising and stop strings: any chunking gives the text of a decode of the whole."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

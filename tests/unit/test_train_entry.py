@@ -1,7 +1,5 @@
 """``millrace train entry``: what it writes for the models that ship, and what it refuses."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

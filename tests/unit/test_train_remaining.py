@@ -1,7 +1,5 @@
 """``millrace train remaining``: from recordings to a head in force, and what it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The judge that ships: it was trained on the very tokens that it is asked with."""
 
-from __future__ import annotations
-
 from jinja2 import Environment
 from millrace.judging.question import judging_question
 

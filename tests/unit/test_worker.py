@@ -1,7 +1,5 @@
 """The worker actor: messages in, effects out."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Indicators of an instance's load: queues by phase, what is left to compute, and totals over an engine's steps."""
 
-from __future__ import annotations
-
 import msgspec
 from millrace.actor.engine import EngineSequence, EngineSnapshot
 from millrace.contracts.kv import KvGroup, KvNeed

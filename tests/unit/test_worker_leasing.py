@@ -1,7 +1,5 @@
 """The worker as the source of a migration: leases, freezes, and what becomes of them when anything goes wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """The worker's pure parts: ledger, snapshot buffer, figures, names, configuration."""
 
-from __future__ import annotations
-
 import os
 import signal
 import struct

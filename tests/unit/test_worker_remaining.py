@@ -1,7 +1,5 @@
 """The worker learns lengths from what leaves it, and tells what it expects in snapshots and handovers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

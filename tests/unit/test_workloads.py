@@ -1,7 +1,5 @@
 """Workloads: arrivals, lengths, and traces that are refused with file and line."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice, pairwise
 from pathlib import Path

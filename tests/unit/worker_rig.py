@@ -1,7 +1,5 @@
 """A worker actor on a hand-moved clock, and short words for what is said to it and by it."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

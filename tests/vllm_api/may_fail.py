@@ -1,7 +1,5 @@
 """Plugin: the tests of vLLM's that may fail here, by ``may_fail.toml``."""
 
-from __future__ import annotations
-
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path

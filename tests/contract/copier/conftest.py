@@ -1,7 +1,5 @@
 """Every implementation of the Copier port that can be tried here, its peers in processes of their own."""
 
-from __future__ import annotations
-
 import base64
 import subprocess
 import sys

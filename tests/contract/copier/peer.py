@@ -4,8 +4,6 @@
 a block of another process's region into the first side and prints its first byte.
 """
 
-from __future__ import annotations
-
 import base64
 import sys
 from pathlib import Path

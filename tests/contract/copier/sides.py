@@ -3,8 +3,6 @@
 A further kind of copier is added to ``MAKERS``; the suite then holds for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple

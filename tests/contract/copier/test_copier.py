@@ -1,7 +1,5 @@
 """The Copier port: what holds for every way of reading another engine's KV, between real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The memfd that KV lies in: its size is sealed, readers cannot write, and it is handed out only as what it is."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import socket

@@ -1,7 +1,5 @@
 """Every implementation of the Engine port, started once: the last test of an engine (test_engine_end.py) kills it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterator

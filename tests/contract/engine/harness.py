@@ -3,8 +3,6 @@
 Not a test. The suite is synchronous, so that one engine serves all tests of a module: a real one takes long to start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

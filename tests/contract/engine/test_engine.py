@@ -1,7 +1,5 @@
 """Contract of every Engine, modelled or real."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """End of an Engine: by itself when asked, or by force."""
 
-from __future__ import annotations
-
 from millrace.actor.engine import EngineFailed
 
 from tests.contract.engine.harness import Harness, failures

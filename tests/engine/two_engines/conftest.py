@@ -1,7 +1,5 @@
 """One cluster of two real engines for all tests that stop or kill its processes; each leaves it whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

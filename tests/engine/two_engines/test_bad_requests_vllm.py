@@ -1,7 +1,5 @@
 """Requests that real vLLM refuses: one 400 that names the field, from one engine, and the next request is served."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 Every step and everybody who takes part: tests/live/test_migration_kills.py, with modelled engines, which start at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The same faults with real vLLM: worker, engine, nats-server killed at 20 streams a second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

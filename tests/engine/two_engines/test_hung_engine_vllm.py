@@ -1,7 +1,5 @@
 """A vLLM process that hangs (SIGSTOP) under load: its streams go on elsewhere, and new requests avoid it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """One request and what it can make an engine do: neighbours' streams go on (the table of docs/SECURITY.md)."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Fork servers that were killed: workers run on, and come back slower. Last of all, as the cluster has none after."""
 
-from __future__ import annotations
-
 from tests.live.faults import kill, undisturbed
 from tests.testbed.up_cluster import UpRig
 

@@ -1,7 +1,5 @@
 """One cluster of two shipped models, and a cascade of them, for all tests here; each leaves it whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A cascade of trained models on real vLLM engines under faults: every request is answered."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from tests.live.cascading import barrage, plan_in_force

@@ -1,7 +1,5 @@
 """Two shipped models on real vLLM engines under one ingress."""
 
-from __future__ import annotations
-
 import json
 
 import httpx
