@@ -65,6 +65,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
         deals: Reason and outcome, or refusal -> how many deals ended so; empty without brokers.
         estimates_ignored: Estimates of rests that no sequence can have, by the workers that run in the end.
         roles: Changes of roles in plans, and what became of orders; empty without roles.
+        switches: First key of a setting -> how often it was put in force; empty without an autopilot.
     """
 
     seed: int
@@ -80,6 +81,7 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     deals: dict[str, int] = {}
     estimates_ignored: int = 0
     roles: dict[str, int] = {}
+    switches: dict[str, int] = {}
 
 
 class SoakRun:

@@ -43,7 +43,7 @@ class SoakChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         policy: Dispatch policy.
-        migrations, trading, balance, roles, cascades: The kind; none of them for requests that stay.
+        migrations, trading, balance, roles, cascades, switches: The kind; none of them for requests that stay.
         trading_policy: Empty for one that the seed draws.
         wrong_estimates: Engines tell rests that are wrong.
         slow: Engines are slow and sequences long; None for what the seed draws.
@@ -55,6 +55,7 @@ class SoakChoice(msgspec.Struct, frozen=True, kw_only=True):
     balance: bool = False
     roles: bool = False
     cascades: bool = False
+    switches: bool = False
     trading_policy: str = ""
     wrong_estimates: bool = False
     slow: bool | None = None
@@ -63,6 +64,10 @@ class SoakChoice(msgspec.Struct, frozen=True, kw_only=True):
         estimates: dict[str, Any] = {"policy": self.trading_policy, "wrong_estimates": self.wrong_estimates}
         if self.cascades:
             return CascadeSoakRun(seed)
+        if self.switches:
+            from simulator.soak.switching import SwitchingRun  # brings scipy, which no other soak needs
+
+            return SwitchingRun(seed)
         if self.roles:
             return RolesSoakRun(seed, shape=roles_shape(seed, **estimates))
         if self.balance:
@@ -134,11 +139,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, seeds: int = 500) -> None:
     add("--wrong-estimates", action="store_true", help="let engines report wrong remaining lengths, or none")
     add("--cascades", action="store_true", help="run a cascade whose plan changes all the time")
     add("--roles", action="store_true", help="flip roles, start and stop instances, let brokers trade")
+    add("--switches", action="store_true", help="switch policies as the autopilot would, all the time")
     add("--verbose", action="store_true", help="print what each seed did")
 
 
 #: Counts of reports that are summed.
-COUNTS = ("outcomes", "deals", "roles", "migrations", "replicas")
+COUNTS = ("outcomes", "deals", "roles", "migrations", "replicas", "switches")
 
 
 def run(options: argparse.Namespace) -> int:
