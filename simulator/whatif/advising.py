@@ -18,6 +18,9 @@ from simulator.whatif.figures import LATENCIES, ComparedFigure
 #: No advice from a replay whose medians are off by this factor.
 FIDELITY_MAX = 1.5
 
+#: A shorter tail is not advised where the replayed E2E p99 is off by this factor.
+TAIL_FIDELITY_MAX = 1.1
+
 #: Figures that may not become worse. Medians may: they follow which instances serve more of the requests.
 KEPT = ("ttft_mean", "ttft_p99", "tpot_p99", "e2e_mean", "e2e_p99")
 
@@ -26,6 +29,9 @@ NOISE, SHARE_NOISE = 0.01, 0.005
 
 #: Where both shares are above the first, the tail decides: all of its interval is shorter by the second.
 TIED, TAIL_GAIN = 0.99, 0.1
+
+#: What decides for a change.
+SHARE_DECIDES, TAIL_DECIDES = "the share within the objectives decides", "E2E p99 decides"
 
 #: Stages have to be expected better by this share: with less the planner is wrong too often.
 STAGES_MARGIN = 0.25
@@ -65,15 +71,34 @@ def advice(question: Asked, answers: Sequence[ChangeAnswer]) -> Advice:
     """The best of the answers that are better than the unchanged cluster, with the evidence."""
     if question.file.count < ADVISED_MIN:
         return Advice(evidence=f"fewer than {ADVISED_MIN} requests were recorded since the cluster changed")
-    wrong = [name for name in ("ttft_p50", "tpot_p50") if _off(question.fidelity.get(name))]
+    wrong = [name for name in ("ttft_p50", "tpot_p50") if _off(question.fidelity.get(name), FIDELITY_MAX)]
     if wrong:
         return Advice(evidence=f"the replay does not reproduce what happened: {', '.join(wrong)}")
     won = [each for each in answers if better(each) and each.lost <= question.base.lost]
-    if not won:
+    sure = [each for each in won if not doubt(question, each)]
+    if not sure:
         nothing = f"none of {len(answers)} other settings is better in all that counts"
-        return Advice(evidence=f"{nothing}; objectives: {objectives_text(question.objectives)}")
-    best = max(won, key=lambda each: (min(each.within.after, TIED), -each.figures["e2e_p99"].ratio))
-    return Advice(settings=best.label, evidence=evidence(best, question.objectives))
+        unsure = (f"{each.label}: {better(each)}, but {doubt(question, each)}" for each in won)
+        return Advice(evidence="; ".join((nothing, *unsure, f"objectives: {objectives_text(question.objectives)}")))
+    best = max(sure, key=lambda each: (min(each.within.after, TIED), -each.figures["e2e_p99"].ratio))
+    return Advice(settings=best.label, evidence=evidence(best, question))
+
+
+def doubt(question: Asked, answer: ChangeAnswer) -> str:
+    """Reason why what decides for a change is not to be believed: the replay of the unchanged cluster does not
+    reproduce the E2E p99, or its share within the objectives is wrong by as much as the change gains. Empty where none.
+    """
+    wrong, share = "the replay does not reproduce what happened:", question.share
+    if better(answer) == TAIL_DECIDES:
+        return f"{wrong} {_tails(question)}" if _off(question.fidelity.get("e2e_p99"), TAIL_FIDELITY_MAX) else ""
+    if share is None or abs(share.after - share.before) < answer.within.after - answer.within.before:
+        return ""
+    return f"{wrong} {share.after:.1%} within the objectives where {share.before:.1%} were"
+
+
+def _tails(question: Asked) -> str:
+    tails = (f"{name.upper()} {question.fidelity[f'{name}_p99'].ratio:.2f}" for name in LATENCIES)
+    return f"replayed p99 over the recorded: {', '.join(tails)}"
 
 
 def better(answer: ChangeAnswer) -> str:
@@ -85,18 +110,19 @@ def better(answer: ChangeAnswer) -> str:
     if (within.high < 0 and gain < -SHARE_NOISE) or any(each.low > 1 and each.ratio > 1 + NOISE for each in kept):
         return ""
     if within.low > 0 and gain > SHARE_NOISE:
-        return "the share within the objectives decides"
+        return SHARE_DECIDES
     tied = min(within.before, within.after) > TIED
-    return "E2E p99 decides" if tied and answer.figures["e2e_p99"].high < 1 - TAIL_GAIN else ""
+    return TAIL_DECIDES if tied and answer.figures["e2e_p99"].high < 1 - TAIL_GAIN else ""
 
 
-def evidence(answer: ChangeAnswer, objectives: Objectives) -> str:
+def evidence(answer: ChangeAnswer, question: Asked) -> str:
     """One sentence for operators."""
     tails = (f"{name.upper()} p99 {answer.figures[f'{name}_p99'].ratio - 1:+.0%}" for name in LATENCIES)
-    share = f"{answer.within.after:.1%} instead of {answer.within.before:.1%} of requests within {objectives}"
-    return f"{better(answer)}: {share}; {', '.join(tails)}; {answer.reason}"
+    share = f"{answer.within.after:.1%} instead of {answer.within.before:.1%} of requests within {question.objectives}"
+    parts = [f"{better(answer)}: {share}", ", ".join(tails), _tails(question) if question.fidelity else ""]
+    return "; ".join((*filter(None, parts), answer.reason))
 
 
-def _off(figure: ComparedFigure | None) -> bool:
-    """Whether a figure of the replay is far from what was recorded; one that is not known is not."""
-    return figure is not None and not 1 / FIDELITY_MAX < figure.ratio < FIDELITY_MAX
+def _off(figure: ComparedFigure | None, factor: float) -> bool:
+    """Whether a figure of the replay is off by this factor from what was recorded; one that is not known is not."""
+    return figure is not None and not 1 / factor < figure.ratio < factor

@@ -100,6 +100,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         prompts: Tokens of each request's prompt.
         recorded: Latencies as they were; all nan for an imported trace.
         fidelity: Recorded and simulated, of the second half, to which nothing was fitted; empty where nothing tells.
+        share: The same of the share within the objectives; None where nothing tells.
         objectives: That answers count requests by.
     """
 
@@ -110,6 +111,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     base: Replayed
     fidelity: dict[str, ComparedFigure]
     objectives: Objectives
+    share: ComparedShare | None = None
 
     def scenario(self, spec: ClusterSpec, speed: float = 1.0) -> ScenarioSpec:
         return self.file.scenario(self.fitted.table(spec), speed=speed)
@@ -145,14 +147,17 @@ def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path, show: Show | N
     recorded, again = of_recording(served), of_replay(base, len(served))
     held_out = np.arange(len(served)) >= len(served) // 2
     known = not np.isnan(recorded.ttft[held_out]).all()
+    second = recorded.part(held_out), again.part(held_out)
+    objectives = objectives_of(cluster, scenario, fitted, served)
     return Asked(
         fitted=fitted,
         file=file,
         prompts=[row.prompt for row in served],
         recorded=recorded,
         base=base,
-        fidelity=compared(recorded.part(held_out), again.part(held_out)) if known else {},
-        objectives=objectives_of(cluster, scenario, fitted, served),
+        fidelity=compared(*second) if known else {},
+        share=compared_shares(*second, objectives) if known else None,
+        objectives=objectives,
     )
 
 

@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 #: Step times fitted to recorded engines are called so, with their kind behind.
 FITTED = "fitted:"
 
-#: Requests that the level of step times and message times is fitted to, and times that this is repeated.
+#: Requests that the level of step times and message times is fitted to, and times that this is repeated at most. One
+#: that changes less than LEVELLED is the last. Slower engines have larger batches, so that latencies follow step times
+#: more than in proportion: later rounds take factors to this power.
 FITTED_REQUESTS = 2_000
-ROUNDS = 2
+ROUNDS, LEVELLED, DAMPED = 4, 0.02, 0.7
 
 #: Bounds of the factor by which one round changes step times.
 FACTOR_MIN, FACTOR_MAX = 0.5, 2.0
@@ -258,17 +260,22 @@ def _slowdown(found: Mapping[str, Sequence[ComputedSteps]]) -> float:
 def _levelled(fitted: FittedCluster, served: Sequence[RequestServed], file: LoadFile) -> FittedCluster:
     """Step times and message times such that median TPOT and TTFT come out as recorded."""
     count = min(len(served), FITTED_REQUESTS)
-    for _ in range(ROUNDS):
+    for place in range(ROUNDS):
         again = replay(file.scenario(fitted.table(fitted.spec), count=count), fitted)
         pairs = [(row, again.finished[number]) for number, row in enumerate(served[:count]) if number in again.finished]
         done = [(row, sim) for row, sim in pairs if row.outcome == "completed" and row.ttft_ns > 0]
         paced = [(row, sim) for row, sim in done if _long(row)]
-        factors = {kind: _factor(kind, fitted.kinds, paced) for kind in fitted.models}
+        factors = {kind: _factor(kind, fitted.kinds, paced) ** (DAMPED if place else 1.0) for kind in fitted.models}
         late_us = _median([(row.ttft_ns - sim.ttft_ns) / 1e3 for row, sim in done])
         models = {name: _times(model, factors[name]) for name, model in fitted.models.items()}
-        worker_us = fitted.worker_us + (late_us / WORKER_HOPS if math.isfinite(late_us) else 0.0)
+        before_us = fitted.worker_us
+        worker_us = before_us + (late_us / WORKER_HOPS if math.isfinite(late_us) else 0.0)
         worker_us = min(WORKER_US_MAX, max(0.0, worker_us))
         fitted = msgspec.structs.replace(fitted, models=models, worker_us=worker_us)
+        ttft_us = _median([row.ttft_ns / 1e3 for row, _ in done])
+        moved = WORKER_HOPS * abs(worker_us - before_us) > LEVELLED * ttft_us
+        if not moved and all(abs(factor - 1) < LEVELLED for factor in factors.values()):
+            break
     return fitted
 
 

@@ -275,15 +275,23 @@ def test_share_or_tail_decides_beyond_the_noise_and_nothing_that_counts_is_worse
 OBJECTIVES = Objectives(ttft_ms=200.0, tpot_ms=20.0, source="a test")
 
 
-def advised(*answers: ChangeAnswer) -> tuple[str, str]:
-    """Settings and evidence, of a replay of enough requests."""
+def reproduced(**ratios: float) -> dict[str, ComparedFigure]:
+    """Fidelity of a replay with these ratios; of all other figures 1."""
+    return answer(**ratios).figures
+
+
+def advised(
+    *answers: ChangeAnswer, fidelity: dict[str, ComparedFigure] | None = None, share: ComparedShare | None = None
+) -> tuple[str, str]:
+    """Settings and evidence, of a replay of enough requests; ``fidelity``, ``share``: of the unchanged cluster."""
     question = Asked(
         fitted=None,  # type: ignore[arg-type]
         file=LoadFile(path="load.jsonl", count=900, span_s=90.0, expected=True, shares=False),
         prompts=[],
         recorded=latencies([], []),
         base=replayed(),
-        fidelity={},
+        fidelity=fidelity or {},
+        share=share,
         objectives=OBJECTIVES,
     )
     found = advice(question, answers)
@@ -298,6 +306,34 @@ def test_the_evidence_says_what_decided() -> None:
     assert advised(tied(e2e_p99=0.32)) == ("x=1", f"{TAIL}: {share}; {tails} -68%; Why.")
     nothing = "none of 2 other settings is better in all that counts"
     assert advised(tied(), answer(lost=1)) == ("", f"{nothing}; objectives: TTFT 200 ms and TPOT 20 ms (a test)")
+
+
+def test_no_tail_is_advised_that_the_replay_of_the_unchanged_cluster_does_not_reproduce() -> None:
+    change, p99 = tied(e2e_p99=0.32), "replayed p99 over the recorded: TTFT 1.00, TPOT 1.00, E2E"
+    settings, evidence = advised(change, fidelity=reproduced(e2e_p99=1.08))
+    assert settings == "x=1"
+    assert f"; {p99} 1.08; " in evidence
+    for off in (1.28, 0.8):
+        settings, evidence = advised(change, fidelity=reproduced(e2e_p99=off))
+        assert settings == ""
+        assert evidence == (
+            "none of 1 other settings is better in all that counts; "
+            f"x=1: {TAIL}, but the replay does not reproduce what happened: {p99} {off:.2f}; "
+            "objectives: TTFT 200 ms and TPOT 20 ms (a test)"
+        )
+    assert advised(answer(), fidelity=reproduced(e2e_p99=1.28))[0] == "x=1"  # the share decides
+
+
+def test_no_share_is_advised_whose_gain_is_within_what_the_replay_is_wrong_by() -> None:
+    def now(after: float) -> ComparedShare:
+        return ComparedShare(before=0.5, after=after, low=0.0, high=0.0)
+
+    change = answer()  # 20 points
+    assert advised(change, fidelity=reproduced(), share=now(0.65))[0] == "x=1"
+    settings, evidence = advised(change, fidelity=reproduced(), share=now(0.75))
+    assert settings == ""
+    assert f"x=1: {SHARE}, but the replay does not reproduce what happened" in evidence
+    assert "75.0% within the objectives where 50.0% were" in evidence
 
 
 def test_the_largest_share_wins_and_among_full_ones_the_shortest_tail() -> None:
