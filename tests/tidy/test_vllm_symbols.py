@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
+from millrace.cli.machine_report import VLLM_KNOWN
 
 from setup.check_vllm import VllmSource, compare, installed_source, unlisted
 
@@ -20,6 +24,13 @@ def test_the_installed_vllm_has_every_symbol_and_each_import_is_named() -> None:
         pytest.skip("no vLLM is installed")
     assert compare(source, source) == ([], [])
     assert unlisted() == []
+
+
+def test_doctor_knows_the_versions_that_the_package_allows() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (allowed,) = (line for line in project["optional-dependencies"]["gpu"] if line.startswith("vllm"))
+    first, last = min(VLLM_KNOWN), max(VLLM_KNOWN)
+    assert allowed == f"vllm>={first},<0.{int(last.split('.')[1]) + 1}"
 
 
 @pytest.mark.parametrize(

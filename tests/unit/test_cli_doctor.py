@@ -114,6 +114,18 @@ def test_what_is_missing_or_could_be_better_is_found(facts: MachineFacts, subjec
     assert level(facts, subject) is expected
 
 
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        ("0.32.0", "0.32.0 for GPUs; all of Millrace runs with it"),
+        ("0.33.1", "0.33.1 for GPUs; its source has all that Millrace uses; nothing was run with it"),
+        ("0.3.2", "0.3.2 for GPUs; known are 0.32 and 0.33, `./task check:vllm 0.3.2` tells what is missing"),
+    ],
+)
+def test_a_vllm_is_named_with_what_works_with_it(version: str, text: str) -> None:
+    assert text in [finding.text for finding in findings(with_(NODE, vllm=version))]
+
+
 def test_ports_in_use_are_named_with_what_to_do() -> None:
     (found,) = (each for each in findings(with_(LAPTOP, ports_taken=[8000, 4222])) if each.subject == "ports")
     assert found.text == (

@@ -11,8 +11,11 @@ from millrace.cli.machine_probes import MachineFacts
 
 GIB = 1024**3
 
-#: Versions of vLLM that pyproject.toml allows.
-VLLM_KNOWN = ("0.32.", "0.33.")
+#: Versions of vLLM that pyproject.toml allows, and what of Millrace works with each.
+VLLM_KNOWN = {
+    "0.32": "all of Millrace runs with it",
+    "0.33": "its source has all that Millrace uses; nothing was run with it",
+}
 #: A vLLM engine of the smallest model that ships takes about this much on a CPU; the services together half of it.
 ENGINE_BYTES = int(1.5 * GIB)
 
@@ -128,9 +131,10 @@ def _engine(facts: MachineFacts) -> Iterator[Finding]:
     elif not facts.gpus and facts.vllm_build == "cuda":
         yield _noted(False, "vLLM", f"{facts.vllm}, the build for GPUs, of which none is in sight")
     else:
-        known = facts.vllm.startswith(VLLM_KNOWN)
-        other = "" if known else f"; known are 0.32 and 0.33, `./task check:vllm {facts.vllm}` tells what is missing"
-        yield _noted(known, "vLLM", f"{facts.vllm} for {'GPUs' if facts.vllm_build == 'cuda' else 'CPUs'}{other}")
+        known = VLLM_KNOWN.get(".".join(facts.vllm.split(".")[:2]))
+        other = f"known are {' and '.join(VLLM_KNOWN)}, `./task check:vllm {facts.vllm}` tells what is missing"
+        build = "GPUs" if facts.vllm_build == "cuda" else "CPUs"
+        yield _noted(known is not None, "vLLM", f"{facts.vllm} for {build}; {known or other}")
 
 
 def _moving(facts: MachineFacts) -> Iterator[Finding]:
