@@ -78,6 +78,26 @@ FAMILIES = {
         "full attention, tokens drafted by EAGLE",
         {"speculative_config": {"method": "eagle", "model": DRAFT, "num_speculative_tokens": 3}},
     ),
+    "llama-eagle3": Family(
+        "LlamaConfig",
+        {"num_key_value_heads": 4, "attention_bias": True},
+        "full attention, tokens drafted by EAGLE 3",
+        {"speculative_config": {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 3}},
+    ),
+    "llama-draft": Family(
+        "LlamaConfig",
+        {},
+        "full attention, tokens drafted by a model",
+        {"speculative_config": {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 3}},
+    ),
+    "glm4-moe-mtp": Family(
+        "Glm4MoeConfig",
+        _EXPERTS
+        | {"use_qk_norm": True, "attention_bias": True}
+        | {"num_hidden_layers": 1, "first_k_dense_replace": 0, "num_nextn_predict_layers": 1},
+        "full attention, tokens drafted by MTP",
+        {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}},
+    ),
     "mistral": Family("MistralConfig", {"sliding_window": 64}, "sliding window"),
     "gemma3": Family(
         "Gemma3TextConfig",
@@ -200,7 +220,7 @@ def build(folder: Path, family: Family, *, seed: int = 0) -> Path:
     model.save_pretrained(folder, safe_serialization=True)
     tiny_llama.write_tokenizer(folder)
     if drafts_by_model(family):
-        _write_head(folder, model.config)
+        _DRAFTERS[family.engine["speculative_config"]["method"]](folder, model)
     return folder
 
 
@@ -209,30 +229,105 @@ def drafts_by_model(family: Family) -> bool:
     return bool(family.engine.get("speculative_config", NGRAM)["method"] != NGRAM["method"])
 
 
-def _write_head(folder: Path, config: Any) -> None:
+def _write_eagle(folder: Path, model: Any) -> None:
     """Writes a head of EAGLE: the same layers again, which see each token but the first, and nothing of the model's
     states. So it says nearly always what the model says, as long as it has its KV.
 
     A head has no norm before its first layer; where embeddings have length one, that does nothing.
     """
+    layers = {name: weight for name, weight in _weights(folder).items() if name.startswith("layers.")}
+    del layers["layers.0.input_layernorm.weight"]
+    _save_head(folder, model.config, layers | {"fc.weight": _first_half(model.config)})
+
+
+def _write_eagle3(folder: Path, model: Any) -> None:
+    """As that of EAGLE, behind a layer in which each position attends to itself: the first of EAGLE 3 adds the token to
+    the model's states by its attention alone.
+
+    Queries and keys of that layer are the same everywhere: rotated, a position's are most like its own.
+    """
+    import torch
+
+    config = model.config
+    model_weights = _weights(folder)
+    weights = {f"layers.{at + 1}.{rest}": weight for at, rest, weight in _by_layer(model_weights)}
+    for name, like in ((rest, weight) for at, rest, weight in _by_layer(model_weights) if at == 0):
+        made = torch.ones_like(like) if name.endswith("norm.weight") else torch.zeros_like(like)
+        if name in ("self_attn.q_proj.bias", "self_attn.k_proj.bias"):
+            made += 15.0
+        if name in ("self_attn.q_proj.weight", "self_attn.k_proj.weight"):
+            made = torch.cat([made, made], dim=1)
+        weights[f"layers.0.{name}"] = made
+    width = config.hidden_size
+    weights["layers.0.hidden_norm.weight"] = torch.zeros(width)
+    weights["layers.0.self_attn.v_proj.weight"] = _first_half(config)
+    weights["layers.0.self_attn.o_proj.weight"] = torch.eye(width)
+    weights |= {"fc.weight": torch.zeros(width, 3 * width), "norm.weight": model_weights["norm.weight"]}
+    weights["lm_head.weight"] = model_weights["lm_head.weight"]
+    config.num_hidden_layers += 1
+    config.norm_before_residual = True
+    config.eagle_aux_hidden_state_layer_ids = [0, 1, 2]
+    _save_head(folder, config, weights)
+
+
+def _write_mtp(folder: Path, model: Any) -> None:
+    """Adds to a model of one layer that layer again, which drafts from tokens alone, as the head of EAGLE above."""
     import torch
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / "model.safetensors")
-    layers = {name.removeprefix("model."): weight for name, weight in weights.items() if ".layers." in name}
-    del layers["layers.0.input_layernorm.weight"]
+    drafts = {name.replace(".0.", ".1.", 1): weight for name, weight in weights.items() if ".layers.0." in name}
+    drafts |= {f"model.layers.1.{norm}.weight": torch.ones(model.config.hidden_size) for norm in ("enorm", "hnorm")}
+    drafts["model.layers.1.eh_proj.weight"] = _first_half(model.config)
+    drafts["model.layers.1.embed_tokens.weight"] = weights["model.embed_tokens.weight"]
+    drafts["model.layers.1.shared_head.norm.weight"] = weights["model.norm.weight"]
+    drafts["model.layers.1.shared_head.head.weight"] = weights["lm_head.weight"]
+    drafts = {name: weight.clone() for name, weight in drafts.items()}
+    save_file(weights | drafts, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_draft(folder: Path, model: Any) -> None:
+    """Writes the same model again."""
+    model.save_pretrained(folder / DRAFT, safe_serialization=True)
+
+
+_DRAFTERS = {"eagle": _write_eagle, "eagle3": _write_eagle3, "mtp": _write_mtp, "draft_model": _write_draft}
+
+
+def _weights(folder: Path) -> dict[str, Any]:
+    """Those of a model in a folder, named as in a head."""
+    from safetensors.torch import load_file
+
+    return {name.removeprefix("model."): weight for name, weight in load_file(folder / "model.safetensors").items()}
+
+
+def _by_layer(weights: dict[str, Any]) -> list[tuple[int, str, Any]]:
+    """(layer, the rest of its name, weight) of each that is in a layer."""
+    names = [name.split(".", 2) for name in weights if name.startswith("layers.")]
+    return [(int(at), rest, weights[f"layers.{at}.{rest}"]) for _, at, rest in names]
+
+
+def _first_half(config: Any) -> Any:
+    """A matrix that takes the first of two vectors: that of the token, before that of the model's states."""
+    import torch
+
     width = config.hidden_size
-    layers["fc.weight"] = torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1)
+    return torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1)
+
+
+def _save_head(folder: Path, config: Any, weights: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
     config.save_pretrained(folder / DRAFT)
-    save_file(layers, folder / DRAFT / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / DRAFT / "model.safetensors", metadata={"format": "pt"})
 
 
 def engine_args(family: Family, folder: Path) -> dict[str, Any]:
     """VLLM's arguments for a family in a folder that ``build`` filled."""
-    if not drafts_by_model(family):
+    drafts = family.engine.get("speculative_config", {})
+    if "model" not in drafts:
         return family.engine
-    drafts = family.engine["speculative_config"] | {"model": str(folder / DRAFT)}
-    return family.engine | {"speculative_config": drafts}
+    return family.engine | {"speculative_config": drafts | {"model": str(folder / DRAFT)}}
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "MIGRATION.md"

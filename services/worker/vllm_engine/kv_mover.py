@@ -39,7 +39,7 @@ from services.worker.vllm_engine.kv_words import KvCall, KvSettings, Offer
 
 #: Ways to draft tokens whose KV, if they keep any, is in groups of the engine: that of a position is there when its
 #: token is.
-_DRAFTS = ("ngram", "eagle")
+_DRAFTS = ("ngram", "eagle", "eagle3", "mtp", "draft_model")
 
 #: Copied at a time where no sequence waits for the next step: some 10 ms, so that one that comes does not wait long.
 IDLE_BYTES = 64 << 20
