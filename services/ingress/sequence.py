@@ -58,7 +58,7 @@ class RetryState:
         at_ns: When it is dispatched again.
         since_ns: When it lost its instance, or arrived; 0 while it is owned.
         excluded: Instance -> incarnation that failed it.
-        fruitless: Failovers in a row without a new token.
+        fruitless: Failovers in a row without a new token, but for those where an instance gave it back in order.
         errors, deaths: Those among them where the engine ended the sequence with an error, or died while it had it.
         suspect: An instance was lost when it had come there and decoded nothing: it is tried alone, or not at all.
         alone: Its present submission is a trial, and only sequences are on that instance whose own trials passed there.

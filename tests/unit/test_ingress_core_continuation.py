@@ -266,22 +266,23 @@ def test_an_ingress_that_stood_still_blames_nobody_for_it():
     assert bench.metrics.continuations.counts == {("instance_silent",): 1}, "from then on silence counts"
 
 
-def test_a_queued_sequence_may_be_handed_back_often_and_its_instance_goes_on():
+@pytest.mark.parametrize("reason", [ReturnReason.REQUESTED, ReturnReason.DRAINING])
+def test_a_queued_sequence_may_be_handed_back_often_by_instances_that_live(reason):
     bench = Bench()
     instance = bench.run_call()
-    fruitless_max = bench.config.continuation.fruitless_max
-    for epoch in range(fruitless_max + 3):
+    returns = bench.config.continuation.fruitless_max + 3
+    for epoch in range(returns):
         before = len(bench.submissions())
-        reason = ReturnReason.REQUESTED
         bench.send(SequencesReturned(instance=instance, incarnation=1, reason=reason, sequences=[("r.0", epoch)]))
         if len(bench.submissions()) == before:
             bench.pass_time(1.0)
         request, instance = bench.last_submission()
         assert request.body.epoch == epoch + 1
         bench.accept(request)
+        bench.pass_time(0.3)
     assert all(known.usable for known in bench.actor.state.cluster.instances.values())
-    assert bench.metrics.continuations.counts == {("returned_requested",): fruitless_max + 3}
-    bench.tokens(instance, chunk("ok", epoch=fruitless_max + 3, finish=LENGTH))
+    assert bench.metrics.continuations.counts == {(f"returned_{reason}",): returns}
+    bench.tokens(instance, chunk("ok", epoch=returns, finish=LENGTH))
     assert bench.text() == "ok"
 
 

@@ -34,8 +34,9 @@ from services.ingress.tokens.token_log import end_text
 #: that crashes every engine from doing so at full speed.
 FRUITLESS_PAUSE_NS = 100 * MILLISECOND_NS
 
-#: Why a sequence is dispatched anew that only waited for its turn: nothing was lost, and it may happen often.
-ON_REQUEST = "returned_requested"
+#: Why a sequence is dispatched anew whose instance lives, and gave it back in order: a queued one may meet as many
+#: drains as there are instances, and is given up for none of them.
+IN_ORDER = ("returned_requested", "returned_draining")
 
 
 def fail_over(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> None:
@@ -112,7 +113,7 @@ def _count(state: IngressState, sequence: OpenSequence, lost_by: str) -> None:
     call, why = sequence.call, sequence.retry.why
     state.metrics.continuations.add(why)
     call.continuations += 1
-    sequence.retry.fruitless += why != ON_REQUEST
+    sequence.retry.fruitless += why not in IN_ORDER
     state.emit(
         Log(
             level="info",
