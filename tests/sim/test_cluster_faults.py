@@ -7,6 +7,7 @@ import functools
 
 import pytest
 from millrace.contracts.catalog import Role
+from millrace.contracts.worker import DrainWorker
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.runtime_sim import SECOND
 
@@ -65,6 +66,19 @@ def test_killed_workers_fail_no_request(seed: int):
     report = scenario.run()
     assert set(report.outcomes) <= {"completed", "abandoned"}
     assert report.epochs_max >= 1
+
+
+def test_a_request_fails_for_no_number_of_instances_that_drain_one_after_the_other():
+    """Beyond what two of three instances can do, so that queued ones meet drain after drain without a token."""
+    scenario = undisturbed(0, rate=30.0)
+    cluster, simulation = scenario.cluster, scenario.cluster.simulation
+    for index in range(30):
+        name = f"w{index % len(cluster.workers)}"
+        drain = functools.partial(simulation.publish, cluster.subjects.engine(name, "drain"), DrainWorker(limit_ms=50))
+        simulation.after(2 * SECOND + index * SECOND // 5, functools.partial(drain, sender="operator"))
+    report = scenario.run()
+    assert set(report.outcomes) <= {"completed", "abandoned"}
+    assert report.restarts >= 10
 
 
 @pytest.mark.parametrize("role", [Role.TAGGER, Role.COORDINATOR])
