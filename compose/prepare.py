@@ -191,6 +191,8 @@ def not_for_containers(spec: ClusterSpec, *, several: Container[str] = ()) -> st
         return f"api.keys: {spec.api.keys}: no such file"
     if spec.api.ssl_certfile:
         return "api.ssl_certfile: containers speak plain HTTP; put a proxy with TLS before the published port"
+    if spec.nats.tls:
+        return "nats.tls: containers speak plain NATS in a network of their own; leave it out"
     return next(filter(None, map(not_in_containers, spec.models)), "")
 
 

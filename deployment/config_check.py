@@ -45,6 +45,7 @@ SET_IN_CLUSTER: Mapping[str, str] = MappingProxyType(
     {
         "bus.cluster": "name",
         "bus.servers": "nats.port",
+        "bus.tls": "nats.tls",
         "telemetry.log_format": "telemetry.log_format",
         "telemetry.otlp_endpoint": "telemetry.otlp",
         "telemetry.trace_sample": "telemetry.trace_sample",

@@ -155,6 +155,7 @@ class PageServer(TaskShell):
     async def _run_verb(self, exchange: Exchange, order: str, file: str) -> None:
         bus, folder = self._config.bus, self._config.folder
         where = ["--nats", bus.servers[0], "--cluster", bus.cluster, "--dir", folder, "--user", "operator"]
+        where += ["--tls", bus.tls] if bus.tls else []
         words = msgspec.json.encode([*order.split(), *where, "--password", exchange.bearer.decode()])
         async with self._orders:  # others wait
             command = (sys.executable, "-u", "-c", _RUN)

@@ -20,6 +20,7 @@ StartChild |
 ReadSpecification, or ClusterCompared, StartChild, SignalChild |
 | SpecificationRead | in force from now on, where it shall be taken | ClusterCompared |
 | MachineChecked | trouble that status shows; a store that stays ill | SignalChild(nats, SIGKILL) |
+| MachineChecked(renewed) | | SignalChild(nats, SIGHUP), which reads its certificate |
 | StopRequested | first: STOPPING in stop_order; again: everything is killed | SignalChild, in the end Stop |
 
 Invariants: a child has at most one process; nothing is started once stopping began; a name is free again only after
@@ -240,6 +241,8 @@ class SupervisorActor:
         nats = self._children.get(body.server)
         if nats is None or not nats.pid or self._stopping:
             return effects
+        if body.renewed:
+            effects.append(SignalChild(name=body.server, pid=nats.pid, signal=signal.SIGHUP))
         if not body.store:
             return effects + self._on_ready(nats, now_ns)
         again_ns = self._store_again_ns.get(body.server, 0)

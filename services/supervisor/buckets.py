@@ -12,6 +12,7 @@ import sys
 
 import nats
 from millrace.actor.buckets import ensure_bucket
+from millrace.actor.bus_tls import bus_context
 from millrace.actor.config import BusConfig, load_config
 from millrace.actor.errors import BusError, BusUnavailable, ConfigError
 from millrace.actor.nats_client import close_client
@@ -29,7 +30,12 @@ async def create_buckets(bus: BusConfig, *, replicas: int = 1) -> None:
     inbox = f"_INBOX.{user}" if user else "_INBOX"
     try:
         client = await nats.connect(
-            bus.servers, user=user, password=bus.password or None, inbox_prefix=inbox, connect_timeout=5
+            bus.servers,
+            user=user,
+            password=bus.password or None,
+            inbox_prefix=inbox,
+            tls=bus_context(bus.tls),
+            connect_timeout=5,
         )
     except (OSError, nats.errors.Error) as error:
         raise BusUnavailable(f"{bus.servers[0]}: {error}") from None

@@ -80,9 +80,11 @@ class MachineChecked(Body, frozen=True, kw_only=True, tag="local.MachineChecked/
         store: Reason why JetStream takes no writes; empty where it does.
         room: Whether there is room where JetStream's files are.
         disk: Sentence where the disk of the cluster's folder is full; else empty.
+        renewed: Whether the server's certificate is another one than before.
     """
 
     server: str = "nats"
     store: str
     room: bool
     disk: str
+    renewed: bool = False

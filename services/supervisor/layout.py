@@ -181,6 +181,7 @@ class Layout:
             {
                 "cluster": spec.name,
                 "nats_url": ",".join(spec.nats.urls),
+                "nats_tls": spec.nats.tls,
                 "observer_user": str(Role.OBSERVER),
                 "observer_password": self.passwords[Role.OBSERVER],
                 "operator_user": str(Role.OPERATOR),
@@ -208,6 +209,7 @@ class Layout:
             server_name=server_name(name),
             routes=tuple(routes[index:] + routes[:index]),
             hosted={Role.MIGRATOR: (Role.BROKER,), Role.INGRESS: hosted_by_ingress(spec)},
+            tls=spec.nats.tls,
         )
         path = self.run_dir / f"{name}.conf"
         self._files[path] = nats_config(server, self.passwords).encode()
@@ -220,6 +222,7 @@ class Layout:
             "servers": self.spec.nats.urls,
             "user": str(role),
             "password": self.passwords[role],
+            "tls": self.spec.nats.tls,
         }
 
     def _telemetry(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from millrace.actor.bus_tls import bus_context
 from millrace.actor.errors import ConfigError
 from millrace.cluster import ClusterSpec, NatsSpec, PageSpec, check_spec
 from millrace.cluster.model_folders import with_model_folders
@@ -203,6 +204,7 @@ def check(spec: ClusterSpec, free: Callable[[str, int], bool] | None = None) -> 
     if spec.api.keys and not Path(spec.api.keys).is_file():
         raise ConfigError(f"no key file {spec.api.keys}; `millrace keys add NAME` makes one")
     _check_certificate(spec)
+    bus_context(spec.nats.tls)
     if not (free or _free)(spec.api.host, spec.api.port):
         raise ConfigError(f"port {spec.api.port} is taken by another program; choose one with --port")
     return spec

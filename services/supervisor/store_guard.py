@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 import nats
+from millrace.actor.bus_tls import IDENTITY, bus_context
 from millrace.actor.config import BusConfig
-from millrace.actor.errors import BusError
+from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.nats_client import close_client
 from millrace.contracts.permissions import HEALTH_SUBJECT, health_user
 from nats.aio.client import Client
@@ -45,6 +46,7 @@ class StoreGuard:
         self._bus = msgspec.structs.replace(bus, servers=[bus.servers[index]])
         self._directory = directory
         self._client: Client | None = None
+        self._identity_ns = 0
 
     async def wait_until_well(self, limit_s: float) -> None:
         """Returns once the store is there, with its buckets.
@@ -65,7 +67,20 @@ class StoreGuard:
         free = shutil.disk_usage(self._directory).free
         disk = "" if free >= ROOM_BYTES else f"no space is left for {self._directory}"
         room = shutil.disk_usage(self._directory / STORE).free >= ROOM_BYTES
-        return MachineChecked(server=self._name, store=await self._problem(), room=room, disk=disk)
+        renewed = self._renewed()
+        return MachineChecked(server=self._name, store=await self._problem(), room=room, disk=disk, renewed=renewed)
+
+    def _renewed(self) -> bool:
+        """Whether the certificate is another one than at the last look. At the first it is: the server may have read
+        the one before, under an earlier supervisor.
+        """
+        if not self._bus.tls:
+            return False
+        try:
+            before, self._identity_ns = self._identity_ns, (Path(self._bus.tls) / IDENTITY).stat().st_mtime_ns
+        except OSError:
+            return False
+        return self._identity_ns != before
 
     async def close(self) -> None:
         if self._client is not None:
@@ -78,7 +93,7 @@ class StoreGuard:
                 await self._connect()
             assert self._client is not None
             health = await asyncio.wait_for(self._health(self._client), ANSWER_S)
-        except (BusError, OSError, nats.errors.Error, TimeoutError) as error:
+        except (BusError, ConfigError, OSError, nats.errors.Error, TimeoutError) as error:
             return str(error) or type(error).__name__
         return "" if health.get("status") == "ok" else str(health.get("error", "unknown"))
 
@@ -105,6 +120,7 @@ class StoreGuard:
             user=user,
             password=self._bus.password,
             inbox_prefix=f"_INBOX.{user}",
+            tls=bus_context(self._bus.tls),
             connect_timeout=1,
             allow_reconnect=False,
             error_cb=_ignore,

@@ -153,5 +153,5 @@ async def plan_in_force(rig: UpRig, cascade: str) -> CascadePlan:
 
 
 def _connection(rig: UpRig) -> Any:
-    words = dict.fromkeys(("cluster", "nats", "user", "password"))
+    words = dict.fromkeys(("cluster", "nats", "user", "password", "tls"))
     return resolve_connection(argparse.Namespace(dir=str(rig.folder), **words), operator=True)

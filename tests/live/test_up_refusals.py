@@ -48,12 +48,12 @@ def test_what_a_service_would_refuse_is_refused_before_anything_starts(
 
 
 def test_why_a_child_does_not_start_is_said_in_a_line_and_the_rest_is_stopped(tmp_path: Path) -> None:
-    nowhere = str(tmp_path / "no-such-file.pem")
-    done = up(tmp_path, "--instances", "1", "--set", "worker=" + json.dumps({"bus": {"tls_ca": nowhere}}))
+    canary = {"prompt": "Say", "text": "something that no engine says"}
+    done = up(tmp_path, "--instances", "1", "--set", "worker=" + json.dumps({"canary": canary}))
     assert done.returncode == 1
     why = done.stdout.partition("worker-0 did not start:\n")[2].splitlines()
     assert why[0].startswith("  worker-0: ")
-    assert nowhere in why[0]
+    assert "canary: the engine says" in why[0]
     assert "the cluster is down" in why[1]
     assert "the cluster is down" in done.stdout
 

@@ -241,6 +241,7 @@ class UpRig:
             url=known["nats_url"],
             user=known["observer_user"],
             password=known["observer_password"],
+            tls=known["nats_tls"],
             origin=str(self.folder),
         )
 

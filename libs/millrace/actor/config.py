@@ -23,14 +23,14 @@ class BusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         servers: URLs, for example ``nats://127.0.0.1:4222``.
         user: NATS user: the service's role.
         password: Its password.
-        tls_ca: CA certificate file; empty for no TLS.
+        tls: Folder that ``millrace certs`` made; empty for no TLS.
     """
 
     cluster: Annotated[str, WIRED] = "local"
     servers: Annotated[list[str], WIRED] = msgspec.field(default_factory=lambda: ["nats://127.0.0.1:4222"])
     user: Annotated[str, WIRED] = ""
     password: Annotated[str, WIRED] = ""
-    tls_ca: str = ""
+    tls: Annotated[str, WIRED] = ""
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

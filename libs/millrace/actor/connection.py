@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-import ssl
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from nats.errors import Error as NatsError
 
+from millrace.actor.bus_tls import bus_context
 from millrace.actor.config import BusConfig
-from millrace.actor.errors import BusRefused, BusUnavailable, ConfigError
+from millrace.actor.errors import BusRefused, BusUnavailable
 from millrace.actor.meter import RuntimeMeter
 from millrace.actor.nats_client import DirectClient, close_client
 from millrace.contracts.permissions import store_user
@@ -126,8 +126,8 @@ class Connection:
         }
         if self._user:
             options |= {"user": self._user, "password": password}
-        if bus.tls_ca:
-            options["tls"] = _trusting(bus.tls_ca)
+        if bus.tls:
+            options["tls"] = bus_context(bus.tls)
         return options
 
     def send(self, subject: str, reply: str, headers: bytes, payload: bytes) -> bool:
@@ -196,15 +196,3 @@ class Connection:
         if self.connected and text not in self._errors_logged and len(self._errors_logged) < ERRORS_LOGGED_MAX:
             self._errors_logged.add(text)
             self._log("warning", "bus_error", {"error": text[:500]})
-
-
-def _trusting(authority: str) -> ssl.SSLContext:
-    """A context that accepts what this CA signed.
-
-    Raises:
-        ConfigError: the file cannot be read or is no certificate.
-    """
-    try:
-        return ssl.create_default_context(cafile=authority)
-    except OSError as error:  # ssl's errors are some; they do not name the file
-        raise ConfigError(f"bus.tls_ca {authority}: {error.strerror or error}") from None

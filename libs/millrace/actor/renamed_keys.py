@@ -36,6 +36,7 @@ RENAMED: Mapping[str, str] = {
         f"KvReplicaSpec.{key}": f"set `settings.migrator.replicas.{key}`"
         for key in ("per_instance_max", "bytes_per_s", "interval_ms")
     },
+    "BusConfig.tls_ca": "set `nats.tls` of the cluster's file",
     "BusConfig.password_file": "removed: nothing wrote one; set `password`",
     "LimitsConfig.sequences_open_max": "it is twice `calls_open_max` now",
     "ModelledConfig.parameters": "the worker's own keys hold for modelled engines too: `max_num_seqs`, `kv_blocks`, "

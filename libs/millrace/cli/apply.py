@@ -150,7 +150,7 @@ def on_this_machine(wanted: ClusterSpec, now: ClusterSpec) -> ClusterSpec:
     def placed(table: str) -> msgspec.Struct:
         mine, running = getattr(wanted, table), getattr(now, table)
         default = type(mine)()
-        names = [name for name in ("host", "port", "keys", "otlp", "metrics_port") if hasattr(mine, name)]
+        names = [name for name in ("host", "port", "keys", "tls", "otlp", "metrics_port") if hasattr(mine, name)]
         unnamed = [name for name in names if getattr(mine, name) == getattr(default, name)]
         kept: msgspec.Struct = msgspec.structs.replace(mine, **{name: getattr(running, name) for name in unnamed})
         return kept

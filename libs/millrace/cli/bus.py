@@ -9,6 +9,8 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
+from millrace.actor.bus_tls import bus_context
+from millrace.actor.errors import ConfigError
 from millrace.actor.nats_client import close_client
 from millrace.cli.cluster import ConnectionSettings
 from millrace.cli.errors import CliError
@@ -56,6 +58,7 @@ async def open_bus(
             name="millrace-cli",
             # Each user may listen to its own inbox only.
             inbox_prefix=f"_INBOX.{subject_token(user or 'anonymous')}",
+            tls=bus_context(connection.tls),
             connect_timeout=CONNECT_S,
             allow_reconnect=True,
             max_reconnect_attempts=1,
@@ -64,7 +67,7 @@ async def open_bus(
             disconnected_cb=_state(tell, "disconnected"),
             reconnected_cb=_state(tell, "reconnected"),
         )
-    except (OSError, nats.errors.Error, ValueError) as error:
+    except (OSError, ConfigError, nats.errors.Error, ValueError) as error:
         raise CliError(_explain(connection, [*errors, error])) from None
     # Given to connect() this would make the first connection, too, try for ever.
     client.options["max_reconnect_attempts"] = -1

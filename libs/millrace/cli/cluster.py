@@ -26,6 +26,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         nats_url: For example ``nats://127.0.0.1:4222``.
+        nats_tls: Folder that ``millrace certs`` made; empty where NATS speaks no TLS.
         observer_user: NATS user that may read everything and write nothing.
         operator_user: NATS user that may read everything, and ask for migrations and drains.
         ingress_url: Base of the OpenAI API.
@@ -33,6 +34,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: str = "local"
     nats_url: str = "nats://127.0.0.1:4222"
+    nats_tls: str = ""
     observer_user: str = ""
     observer_password: str = ""
     operator_user: str = ""
@@ -48,6 +50,7 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Cluster, bus address and credentials to connect with.
 
     Attributes:
+        tls: Folder that ``millrace certs`` made; empty for no TLS.
         origin: Where this comes from, for messages to a person.
     """
 
@@ -55,6 +58,7 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     user: str
     password: str
+    tls: str = ""
     origin: str
 
 
@@ -68,6 +72,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--nats", metavar="URL", help="for example nats://127.0.0.1:4222")
     group.add_argument("--user", help="NATS user")
     group.add_argument("--password", help="its password")
+    group.add_argument("--tls", metavar="DIR", help="what `millrace certs` made, where NATS asks for a certificate")
 
 
 def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False) -> ConnectionSettings:
@@ -96,6 +101,7 @@ def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False)
         url=arguments.nats or known.nats_url,
         user=arguments.user or (user if own else ""),
         password=arguments.password or (password if own else ""),
+        tls=arguments.tls or (known.nats_tls if own else ""),
         origin="--nats" if arguments.nats else str(file),
     )
 

@@ -46,5 +46,6 @@ VERBS: tuple[Verb, ...] = (
     Verb("profile", "measure an engine's steps and write a step-time model", "millrace.cli.profile"),
     Verb("train", "train a model from recordings of a cluster", "millrace.cli.train"),
     Verb("keys", "make, list and remove API keys", "millrace.cli.keys"),
+    Verb("certs", "make the certificates of a cluster's NATS servers and clients", "millrace.cli.certs"),
     Verb("probe", "check that a URL answers, for health checks of containers", "millrace.cli.probe"),
 )

@@ -71,8 +71,11 @@ def anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
     cascade = spec.cascade
     if cascade is not None:
         cascade = msgspec.structs.replace(cascade, sample=found(cascade.sample))
-    files = {name: getattr(spec.api, name) for name in ("keys", "ssl_certfile", "ssl_keyfile")}
-    files = {name: str((folder / file).resolve()) if file else "" for name, file in files.items()}
+
+    def placed(file: str) -> str:
+        return str((folder / file).resolve()) if file else ""
+
+    files = {name: placed(getattr(spec.api, name)) for name in ("keys", "ssl_certfile", "ssl_keyfile")}
     policies = {
         kind: msgspec.structs.replace(choice, name=found(choice.name) if is_file(choice.name) else choice.name)
         for kind, choice in msgspec.structs.asdict(spec.policies).items()
@@ -82,5 +85,6 @@ def anchored(spec: ClusterSpec, folder: Path) -> ClusterSpec:
         models=[model(each) for each in spec.models],
         cascade=cascade,
         api=msgspec.structs.replace(spec.api, **files),
+        nats=msgspec.structs.replace(spec.nats, tls=placed(spec.nats.tls)),
         policies=msgspec.structs.replace(spec.policies, **policies),
     )

@@ -269,10 +269,13 @@ class NatsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         port: On 127.0.0.1, for services and the command line; another free one is taken where it is in use. Several
             servers take those behind it, too: one each for clients, and one each for each other.
         servers: 1, or 3 that keep the buckets together: any one may then end without a pause.
+        tls: Folder that ``millrace certs`` made, relative to the cluster's file: servers and everybody who connects
+            show each other its certificate. Empty for no TLS.
     """
 
     port: PortNumber = 4222
     servers: Literal[1, 3] = 1
+    tls: str = ""
 
     @property
     def urls(self) -> list[str]:

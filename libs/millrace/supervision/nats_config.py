@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
+from millrace.actor.bus_tls import AUTHORITY, IDENTITY
 from millrace.contracts.catalog import BUCKETS
 from millrace.contracts.channels import Role
 from millrace.contracts.permissions import (
@@ -48,7 +50,8 @@ class NatsServerOptions(msgspec.Struct, frozen=True, kw_only=True):
         routes: ``host:port`` of every server of a cluster, this one's first; empty where it is alone.
         hosted: Roles whose actors run in processes of another role, whose user gets their permissions as well. Each
             process keeps its actors to their own (``millrace.actor.local_bus``).
-        tls_cert: Certificate file; empty for no TLS. With ``tls_key``, and ``tls_ca`` to check clients' certificates.
+        tls: Folder that ``millrace certs`` made: clients and other servers must show a certificate of its authority.
+            Empty for no TLS.
     """
 
     cluster: str = "local"
@@ -59,9 +62,7 @@ class NatsServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     server_name: str = "millrace-nats"
     routes: tuple[str, ...] = ()
     hosted: dict[Role, tuple[Role, ...]] = {}
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_ca: str = ""
+    tls: str = ""
 
 
 def nats_config(options: NatsServerOptions, passwords: Mapping[Role, str]) -> str:
@@ -85,8 +86,8 @@ def nats_config(options: NatsServerOptions, passwords: Mapping[Role, str]) -> st
         lines.append(f"http: {json.dumps(f'127.0.0.1:{options.monitor_port}')}")
     if options.routes:
         lines.append(_routes(options, passwords[Role.SUPERVISOR]))
-    if options.tls_cert:
-        lines.append(_tls(options))
+    if options.tls:
+        lines.append(_tls(options.tls))
     subjects = Subjects(options.cluster)
     bus = [_user(str(role), _allowed(role, options, permissions), passwords[role]) for role in Role]
     health = health_user(Role.SUPERVISOR)
@@ -131,7 +132,8 @@ def _store(subjects: Subjects, password: str) -> str:
         *(f"{{ stream: {json.dumps(f'{subjects.changes(bucket.name)}>')} }}" for bucket in BUCKETS),
     ]
     user = store_user(Role.SUPERVISOR)
-    keeper = _user(user, Permissions(["$JS.API.>", *keys], [f"{INBOX}{user}.>"]), password)
+    follows = store_permissions(Role.SUPERVISOR, subjects.cluster).subscribe
+    keeper = _user(user, Permissions(["$JS.API.>", *keys], sorted({*follows, f"{INBOX}{user}.>"})), password)
     return f"  STORE {{ jetstream: enabled, users: [\n{keeper}\n  ], exports: [\n{_lines(exports, 4)}\n  ] }}"
 
 
@@ -154,15 +156,14 @@ def _routes(options: NatsServerOptions, password: str) -> str:
     """Servers know each other by the supervisor's password: no service has it."""
     user = f"{options.cluster}-route"
     urls = [f"nats://{user}:{password}@{route}" for route in options.routes[1:]]
+    tls = f"\n  {_tls(options.tls)}" if options.tls else ""
     return (
         f"cluster {{ name: {json.dumps(options.cluster)}, listen: {json.dumps(options.routes[0])}, no_advertise: true\n"
         f"  authorization {{ user: {json.dumps(user)}, password: {_secret(password)} }}\n"
-        f"  routes: {json.dumps(urls)} }}"
+        f"  routes: {json.dumps(urls)}{tls} }}"
     )
 
 
-def _tls(options: NatsServerOptions) -> str:
-    parts = [f"cert_file: {json.dumps(options.tls_cert)}", f"key_file: {json.dumps(options.tls_key)}"]
-    if options.tls_ca:
-        parts += [f"ca_file: {json.dumps(options.tls_ca)}", "verify: true"]
-    return f"tls {{ {', '.join(parts)} }}"
+def _tls(folder: str) -> str:
+    authority, identity = (json.dumps(str(Path(folder) / name)) for name in (AUTHORITY, IDENTITY))
+    return f"tls {{ cert_file: {identity}, key_file: {identity}, ca_file: {authority}, verify: true }}"
