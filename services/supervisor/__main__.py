@@ -12,16 +12,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 from millrace.actor.deps import ActorDeps, actor_rng
+from millrace.actor.effects import Log
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.actor.task_shell import end_task
 from millrace.cluster import ClusterSpec, read_cluster
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
+from millrace.files import open_private
 from millrace.supervision.survivors import FILE, WrittenProcess, created_s, survivors, write_processes
 from millrace.telemetry import open_telemetry
 
@@ -33,6 +36,8 @@ from services.supervisor.display import Display, banner, open_api_warning
 from services.supervisor.effects import ChildStarted, ReadSpecification, SignalChild, SpecificationRead, StartChild
 from services.supervisor.launcher import ForkServers, Launcher, bound_logs, last_lines
 from services.supervisor.layout import Layout
+from services.supervisor.order_log import ACCEPTS as ORDER_TYPES
+from services.supervisor.order_log import OrderLog, WriteOrder
 from services.supervisor.preflight import (
     SOCKETS,
     AlreadyRunning,
@@ -57,6 +62,9 @@ START_FAILURES_MAX = 3
 
 #: Lines of its log that are shown then where no exception says why, and those in which one is looked for.
 LOG_LINES, LOG_LINES_READ = 12, 400
+
+#: Every order that was given, a line of JSON each, below the cluster's folder.
+ORDER_FILE = Path("run") / "orders.log"
 
 #: Time between two looks at the children once all is ready, seconds; shorter than the shortest pause before a restart.
 WATCH_S = 0.1
@@ -87,6 +95,7 @@ class Cluster:
         self._living = {each.spec["name"]: each for each in living}
         self._written: list[tuple[ChildSpec, int, bool]] = []
         self._handle: ActorHandle | None = None
+        self._order_log: ActorHandle | None = None
         self._early: list[Body] = []
         incarnation = time.time_ns()
         machine = SupervisedMachine(
@@ -103,7 +112,7 @@ class Cluster:
 
     async def run(self) -> int:
         """Brings everything up, stays, takes everything down; returns the exit code."""
-        telemetry = open_telemetry("supervisor", self._config.name, self._config.telemetry)
+        telemetry = self._telemetry = open_telemetry("supervisor", self._config.name, self._config.telemetry)
         title = f"starting {len(self._config.children)} processes"
         if self._living:
             title = f"taking over {len(self._living)} processes, which outlived their supervisor"
@@ -122,6 +131,9 @@ class Cluster:
                         SignalChild: self._launcher.signal,
                         ReadSpecification: self._read_specification,
                     },
+                )
+                self._order_log = runtime.add(
+                    OrderLog(self._config.bus.cluster), accepts=ORDER_TYPES, handlers={WriteOrder: self._write_order}
                 )
                 self._adopt(runtime.now_ns())
                 self._listen_for_signals()
@@ -175,7 +187,17 @@ class Cluster:
             for store in self._stores:
                 self._notify(await store.check())
             clear_sockets(self._directory / "run" / SOCKETS, time.time())
-            await asyncio.to_thread(bound_logs, self._directory / "logs")
+            for folder in ("logs", "run"):
+                await asyncio.to_thread(bound_logs, self._directory / folder)
+
+    def _write_order(self, effect: WriteOrder) -> None:
+        at = datetime.fromtimestamp(effect.at_ns / 1e9, UTC).isoformat(timespec="milliseconds")
+        try:
+            with open_private(self._directory / ORDER_FILE, "ab") as file:
+                file.write(msgspec.json.encode({"time": at, **effect.fields}) + b"\n")
+        except OSError as error:  # a full disk: then it is in this process's log, where that has room
+            fields = {"error": str(error), **effect.fields}
+            self._telemetry.log(self._config.name, Log(level="error", event="order_not_written", fields=fields))
 
     async def _until_ready(self, display: Display, running: asyncio.Task[str]) -> int:
         """Draws until the API answers, then says where it is; stops the cluster where that takes too long."""
@@ -276,8 +298,8 @@ class Cluster:
 
     def _stop(self) -> None:
         self._launcher.end_starts()
-        if self._handle is not None:
-            self._handle.deliver(StopRequested())
+        for handle in filter(None, (self._handle, self._order_log)):
+            handle.deliver(StopRequested())
 
 
 #: Makes a cluster's fork servers, and ends them.

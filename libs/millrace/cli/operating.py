@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+
 import nats.errors
 from nats.aio.client import Client
 
 from millrace.contracts.codec import HEADER_REQUEST, HEADER_SENDER, HEADER_TYPE, MalformedMessage, decode, encode
 from millrace.contracts.message import Body
 
-#: Name under which the command line speaks.
-SENDER = "millrace-cli"
+
+def _sender() -> str:
+    """Name under which the command line speaks: with its user, for the log of orders."""
+    try:
+        return f"millrace-cli/{pwd.getpwuid(os.getuid()).pw_name}"
+    except KeyError:  # a container's user often has no name
+        return f"millrace-cli/{os.getuid()}"
 
 
 def headers_of(body: Body, request: str = "") -> dict[str, str]:
     """As services set them."""
-    headers = {HEADER_TYPE: body.type_name(), HEADER_SENDER: SENDER}
+    headers = {HEADER_TYPE: body.type_name(), HEADER_SENDER: _sender()}
     return headers | ({HEADER_REQUEST: request} if request else {})
 
 

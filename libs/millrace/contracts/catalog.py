@@ -306,7 +306,7 @@ BUCKETS: tuple[Bucket, ...] = (
         key="{cascade}",
         value=CascadePlan,
         writers=(Role.COORDINATOR, Role.OPERATOR),
-        watchers=(Role.COORDINATOR, Role.INGRESS, Role.JUDGE, Role.OBSERVER),
+        watchers=(Role.COORDINATOR, Role.INGRESS, Role.JUDGE, Role.SUPERVISOR, Role.OBSERVER),
         summary="Tiers of a cascade, their models and thresholds.",
     ),
     Bucket(

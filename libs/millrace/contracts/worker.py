@@ -296,11 +296,13 @@ class ChangeAdapter(Body, frozen=True, kw_only=True, tag="ChangeAdapter/1"):
     Attributes:
         path: Empty to unload: sequences with it go on.
         replace: It may take the place of another one of that name; sequences that run with that keep it.
+        key: Name of the API key that ordered it; empty where none is asked for.
     """
 
     name: str
     path: str = ""
     replace: bool = False
+    key: str = ""
 
 
 class AdapterChanged(Body, frozen=True, kw_only=True, tag="AdapterChanged/1"):

@@ -44,7 +44,8 @@ class AdapterOrders:
         if name in self._models.adapters and not request.load_inplace:
             message = f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, "
             raise bad_value("lora_name", message + "set 'load_inplace' to True.")
-        order = ChangeAdapter(name=name, path=request.lora_path, replace=bool(request.load_inplace))
+        replace, path = bool(request.load_inplace), request.lora_path
+        order = ChangeAdapter(name=name, path=path, replace=replace, key=holder.name)
         self._ask(exchange, model.name, order, "added")
 
     def unload(self, exchange: Exchange, holder: KeyHolder) -> None:
@@ -59,7 +60,7 @@ class AdapterOrders:
         if known is None:
             message = f"The lora adapter '{name}' cannot be found."
             raise ApiError(404, message, param="lora_name", code="adapter_not_found")
-        self._ask(exchange, known[0], ChangeAdapter(name=name), "removed")
+        self._ask(exchange, known[0], ChangeAdapter(name=name, key=holder.name), "removed")
 
     def _ask(self, exchange: Exchange, model: str, order: ChangeAdapter, done: Literal["added", "removed"]) -> None:
         request = self._calls.next_id()
