@@ -20,6 +20,7 @@ HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
 MILLRACE = re.compile(r"(?:^ {4,}|`|venv/bin/)millrace ([a-z]+(?:-[a-z]+)*)\b", re.MULTILINE)
 TASK = re.compile(r"\./task ([a-z][a-z:-]*[a-z])\b")
 BENCH = re.compile(r"python -m bench ([a-z_0-9]+)\b")
+TEST_FILE = re.compile(r"`(tests/[\w/]+\.py)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -82,6 +83,16 @@ def test_every_command_that_a_document_names_exists(pattern: re.Pattern[str], kn
 def test_every_verb_is_in_some_document() -> None:
     named = {verb for path in DOCUMENTS for verb in MILLRACE.findall(text_of(path))}
     assert {verb.name for verb in VERBS} - named == set()
+
+
+def test_every_test_that_a_document_names_exists_and_each_threat_names_one() -> None:
+    named = [(path, test) for path in DOCUMENTS if path.parts[0] == "docs" for test in TEST_FILE.findall(text_of(path))]
+    assert not [f"{path}: {test}" for path, test in named if not (ROOT / test).is_file()]
+    text = text_of(Path("docs/SECURITY.md"))
+    section = text[text.index("## Who might attack") : text.index("## NATS: what each role may do")]
+    _, _, *rows = [line for line in section.splitlines() if line.startswith("|")]
+    assert len(rows) > 10
+    assert not [row for row in rows if not TEST_FILE.findall(row)]
 
 
 def keys(struct: type) -> Iterator[str]:
