@@ -599,17 +599,14 @@ def test_the_api_page_names_every_parameter_that_is_taken():
         assert {name for name in taken if f"`{name}`" not in page and f"`{name}:" not in page} == set()
 
 
-SEES = (
-    "{% for m in messages %}{% for p in m.content %}"
-    "{{ '<i>' if p.type == 'image' else p.text }}{% endfor %}{% endfor %}"
-)
+SEES = "{% for p in m.content %}{{ '<i>' if p.type == 'image' else p.text }}{% endfor %}"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk=", "detail": "low"}}
 
 
-def seeing() -> ModelRegistry:
-    tokenizer = ModelTokenizer(
-        byte_tokenizer(), ChatTemplate(SEES, {}), max_model_len=LENGTH, config={"vision_config": {}}
-    )
+def seeing(before: str = "") -> ModelRegistry:
+    """Models that see images; ``before`` stands before each message."""
+    template = ChatTemplate("{% for m in messages %}" + before + SEES + "{% endfor %}", {})
+    tokenizer = ModelTokenizer(byte_tokenizer(), template, max_model_len=LENGTH, config={"vision_config": {}})
     model = ServedModel(name="m", tokenizer=tokenizer, max_model_len=LENGTH)
     return ModelRegistry({"m": model}, lambda name: ALIVE)
 

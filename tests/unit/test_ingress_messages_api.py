@@ -15,12 +15,13 @@ from services.ingress.api.messages_api.parsing import parse_count_request, parse
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call
 from services.ingress.api.streams import EventStream, ResponseHead, StreamBody
 from services.ingress.calls.messages import ChoiceDelta, Usage
-from tests.unit.test_ingress_api import registry
+from tests.unit.test_ingress_api import registry, seeing
 from tests.unit.test_ingress_cascade_api import REPORT
 from tests.unit.test_ingress_responses_api import SYSTEM_FIRST, TEMPLATE, deltas_of, read
 
 HI: Any = [{"role": "user", "content": "hi"}]
 IMAGE: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+RESULT: Any = {"type": "tool_result", "tool_use_id": "1"}
 WEATHER: Any = {"name": "weather", "input_schema": {"type": "object", "properties": {"town": {"type": "string"}}}}
 READ: Any = {"name": "read", "type": "custom", "description": "Read", "input_schema": {}}
 CALLS = (
@@ -156,6 +157,16 @@ def test_thinking_calls_and_results_are_those_of_a_chat():
     )
 
 
+def test_images_of_a_result_follow_it_in_a_message_of_the_user():
+    """As vLLM has it: few templates show images in a message of a tool."""
+    parts = [{"type": "text", "text": "a"}, IMAGE, {"type": "text", "text": "b"}, IMAGE]
+    results = [{"type": "tool_result", "tool_use_id": str(i), "content": parts[i:]} for i in (0, 3)]
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": [*results, *parts[:1]]}]}
+    request = parse_messages_request(json.dumps(body).encode(), seeing("<{{ m.role }}>"))
+    assert request.texts == ["<tool>a\nb<user><i><i><tool><user><i><user>a"]
+    assert request.image_files == [b"hi"] * 3
+
+
 def test_a_message_of_the_assistant_at_the_end_is_gone_on_with():
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
@@ -227,6 +238,8 @@ def test_a_count_needs_no_bound():
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "This model takes no images"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "Files are not supported"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "content[0].tool_use_id`"),
+        ({"messages": [{"role": "user", "content": [RESULT | {"content": [{"type": "text"}]}]}]}, "text`"),
+        ({"messages": [{"role": "user", "content": [RESULT | {"content": [{"type": "document"}]}]}]}, "Files are not"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1"}]}]}, "content[0].name`"),
         ({"tools": [{"name": "a b"}]}, "`tools[0].name`"),
         ({"tools": [WEATHER | {"input_schema": {"type": 3}}]}, "`tools[0].input_schema`"),

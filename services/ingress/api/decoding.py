@@ -34,7 +34,7 @@ _MEDIA_NAMES = {
     "input_file": "Files",
     "document": "Files",
 }
-_MEDIA = re.compile(rf"^Invalid enum value '(?P<name>{'|'.join(_MEDIA_NAMES)})'$")
+_MEDIA = re.compile(rf"^Invalid (enum )?value '(?P<name>{'|'.join(_MEDIA_NAMES)})'$")
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 #: Parameters of vLLM 0.32 that no request struct here has, each with what to do instead.

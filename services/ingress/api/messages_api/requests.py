@@ -26,13 +26,6 @@ from services.ingress.api.requests import (
 )
 
 
-class TextBlock(Struct, kw_only=True):
-    """A part of a call's result: only text."""
-
-    type: Literal["text"]
-    text: str
-
-
 class ImageSource(Struct, kw_only=True):
     """An image: its data, or where it is on the web."""
 
@@ -40,6 +33,18 @@ class ImageSource(Struct, kw_only=True):
     media_type: str | None = None
     data: str | None = None
     url: str | None = None
+
+
+class TextPart(Struct, kw_only=True, tag_field="type", tag="text"):
+    """A part of a call's result."""
+
+    text: str
+
+
+class ImagePart(Struct, kw_only=True, tag_field="type", tag="image"):
+    """An image of a call's result."""
+
+    source: ImageSource
 
 
 class Block(Struct, kw_only=True):
@@ -59,7 +64,7 @@ class Block(Struct, kw_only=True):
     name: str | None = None
     input: JsonObject | None = None
     tool_use_id: str | None = None
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextPart | ImagePart] | None = None
 
 
 Blocks = list[Block]

@@ -10,8 +10,11 @@ from services.ingress.api.errors import bad_value
 from services.ingress.api.messages_api.requests import (
     Block,
     CountTokensRequest,
+    ImagePart,
+    ImageSource,
     MessagesRequest,
     NamedFunctionTool,
+    TextPart,
     ToolDemand,
     Turn,
 )
@@ -99,14 +102,16 @@ def _tell_system(messages: list[ChatMessage], content: str | list[Block]) -> Non
 
 
 def _user(blocks: list[Block], where: str) -> list[ChatMessage]:
-    """Results of calls, then what the user says."""
+    """Results of calls, the images of each behind it as vLLM has it, then what the user says."""
     told = []
     for i, block in enumerate(blocks):
         if block.type == "tool_result":
-            content = block.content or ""
-            text = content if isinstance(content, str) else "\n".join(part.text for part in content)
             name = _required(block.tool_use_id, f"{where}[{i}].tool_use_id")
+            content = [TextPart(text=block.content)] if isinstance(block.content, str) else block.content or []
+            text = "\n".join(part.text for part in content if isinstance(part, TextPart))
             told.append(ChatMessage(role="tool", content=text, tool_call_id=name))
+            images = [_image(part.source) for part in content if isinstance(part, ImagePart)]
+            told += [ChatMessage(role="user", content=images)] if images else []
     parts = [part for block in blocks if (part := _part(block)) is not None]
     if any(part.image_url for part in parts):
         return [*told, ChatMessage(role="user", content=parts)]
@@ -115,10 +120,14 @@ def _user(blocks: list[Block], where: str) -> list[ChatMessage]:
 
 
 def _part(block: Block) -> ContentPart | None:
-    if (source := block.source) is not None:
-        url = source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
-        return ContentPart(type="image_url", image_url=ImageUrl(url=url or ""))
+    if block.source is not None:
+        return _image(block.source)
     return ContentPart(text=block.text) if block.type == "text" and block.text else None
+
+
+def _image(source: ImageSource) -> ContentPart:
+    url = source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
+    return ContentPart(type="image_url", image_url=ImageUrl(url=url or ""))
 
 
 def _assistant(blocks: list[Block], where: str) -> ChatMessage:
