@@ -122,8 +122,7 @@ async def test_a_response_in_the_background_is_queued_then_complete(tmp_path: Pa
         assert (queued.status, queued.background) == ("queued", True)
         done = await ended(client, queued.id)
         assert (done.id, done.status, done.output_text) == (queued.id, "incomplete", "w0 w1 w2 ")
-        with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
-            await client.responses.cancel(queued.id)
+        assert await client.responses.cancel(queued.id) == done
 
 
 async def test_one_that_is_refused_in_the_background_fails(tmp_path: Path):
@@ -151,6 +150,7 @@ async def test_one_that_is_cancelled_stops_its_call_and_stays_so(tmp_path: Path,
             await asyncio.sleep(0.05)
         assert [told.request for told in rig.core.abandoned] == [rig.core.calls[0].request]
         assert (await client.responses.retrieve(identity)).status == "cancelled"
+        assert (await client.responses.cancel(identity)).status == "cancelled"
 
 
 async def test_a_stream_goes_on_from_any_event(tmp_path: Path):
@@ -165,6 +165,8 @@ async def test_a_stream_goes_on_from_any_event(tmp_path: Path):
         answer = await client.responses.create(**ASK, max_output_tokens=2)
         with pytest.raises(openai.BadRequestError, match="made in the background"):
             await client.responses.retrieve(answer.id, stream=True)
+        with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+            await client.responses.cancel(answer.id)
 
 
 class DeadStore(MemoryValues):

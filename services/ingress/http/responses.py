@@ -218,8 +218,11 @@ class Responses:
         values = self._values()
         while True:
             found, revision = await self._stored(identity, holder)
-            if found.status not in _OPEN:
+            if not found.owner:
                 raise bad_value("response_id", "Cannot cancel a synchronous response.")
+            if found.status not in _OPEN:  # as OpenAI has it: what has ended stays as it is
+                exchange.respond(200, found.document)
+                return
             document = msgspec.json.decode(found.document) | {"status": "cancelled"}
             body = msgspec.structs.replace(
                 found, status="cancelled", document=msgspec.json.encode(document), request=b""
