@@ -15,10 +15,11 @@ import httpx
 
 from tests.testbed.up_cluster import UpRig
 
-#: Further lines of the cluster's file by way.
+#: Further lines of the cluster's file by way; those before the first table are the model's.
 WAYS = MappingProxyType(
     {
         "shipped": "",
+        "parsed": 'reasoning_parser = "qwen3"\n',
         "apart": "[services]\nhosted_instances_max = 0\n",
         "jsq": '[services]\npredictors = 0\n[policies]\ndispatch = { name = "join_shortest_queue" }\n',
     }
@@ -84,11 +85,13 @@ def open_way(lines: str, folder: Path, instances: int, ingresses: int) -> Iterat
 
 
 def _cluster_file(lines: str, folder: Path, instances: int, ingresses: int) -> Path:
+    own, bracket, rest = lines.partition("[")
     services = f"[services]\ningresses = {ingresses}\n"
-    lines = lines.replace("[services]\n", services) if lines else services
+    lines = f"{bracket}{rest}".replace("[services]\n", services) if rest else services
     path = folder / "cluster.toml"
     path.write_text(
-        '[[models]]\nname = "m"\npath = "millrace-nano"\n[[models.groups]]\nengine = "modelled"\n'
+        '[[models]]\nname = "m"\npath = "millrace-nano"\n'
+        f'{own}[[models.groups]]\nengine = "modelled"\n'
         f"count = {instances}\nprocesses = {min(instances, 2)}\nsettings = {{ modelled = {{ speed = 0.0 }} }}\n{lines}"
     )
     return path

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from bench import instructions
 from bench.hot_path_clock import RequestClock, run_by
-from bench.hot_path_rig import HotPathRig
+from bench.hot_path_rig import API, HotPathRig
 
 T = TypeVar("T")
 #: Requests before anything is measured.
@@ -40,6 +40,9 @@ def main() -> int:
     parser.add_argument("--policy", default="forecast")
     parser.add_argument("--tokens", type=int, default=4, help="output tokens of each request")
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--steps", type=int, default=1, help="engine steps, and messages, that these tokens come in")
+    parser.add_argument("--api", choices=API, default="chat")
+    parser.add_argument("--parsed", action="store_true", help="the output goes through a parser process")
     parser.add_argument("--counted", action="store_true", help="instructions, by valgrind, in place of CPU time")
     parser.add_argument("--profile", action="store_true", help="print the costliest functions instead")
     parser.add_argument("--under-callgrind", action="store_true", help=argparse.SUPPRESS)
@@ -58,7 +61,8 @@ def _told(instances: int, arguments: argparse.Namespace) -> str:
     if not arguments.counted:
         return f"{_run(_timed, instances, arguments):7.1f} µs per request"
     words = ["--under-callgrind", "--instances", str(instances), "--requests", str(arguments.requests)]
-    words += ["--policy", arguments.policy, "--tokens", str(arguments.tokens), *["--stream"] * arguments.stream]
+    words += ["--policy", arguments.policy, "--tokens", str(arguments.tokens), "--steps", str(arguments.steps)]
+    words += ["--api", arguments.api, *["--stream"] * arguments.stream, *["--parsed"] * arguments.parsed]
     return f"{instructions.counted('bench.hot_path', words) / arguments.requests:,.0f} instructions per request"
 
 
@@ -69,20 +73,31 @@ Measure = Callable[[HotPathRig, argparse.Namespace], Coroutine[Any, Any, T]]
 def _run(measure: Measure[T], instances: int, arguments: argparse.Namespace) -> T:
     clock = RequestClock()
     with tempfile.TemporaryDirectory() as folder:
-        rig = HotPathRig(Path(folder), clock, instances=instances, policy=arguments.policy)
+        rig = HotPathRig(
+            Path(folder),
+            clock,
+            instances=instances,
+            policy=arguments.policy,
+            steps=arguments.steps,
+            parsed=arguments.parsed,
+        )
         return run_by(_warmed(rig, measure, arguments), clock)
 
 
 async def _warmed(rig: HotPathRig, measure: Measure[T], arguments: argparse.Namespace) -> T:
     await rig.start()
     try:
-        await rig.serve(WARM_REQUESTS, tokens=arguments.tokens, stream=arguments.stream)
+        await _serve(rig, WARM_REQUESTS, arguments)
         gc.collect()
         gc.freeze()  # A full collection walks all that the imports left, and it is luck whether one falls into a run.
         return await measure(rig, arguments)
     finally:
         gc.unfreeze()
         rig.close()
+
+
+async def _serve(rig: HotPathRig, requests: int, arguments: argparse.Namespace) -> None:
+    await rig.serve(requests, api=arguments.api, tokens=arguments.tokens, stream=arguments.stream)
 
 
 async def _timed(rig: HotPathRig, arguments: argparse.Namespace) -> float:
@@ -94,7 +109,7 @@ async def _timed(rig: HotPathRig, arguments: argparse.Namespace) -> float:
 async def _served_ns(rig: HotPathRig, requests: int, arguments: argparse.Namespace) -> int:
     """CPU time of so many requests without that of the engines."""
     begun = time.thread_time_ns()
-    await rig.serve(requests, tokens=arguments.tokens, stream=arguments.stream)
+    await _serve(rig, requests, arguments)
     taken = time.thread_time_ns() - begun
     rig.check(requests)
     return taken - rig.engines_ns
@@ -103,7 +118,7 @@ async def _served_ns(rig: HotPathRig, requests: int, arguments: argparse.Namespa
 async def _counted(rig: HotPathRig, arguments: argparse.Namespace) -> None:
     """Count the requests, engines included. Ends the process."""
     instructions.begin()
-    await rig.serve(arguments.requests, tokens=arguments.tokens, stream=arguments.stream)
+    await _serve(rig, arguments.requests, arguments)
     rig.check(arguments.requests)
     instructions.end()
 

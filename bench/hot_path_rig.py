@@ -39,6 +39,7 @@ from deployment.ingress import predictor, tagger
 from models.training.tokenizer import write_tokenizer
 from services.ingress.__main__ import IngressProcess
 from services.ingress.config import DispatchConfig, IngressConfig, ModelConfig
+from services.ingress.parsing.messages import Answer, OutputRead, ParserOpened
 from services.predictor.config import PredictorConfig
 from services.tagger.config import TaggerConfig
 
@@ -52,6 +53,15 @@ REQUEST_EVERY_NS = 600_000
 REQUESTS_PER_TURN = 8
 #: Sequences that each snapshot shows as running.
 RUNNING = 8
+
+
+TURNS: Any = [{"role": "user", "content": PROMPT}]
+#: Path, body, and how many output tokens are asked for, by API.
+API: dict[str, tuple[str, dict[str, Any], str]] = {
+    "chat": ("/v1/chat/completions", {"messages": TURNS, "ignore_eos": True}, "max_tokens"),
+    "responses": ("/v1/responses", {"input": TURNS, "ignore_eos": True, "store": False}, "max_output_tokens"),
+    "messages": ("/v1/messages", {"messages": TURNS}, "max_tokens"),
+}
 
 
 class SilentTransport:
@@ -81,15 +91,43 @@ class SilentWatches:
         """Nothing is open."""
 
 
+class EchoParser:
+    """Stands for the parser process's socket: of each question it says that all is text."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self._answers: deque[bytes] = deque()
+        self._opened = self._framed(ParserOpened(""))
+        self._read = self._framed(OutputRead("", [("a", "", [])]))
+        process._transport, process._ready = self, True
+
+    def write(self, data: bytes) -> None:
+        if (kind := data[6:16]) != b"CloseParse":
+            self._answers.append(self._opened if kind == b"OpenParser" else self._read)
+
+    def pump(self) -> bool:
+        """Deliver what waits; whether there was anything."""
+        told = bool(self._answers)
+        while self._answers:
+            self._process.data_received(self._answers.popleft())
+        return told
+
+    @staticmethod
+    def _framed(answer: Answer) -> bytes:
+        body = msgspec.msgpack.encode(answer)
+        return len(body).to_bytes(4, "little") + body
+
+
 class Engines:
-    """Accept every sequence and answer with all its tokens in one step.
+    """Accept every sequence and answer with all its tokens in so many steps.
 
     Attributes:
         taken_ns: CPU time that went into them.
     """
 
-    def __init__(self, names: list[str], now_ns: int) -> None:
+    def __init__(self, names: list[str], now_ns: int, steps: int) -> None:
         self.names = names
+        self._of_a_sequence = steps
         self.taken_ns = 0
         self.steps = 0
         self._incarnation = now_ns
@@ -114,12 +152,15 @@ class Engines:
         return True
 
     def _answer(self, instance: str, asked: SubmitSequence, reply: str) -> None:
-        self.steps += 1
         tokens = [97 + n % 26 for n in range(asked.sampling.max_tokens)]
-        chunk = TokenChunk(asked.sequence, asked.epoch, 0, tokens, FinishReason.LENGTH)
+        size = -(-len(tokens) // self._of_a_sequence)
         self._queue(reply, SequenceAccepted(sequence=asked.sequence, epoch=asked.epoch), instance)
-        generated = TokensGenerated(instance=instance, incarnation=self._incarnation, step=self.steps, chunks=[chunk])
-        self._queue(Subjects("local").tokens(asked.ingress), generated, instance)
+        for begin in range(0, len(tokens), size):
+            self.steps += 1
+            finish = FinishReason.LENGTH if begin + size >= len(tokens) else None
+            chunk = TokenChunk(asked.sequence, asked.epoch, begin, tokens[begin : begin + size], finish)
+            told = TokensGenerated(instance=instance, incarnation=self._incarnation, step=self.steps, chunks=[chunk])
+            self._queue(Subjects("local").tokens(asked.ingress), told, instance)
 
     def tell(self, instance: str, now_ns: int) -> None:
         """A snapshot and a summary."""
@@ -218,12 +259,16 @@ class HotPathRig:
         clock: Goes on by ``REQUEST_EVERY_NS`` with each request; the event loop has to go by it (``run_by``).
     """
 
-    def __init__(self, folder: Path, clock: RequestClock, *, instances: int, policy: str) -> None:
+    def __init__(
+        self, folder: Path, clock: RequestClock, *, instances: int, policy: str, steps: int, parsed: bool
+    ) -> None:
         self.clock = clock
         write_tokenizer(folder / "model")
         (folder / "model" / "config.json").write_bytes(msgspec.json.encode({"max_position_embeddings": 4096}))
         self.config = IngressConfig(
-            models=[ModelConfig(name=MODEL, path=str(folder / "model"))],
+            models=[
+                ModelConfig(name=MODEL, path=str(folder / "model"), reasoning_parser="qwen3" if parsed else "none")
+            ],
             dispatch=DispatchConfig(policy=policy),
             telemetry=_traced_as_shipped(folder),
         )
@@ -239,7 +284,8 @@ class HotPathRig:
         runtime = cast("Any", self._runtime)
         runtime.now_ns = self.clock.now_ns
         cast("Any", self._process)._calls._now_s = self.clock.now_s
-        self._engines = Engines([f"i{n:02}" for n in range(instances)], self.clock.now_ns())
+        self._engines = Engines([f"i{n:02}" for n in range(instances)], self.clock.now_ns(), steps)
+        self._parser = EchoParser(cast("Any", self._process)._parsers) if parsed else None
         self._transport = SilentTransport()
         self._served = 0
 
@@ -283,11 +329,11 @@ class HotPathRig:
             self._engines.tell(name, self._runtime.now_ns())
         self._engines.pump()
 
-    async def serve(self, requests: int, *, tokens: int, stream: bool) -> None:
+    async def serve(self, requests: int, *, api: str, tokens: int, stream: bool) -> None:
         """So many requests, one after the other."""
-        body = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "ignore_eos": True}
-        content = json.dumps(body | {"max_tokens": tokens, "stream": stream}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(content)}\r\n"
+        path, body, length = API[api]
+        content = json.dumps(body | {"model": MODEL, length: tokens, "stream": stream}).encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(content)}\r\n"
         whole = head.encode() + b"content-type: application/json\r\n\r\n" + content
         self._engines.taken_ns, self._transport.responses = 0, 0
         engines = self._engines
@@ -297,6 +343,8 @@ class HotPathRig:
             self.clock.advance(REQUEST_EVERY_NS)
             self._connection.data_received(whole)
             engines.pump()
+            while self._parser is not None and self._parser.pump():
+                engines.pump()
             if self._served % REQUESTS_PER_TURN == 0:
                 await asyncio.sleep(0)
 

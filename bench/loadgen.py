@@ -27,7 +27,7 @@ import msgspec
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 _COMPLETION = re.compile(rb'"completion_tokens":(\d+)')
 #: What stands in an event that carries text, of chat and of completions.
-_TEXT_MARKS = (b'"content":"', b'"text":"')
+_TEXT_MARKS = (b'"content":"', b'"reasoning":"', b'"text":"')
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
