@@ -46,8 +46,8 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="millrace-clients-") as folder:
         start = ("--model", str(ROOT / "models" / MODEL), "--instances", "1")
         rig = UpRig.of_words(Path(folder), start, MODEL)
-        rig.start()
         try:
+            rig.start()
             return tested(python, {"MILLRACE_URL": rig.url, "MILLRACE_GUIDELLM_PYTHON": str(guidellm)}, words)
         finally:
             rig.stop()

@@ -47,8 +47,8 @@ def main(words: list[str]) -> int:
         return tested(tests, words[1], words[2:])
     with tempfile.TemporaryDirectory(prefix="millrace-vllm-api-") as folder:
         rig = UpRig.of_words(Path(folder), ("--model", str(MODELS / MODEL), "--instances", "1"), MODEL)
-        rig.start()
         try:
+            rig.start()
             return tested(tests, rig.url, words)
         finally:
             rig.stop()
