@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from millrace.actor.cell import HostingTerms
+from millrace.actor.clock import unix_ns
 from millrace.actor.config import load_config
 from millrace.actor.deps import actor_rng
 from millrace.actor.errors import BusError, ConfigError
@@ -84,7 +85,7 @@ class IngressProcess:
         self._config = config
         self._telemetry = telemetry
         self._companions = companions
-        self._incarnation = time.time_ns()
+        self._incarnation = unix_ns()
         self._rng = random.Random(f"{config.name}/{self._incarnation}")
         self._handle: ActorHandle | None = None
         self._keys = ApiKeyStore(config.http.keys_file) if config.http.keys_file else None

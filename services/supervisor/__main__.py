@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from millrace.actor.clock import share, unix_ns
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Log
 from millrace.actor.errors import BusError, ConfigError
@@ -25,7 +26,7 @@ from millrace.cluster import ClusterSpec, read_cluster
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
 from millrace.files import open_private
-from millrace.supervision.survivors import FILE, WrittenProcess, created_s, survivors, write_processes
+from millrace.supervision.survivors import FILE, WrittenProcess, created, survivors, write_processes
 from millrace.telemetry import open_telemetry
 
 from services.supervisor.actor import ACCEPTS
@@ -97,7 +98,7 @@ class Cluster:
         self._handle: ActorHandle | None = None
         self._order_log: ActorHandle | None = None
         self._early: list[Body] = []
-        incarnation = time.time_ns()
+        incarnation = unix_ns()
         machine = SupervisedMachine(
             name=config.name,
             cluster=config.bus.cluster,
@@ -174,7 +175,7 @@ class Cluster:
         if running == self._written:
             return
         processes = (
-            WrittenProcess(pid=pid, created_s=created_s(pid), spec=msgspec.to_builtins(spec), retiring=retiring)
+            WrittenProcess(pid=pid, created=created(pid), spec=msgspec.to_builtins(spec), retiring=retiring)
             for spec, pid, retiring in running
         )
         with contextlib.suppress(OSError):  # a full disk: again with the next look
@@ -355,13 +356,14 @@ def launch(options: LaunchOptions, check_files: CheckFiles, fork_servers: ForkSe
             spec = stack.enter_context(free_ports(spec))
         options = msgspec.structs.replace(options, spec=spec, cores=cores)
         layout = Layout.restored(options) if living else Layout(options)
+        layout.clock_offset_ns = share(layout.clock_offset_ns)
         config = layout.plan()
         layout.write()
         check_files(spec, layout.configurations())
         file = Path(config.directory) / "run" / "cluster.json"
         stack.callback(file.unlink, missing_ok=True)
         file.touch(mode=0o600)
-        started_ns = time.time_ns()
+        started_ns = unix_ns()
         file.write_bytes(layout.cluster_file(os.getpid(), started_ns))
         stack.callback((directory / FILE).unlink, missing_ok=True)
         return asyncio.run(Cluster(config, layout, fork_servers, check_files, cores, started_ns, living).run())

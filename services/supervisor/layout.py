@@ -33,6 +33,7 @@ from millrace.supervision.service_fields import (
     worker_fields,
     worker_settings_of,
 )
+from millrace.supervision.survivors import created
 
 from services.supervisor.config import ChildSpec, Imports, LaunchOptions, SupervisorConfig
 
@@ -48,6 +49,7 @@ class _Kept(msgspec.Struct):
     passwords: dict[Role, str]
     ports: dict[str, int]
     ingresses: list[int]
+    clock_offset_ns: int = 0
 
 
 class Layout:
@@ -68,6 +70,7 @@ class Layout:
         self._files: dict[Path, bytes] = {}
         self._configurations: list[tuple[str, Path]] = []
         self._metrics_ports: dict[str, int] = {}
+        self.clock_offset_ns: int = before.clock_offset_ns if before is not None else 0
         if before is not None:
             self.passwords, self._metrics_ports = before.passwords, dict(before._metrics_ports)
 
@@ -77,6 +80,7 @@ class Layout:
         layout = cls(options)
         kept = msgspec.json.decode((layout.run_dir / KEPT).read_bytes(), type=_Kept)
         layout.passwords, layout._metrics_ports, layout.ingresses = kept.passwords, kept.ports, kept.ingresses
+        layout.clock_offset_ns = kept.clock_offset_ns
         return layout
 
     @classmethod
@@ -130,7 +134,7 @@ class Layout:
             ingress_url=self.ingress_url,
             models=[*([spec.cascade.name] if spec.cascade else []), *(model.name for model in spec.models)],
         )
-        kept = {"passwords": self.passwords, "ports": self._metrics_ports, "ingresses": self.ingresses}
+        kept = _Kept(self.passwords, self._metrics_ports, self.ingresses, self.clock_offset_ns)
         self._files[self.run_dir / KEPT] = msgspec.json.encode(kept)
         self._files[self.run_dir / "supervisor.json"] = msgspec.json.encode(config)
         self._files[self.run_dir / "cluster.toml"] = cluster_toml(spec).encode()
@@ -191,6 +195,8 @@ class Layout:
                 "models": [model.name for model in spec.models],
                 "cascade": spec.cascade.name if spec.cascade is not None else "",
                 "supervisor_pid": supervisor_pid,
+                "supervisor_created": created(supervisor_pid),
+                "clock_offset_ns": self.clock_offset_ns,
                 "started_ns": started_ns,
             }
         )

@@ -9,11 +9,11 @@ import argparse
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, get_args
 
 import msgspec
+from millrace.actor.clock import unix_ns
 from millrace.actor.config import load_config
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
@@ -114,7 +114,7 @@ async def serve(config: WorkerConfig) -> int:
     Raises:
         EngineStartFailed: the engine did not start. BusError: the bus cannot be reached.
     """
-    incarnation = time.time_ns()
+    incarnation = unix_ns()
     links = [EngineLink(build_engine(config)) for _ in range(config.instances)]
     try:
         infos = [await link.start(config) for link in links]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import time
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from struct import pack, unpack
 
 import msgspec
+from millrace.actor.clock import unix_ns
 from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence, EngineStepped, KvCommand
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.bounds import Natural, Wait
@@ -199,7 +199,7 @@ class LoopClock:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._offset_ns = time.time_ns() - int(self._loop.time() * 1e9)
+        self._offset_ns = unix_ns() - int(self._loop.time() * 1e9)
 
     def now_ns(self) -> int:
         return int(self._loop.time() * 1e9) + self._offset_ns

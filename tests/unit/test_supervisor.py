@@ -1,5 +1,6 @@
 """The supervisor's actor and the layout of a local cluster."""
 
+import os
 import signal
 import tempfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.files import open_private
+from millrace.supervision.survivors import created
 
 from services.supervisor.actor import (
     BACKOFF_NS,
@@ -603,3 +605,10 @@ def test_a_cluster_that_was_not_stopped_in_order_is_told_of_at_the_next_start(tm
     )
     clear_leftovers(tmp_path)
     assert last_end(tmp_path) == ""
+
+
+def test_a_process_is_known_again_after_the_system_s_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = created(os.getpid())
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 0.0)  # Linux computes it from the clock
+    assert before
+    assert created(os.getpid()) == before != created(os.getppid())

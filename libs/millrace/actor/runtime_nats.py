@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -32,6 +31,7 @@ from prometheus_client import CollectorRegistry
 from millrace.actor import effects as fx
 from millrace.actor.actor import Actor
 from millrace.actor.cell import ALONE, ActorCrashed, Cell, HostingTerms
+from millrace.actor.clock import unix_ns
 from millrace.actor.config import BusConfig
 from millrace.actor.connection import Connection
 from millrace.actor.effects import Effect
@@ -89,7 +89,6 @@ class NatsRuntime:
         self._bus = bus
         self._name = name
         self._telemetry = telemetry
-        self._clock_offset_ns = time.time_ns() - time.monotonic_ns()
         self._connection = Connection(bus=bus, name=name, meter=self.meter, log=self._log, echo=not local)
         self._connection.on_lost = self._on_lost
         self._connection.on_back = self._on_back
@@ -112,8 +111,8 @@ class NatsRuntime:
     # Composition
 
     def now_ns(self) -> int:
-        """Unix ns that never go back: the wall clock at start plus the monotonic clock since."""
-        return self._clock_offset_ns + time.monotonic_ns()
+        """Unix ns that never step (``clock.py``)."""
+        return unix_ns()
 
     def add(
         self,

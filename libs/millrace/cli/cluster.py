@@ -30,6 +30,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
         observer_user: NATS user that may read everything and write nothing.
         operator_user: NATS user that may read everything, and ask for migrations and drains.
         ingress_url: Base of the OpenAI API.
+        clock_offset_ns: Of its processes' clock (``millrace.actor.clock``); 0 where an older version has begun it.
     """
 
     cluster: str = "local"
@@ -40,6 +41,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     operator_user: str = ""
     operator_password: str = ""
     ingress_url: str = ""
+    clock_offset_ns: int = 0
 
 
 class _Options(msgspec.Struct):

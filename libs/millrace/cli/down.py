@@ -15,7 +15,7 @@ import psutil
 from millrace.cli.cluster import CLUSTER_FILE, no_cluster
 from millrace.cli.errors import CliError
 from millrace.supervision.cluster_folder import find_folder
-from millrace.supervision.survivors import WrittenProcess, survivors
+from millrace.supervision.survivors import WrittenProcess, created, survivors
 
 #: The supervisor gives its children at most about 40 s in all; this leaves it time to end itself.
 WAIT_S = 60.0
@@ -23,7 +23,7 @@ WAIT_S = 60.0
 
 class _Supervisor(msgspec.Struct):
     supervisor_pid: int
-    started_ns: int
+    supervisor_created: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,8 +70,8 @@ def running_supervisor(folder: Path) -> psutil.Process | None:
     try:
         known = msgspec.json.decode((folder / CLUSTER_FILE).read_bytes(), type=_Supervisor)
         process = psutil.Process(known.supervisor_pid)
-        # The pid may have been given to another process since: ours began before it wrote the file.
-        ours = process.create_time() * 1e9 <= known.started_ns + 60e9 and "supervisor" in " ".join(process.cmdline())
+        # The pid may have been given to another process since. Versions before this one wrote no creation.
+        ours = known.supervisor_created in ("", created(process.pid)) and "supervisor" in " ".join(process.cmdline())
     except (OSError, msgspec.DecodeError, psutil.Error):
         return None
     return process if ours else None

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from millrace.actor.actor import Actor
 from millrace.actor.cell import HostingTerms
+from millrace.actor.clock import unix_ns
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
 from millrace.contracts.channels import Role
@@ -77,7 +78,7 @@ class Companion:
         yield from self._registry.collect()
 
     def _build(self, runtime: NatsRuntime, telemetry: Telemetry) -> None:
-        config, incarnation = self._config, time.time_ns()
+        config, incarnation = self._config, unix_ns()
         self._registry = CollectorRegistry()
         deps = ActorDeps(
             incarnation=incarnation,

@@ -13,6 +13,7 @@ import msgspec
 
 from millrace.actor.actor import Actor
 from millrace.actor.cell import HostingTerms
+from millrace.actor.clock import unix_ns
 from millrace.actor.config import BusConfig, TelemetryConfig, load_config
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Effect
@@ -139,7 +140,7 @@ async def _serve(
         await runtime.connect()
         for companion in hosted:
             companion.join(runtime, telemetry)
-        incarnation = time.time_ns()
+        incarnation = unix_ns()
         deps = ActorDeps(
             incarnation=incarnation,
             rng=actor_rng(config.name, incarnation),

@@ -19,26 +19,28 @@ class WrittenProcess(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         pid: Leads a process group.
-        created_s: Its creation (unix time, as the system tells): the pid may be another process's later.
+        created: When (see ``created``): the pid may be another process's later.
         spec: As the supervisor started it.
         retiring: Whether it is not started again.
     """
 
     pid: int
-    created_s: float
+    created: str
     spec: dict[str, Any]
     retiring: bool = False
 
 
-def created_s(pid: int) -> float:
-    """Creation of a process that runs; 0 where none does."""
-    import psutil
+def created(pid: int) -> str:
+    """Boot of the system, and the ticks since then at which a process was created; empty where none of that pid runs.
 
+    Not its time of day, which Linux computes from that of the boot: it moves when the system's clock is set.
+    """
     try:
-        process = psutil.Process(pid)
-        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
-    except psutil.Error:
-        return 0.0
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else f"{boot} {fields[19]}"
 
 
 def write_processes(folder: Path, processes: Iterable[WrittenProcess]) -> None:
@@ -52,4 +54,4 @@ def survivors(folder: Path) -> list[WrittenProcess]:
         known = msgspec.json.decode((folder / FILE).read_bytes(), type=list[WrittenProcess])
     except (OSError, msgspec.DecodeError):
         return []
-    return [each for each in known if created_s(each.pid) == each.created_s]
+    return [each for each in known if created(each.pid) == each.created]

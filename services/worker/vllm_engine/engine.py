@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import vllm
+from millrace.actor.clock import unix_ns
 from millrace.actor.engine import (
     AdapterLoaded,
     AdapterNotLoaded,
@@ -305,7 +306,7 @@ class VllmEngine:
         request = self._llm.input_processor.process_inputs(
             names.request_id(sequence.sequence, self._serial),
             tokens if images is None else {**tokens, **images, "prompt_token_ids": tokens["prompt_token_ids"]},
-            sampling_params(sequence, time.time_ns(), structured=None if backend else structured),
+            sampling_params(sequence, unix_ns(), structured=None if backend else structured),
             supported_tasks=self._supported,
             lora_request=self._adapters.get(adapter) if adapter is not None else None,
             arrival_time=(sequence.arrival_ns or time.time_ns()) / 1e9,
@@ -384,9 +385,9 @@ class VllmEngine:
             if command.moved:
                 self.cancel([sequence])
             for output in withheld:
-                self._say(EngineStepped(step=self._step, at_ns=time.time_ns(), outputs=[output]))
+                self._say(EngineStepped(step=self._step, at_ns=unix_ns(), outputs=[output]))
         elif not isinstance(command, UnreserveInEngine):
-            self._answer(self._standing.ask(command, time.time_ns()))
+            self._answer(self._standing.ask(command, unix_ns()))
 
     def _let_go(self, command: EndLeaseInEngine) -> None:
         """A sequence that moved away says nothing more."""
@@ -433,7 +434,7 @@ class VllmEngine:
         snapshot = self._new_snapshot()
         if taken or step > self._step:
             self._step = max(step, self._step)
-            self._say(EngineStepped(step=step, at_ns=time.time_ns(), outputs=taken, snapshot=snapshot))
+            self._say(EngineStepped(step=step, at_ns=unix_ns(), outputs=taken, snapshot=snapshot))
         elif snapshot is not None:
             self._say(EngineObserved(snapshot=snapshot))
 
@@ -475,7 +476,7 @@ class VllmEngine:
                 active.preemptions += 1
             elif event.type == EngineCoreEventType.SCHEDULED and not scheduled_ns:
                 # Both processes read the same monotonic clock.
-                scheduled_ns = time.time_ns() - int((time.monotonic() - event.timestamp) * 1e9)
+                scheduled_ns = unix_ns() - int((time.monotonic() - event.timestamp) * 1e9)
         return scheduled_ns
 
     def _new_snapshot(self) -> EngineSnapshot | None:
@@ -488,7 +489,7 @@ class VllmEngine:
         while True:
             await asyncio.sleep(IDLE_POLL_S)
             signs, cpu_ns = self._snapshots.signs(), cpu_time_ns(pid)
-            if (liveness := judge.judge(signs, time.monotonic_ns(), time.time_ns(), cpu_ns)) is not None:
+            if (liveness := judge.judge(signs, time.monotonic_ns(), unix_ns(), cpu_ns)) is not None:
                 self._say(liveness)
             if not self._active and (snapshot := self._new_snapshot()) is not None:
                 self._say(EngineObserved(snapshot=snapshot))

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from millrace.actor.clock import unix_ns
 from millrace.actor.engine import (
     EndLeaseInEngine,
     FreezeInEngine,
@@ -240,7 +241,7 @@ class FreezeTold(Told):
             blocks=self._rows,
             output_token_ids=list(request._output_token_ids),
             computed_tokens=settled_tokens(request),
-            at_ns=time.time_ns(),
+            at_ns=unix_ns(),
             checksums=sums,
         )
 

@@ -10,11 +10,11 @@ request or another reservation lacks blocks.
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from millrace.actor.clock import unix_ns
 from millrace.actor.engine import (
     KvBlocksRead,
     KvDenied,
@@ -312,7 +312,7 @@ class BlockRead:
         try:
             if self._advance(bytes_max):
                 self._succeed()
-            elif time.time_ns() > self._command.until_ns:
+            elif unix_ns() > self._command.until_ns:
                 self._ranks.cancel(self._held.migration)
                 self._fail(KvRefusal.LEASE_LOST, _LATE)
         except ReadFailed as error:
@@ -334,7 +334,7 @@ class BlockRead:
         return [sums[self._skipped :] for sums in self._command.checksums]
 
     def _begin(self) -> None:
-        self._began_ns = time.time_ns()
+        self._began_ns = unix_ns()
         held = self._held
         held.good.difference_update(range(self._first, self._end))  # what is read again is garbage until it is read
         if not self._sources:
@@ -349,7 +349,7 @@ class BlockRead:
 
     def _succeed(self) -> None:
         assert self._comparing is not None
-        ended_ns = time.time_ns()
+        ended_ns = unix_ns()
         if self._comparing.sums and self._comparing.sums != self._told():
             self._fail(KvRefusal.COPY_FAILED, "a block's checksum does not match")
         elif ended_ns > self._command.until_ns:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from millrace.actor.child_process import die_with_parent
+from millrace.actor.clock import unix_ns
 from millrace.actor.engine import EngineSnapshot
 from millrace.contracts.status import BatchComposition, SequenceState
 from millrace.enginemodel.steps import StepTotals
@@ -141,7 +142,7 @@ class SnapshotMixin(_Base):
         waiting = islice(chain(self.kv_holding_waiting, self.waiting), WAITING_MAX)
         snapshot = (
             self._steps,
-            time.time_ns(),
+            unix_ns(),
             _entries(chain(self.running, self.standing_still()), managers),
             _entries(waiting, managers),
             unbounded or pool.get_num_free_blocks() + self.yielding_blocks(),
