@@ -92,6 +92,8 @@ def test_the_outlook_follows_from_the_facts(facts: MachineFacts, engine: str, en
         (with_(LAPTOP, nats_server=""), "nats-server", Level.MISSING),
         (with_(LAPTOP, disk_free_bytes=GIB // 2), "disk", Level.MISSING),
         (with_(LAPTOP, memory_bytes=GIB), "memory", Level.MISSING),
+        (with_(LAPTOP, oom_kills=1), "memory limit", Level.NOTE),
+        (with_(LAPTOP, clock_step_s=-3600.0), "clock", Level.NOTE),
         (with_(LAPTOP, vllm="", vllm_build=""), "vLLM", Level.NOTE),
         (with_(NODE, vllm_build="cpu"), "vLLM", Level.NOTE),
         (with_(LAPTOP, vllm_build="cuda"), "vLLM", Level.NOTE),
@@ -154,6 +156,29 @@ def test_a_service_s_container_is_not_told_to_start_engines(
 @pytest.mark.parametrize(("limits", "expected"), [(["", ""], 8), (["max"], 8), ([str(2**63)], 8), (["5", ""], 5)])
 def test_a_container_s_limit_is_its_memory(limits: list[str], expected: int) -> None:
     assert machine_probes.memory_limit(8, limits) == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "files", "expected"),
+    [
+        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "7", "a/b/memory.events": "oom 3\noom_kill 2"}, ("7", 2)),
+        ("4:memory:/a\n0::/", {"memory/a/memory.limit_in_bytes": "7", "memory/a/memory.oom_control": ""}, ("7", 0)),
+        ("4:cpu:/a", {}, ("", 0)),
+    ],
+)
+def test_outer_groups_limit_too_and_kills_are_counted(
+    told: str, files: dict[str, str], expected: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    moved = {
+        key: (root.replace("/sys/fs/cgroup", str(tmp_path)), *names)
+        for key, (root, *names) in machine_probes._MEMORY_GROUPS.items()
+    }
+    monkeypatch.setattr(machine_probes, "_MEMORY_GROUPS", moved)
+    limits, kills = machine_probes.memory_groups(told)
+    assert (next((limit for limit in limits if limit.isdigit()), ""), kills) == expected
 
 
 def test_nvidia_smi_s_lines_are_read_and_its_complaints_are_not() -> None:

@@ -10,17 +10,25 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 import psutil
 
+from millrace.cli.cluster import CLUSTER_FILE, read_cluster_file
+from millrace.cli.down import running_supervisor
+
 #: nvidia-smi and nats-server answer within a second; a hung driver must not hang the doctor.
 PROBE_S = 10.0
 
-#: Limits of a container's memory, of cgroups 2 and 1. Where there is none they say ``max`` or some 2^63.
-_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+#: Where memory's control groups are, and a group's files of its limit and its kills, of cgroups 2 and 1. Without limit
+#: they say ``max`` or some 2^63.
+_MEMORY_GROUPS = {
+    "": ("/sys/fs/cgroup", "memory.max", "memory.events"),
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
+}
 
 
 class GpuFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +44,9 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cores: That this process may use.
-        memory_bytes: The machine's, or the container's limit.
+        memory_bytes: The machine's, or the limit of the container or control group.
+        oom_kills: Processes that the kernel killed for that limit.
+        clock_step_s: By how much the system's clock was set since the cluster of this folder began, where one runs.
         disk_free_bytes: Where the cluster's folder is.
         shm_bytes: Size of /dev/shm.
         gpu_links: Lines of ``nvidia-smi topo -m`` that name a GPU.
@@ -56,6 +66,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     disk_free_bytes: int
     shm_bytes: int
+    oom_kills: int = 0
+    clock_step_s: float = 0.0
     gpus: list[GpuFact] = []
     gpu_links: list[str] = []
     driver: str = ""
@@ -84,11 +96,15 @@ def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
     vllm, build = _vllm()
     nixl, backends = _nixl()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    pid, step_s = _cluster(folder)
+    limits, kills = memory_groups(_text(f"/proc/{pid}/cgroup"))
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
     return MachineFacts(
         python=sys.version.split()[0],
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=memory_limit(psutil.virtual_memory().total, map(_text, _MEMORY_LIMITS)),
+        memory_bytes=memory_limit(psutil.virtual_memory().total, limits),
+        oom_kills=kills,
+        clock_step_s=step_s,
         disk_free_bytes=shutil.disk_usage(there).free,
         shm_bytes=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
         gpus=gpus,
@@ -112,6 +128,37 @@ def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
 def memory_limit(total: int, limits: Iterable[str]) -> int:
     """The machine's memory, or what a control group leaves of it, bytes."""
     return min([total, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def memory_groups(told: str) -> tuple[list[str], int]:
+    """Limits of a process's control groups, the outer ones too, and how many processes the kernel killed for them.
+
+    Args:
+        told: Content of the process's ``/proc/PID/cgroup``.
+    """
+    limits, kills = [], 0
+    for line in told.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in _MEMORY_GROUPS:
+            continue
+        root, limit, events = _MEMORY_GROUPS[controllers]
+        own = Path(f"{root}{path}")
+        groups = [group for group in (own, *own.parents) if group.is_relative_to(root)]
+        limits += [_text(str(group / limit)) for group in groups]
+        counts = [line.split() for line in _text(str(own / events)).splitlines()]
+        kills += sum(int(value) for name, value in counts if name == "oom_kill")
+    return limits, kills
+
+
+def _cluster(folder: Path) -> tuple[str, float]:
+    """Pid of the supervisor of the cluster that runs in the folder, and by how much the clock was set since it began;
+    this process where none runs.
+    """
+    process = running_supervisor(folder)
+    known = read_cluster_file(folder / CLUSTER_FILE) if process is not None else None
+    if process is None or known is None or not known.clock_offset_ns:
+        return "self", 0.0
+    return str(process.pid), (time.time_ns() - time.monotonic_ns() - known.clock_offset_ns) / 1e9
 
 
 def _gpus() -> tuple[list[GpuFact], str]:

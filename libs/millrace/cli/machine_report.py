@@ -29,6 +29,9 @@ DISK_BYTES_MIN = GIB
 CPU_ENGINES_MAX = 4
 
 
+#: A clock that is slewed keeps the difference of the system's two clocks; one that was set has changed it by more.
+CLOCK_STEP_S = 1.0
+
 #: Of the API, by default.
 API_PORT = 8000
 
@@ -104,6 +107,13 @@ def _needed(facts: MachineFacts) -> Iterator[Finding]:
     memory = f"{facts.memory_bytes / GIB:.1f} GiB"
     least = SERVICE_BYTES if _services_only(facts) else ENGINE_BYTES
     yield _found(facts.memory_bytes >= least, "memory", memory, f"{memory}; at least {least / GIB} GiB is needed")
+    if facts.oom_kills:
+        text = f"the kernel killed {facts.oom_kills} process(es) of this control group for it"
+        yield _noted(False, "memory limit", text)
+    if abs(facts.clock_step_s) >= CLOCK_STEP_S:
+        way = "forward" if facts.clock_step_s > 0 else "back"
+        text = f"set {way} by {abs(facts.clock_step_s):,.0f} s since the cluster began; its processes keep their time"
+        yield _noted(False, "clock", text)
     yield Finding(level=Level.OK, subject="cores", text=str(facts.cores))
     yield Finding(level=Level.OK, subject="Python", text=facts.python)
 
