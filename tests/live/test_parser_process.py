@@ -318,25 +318,28 @@ def test_gpt_oss_speaks_harmony(tmp_path: Path, output: str, parts: Any):
     host.close()
 
 
-async def test_a_process_that_is_killed_again_and_again_changes_nothing(speakers: dict[str, Speaker]):
-    """Each stream goes on in the next process: its parser is built again from the output so far."""
+async def test_a_process_that_is_killed_at_any_token_changes_nothing(speakers: dict[str, Speaker]):
+    """In the reasoning, in the text and in the call: a stream for each token of the output after which it happens.
+
+    Each goes on in the next process, where its parser is built again from the output so far.
+    """
     family, speaker = FAMILIES["qwen3"], speakers["qwen3"]
     ids = speaker.ids(family.output)
     told: list[str] = []
     process = ParserProcess([parsed_models(speakers)["qwen3"]], lambda event, **fields: told.append(event))
     running = asyncio.get_running_loop().create_task(process.run())
     try:
-        streams = [await opened_stream(process, speaker, f"c{number}") for number in range(8)]
-        third = len(ids) // 3 + 1
-        for at in range(0, len(ids), third):
-            for stream in streams:
-                stream.feed(ids[at : at + third], at + third >= len(ids))
-            for stream in streams:
-                await stream.idle()
-            os.kill(process._child.pid, 9)
-            await asyncio.sleep(0.05)
-        for stream in streams:
-            assert (stream.parts(), stream.deltas[-1].finish_reason) == (family.parts, "tool_calls")
+        streams = [await opened_stream(process, speaker, f"c{number}") for number in range(len(ids))]
+        for number, stream in enumerate(streams):
+            stream.feed(ids[:number], False)
+            await stream.idle()
+        os.kill(process._child.pid, 9)
+        for number, stream in enumerate(streams):
+            stream.feed(ids[number:], True)
+            await stream.idle()
+        assert {(*map(str, s.parts()), s.deltas[-1].finish_reason) for s in streams} == {
+            (*map(str, family.parts), "tool_calls")
+        }
         assert "parsers_lost" in told
     finally:
         running.cancel()
