@@ -9,6 +9,8 @@
 
 Brokers hand prefilled sequences over meanwhile and balance nothing. Overload: at most ``moves_max`` moves a tick; a
 sequence under way is not chosen again. ``rescheduling.py`` decides, the algorithm to the letter.
+
+A file for ``extension`` of a scenario whose sequences can move.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 from millrace.actor.effects import Effect, Request, StartTimer, Subscribe, WatchKeys
+from millrace.contracts.catalog import Role
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.migration import MigrateSequence, MigrationFinished, MigrationOutcome
@@ -27,13 +30,11 @@ from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.subjects import Subjects
-from millrace.policies.rescheduling import ReschedulingView
 
 from papers.ares import rescheduling
 from papers.ares.rescheduling import DecodeInstance, RescheduledMove, decide
-
-name = "ares"
-accepts = (StatusSnapshot,)
+from simulator.cluster import CLUSTER
+from simulator.scenarios.cluster import ScenarioCluster
 
 _MS = 1_000_000
 #: How long a move may take.
@@ -57,11 +58,6 @@ class Parameters(rescheduling.Parameters, frozen=True, kw_only=True, forbid_unkn
     horizon_ms: Annotated[int, msgspec.Meta(ge=1)] = 30_000
     points: Annotated[int, msgspec.Meta(ge=1)] = 16
     move_ms: Annotated[int, msgspec.Meta(ge=1)] = 100
-
-
-def build(view: ReschedulingView, parameters: Parameters) -> CentralAres:
-    """The actor of a cluster."""
-    return CentralAres(parameters, cluster=view.cluster, block_size=view.block_sizes)
 
 
 class CentralAres:
@@ -167,6 +163,19 @@ class CentralAres:
 
     def check_invariants(self) -> None:
         """It has none beyond its policy's."""
+
+
+class CentralCluster(ScenarioCluster):
+    """A scenario's cluster with this scheduler in it, which has the rights of an operator."""
+
+    def _add_actors(self) -> None:
+        super()._add_actors()
+        sizes = {name: group.engine.block_size for name, group in self._groups.items()}
+        made = CentralAres(Parameters(), cluster=CLUSTER, block_size=sizes)
+        self.simulation.add(lambda _start: made, node="rescheduler", accepts=(StatusSnapshot,), role=Role.OPERATOR)
+
+
+cluster = CentralCluster
 
 
 def _rest(status: SequenceStatus) -> int:

@@ -1,6 +1,6 @@
 """Estimates of remaining lengths with the error of a trained head: what an engine that reads hidden states tells.
 
-A file for ``prediction.remaining`` of a scenario.
+A file for ``extension`` of a scenario.
 
 The error is an autoregressive process in the logarithm: its width depends on how much was generated, and it changes
 slowly as more is. Independent noise on each report would average out over a sequence's life, as no predictor's does.
@@ -11,11 +11,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import msgspec
 from millrace.contracts.status import SequenceStatus
+from millrace.sim.engine_sim import SimulatedEngine
+from millrace.sim.process import SimProcess
+
+from simulator.scenarios.cluster import ScenarioCluster
+from simulator.scenarios.spec import ScenarioSpec
+from simulator.services import SimInstance
 
 #: Octaves of generated tokens: outputs up to 2^20.
 OCTAVES = 20
@@ -93,6 +99,19 @@ class HeadEstimates:
         return errors
 
 
-def build(parameters: Parameters, seed: int) -> Callable[[SequenceStatus, int], SequenceStatus]:
-    """From a status and the output length that its sequence will have to what the engine tells."""
-    return HeadEstimates(parameters, seed).reported
+class HeadCluster(ScenarioCluster):
+    """A scenario's cluster whose engines tell these estimates of running sequences."""
+
+    def __init__(self, spec: ScenarioSpec, **options: Any) -> None:
+        self._head = HeadEstimates(Parameters(), spec.seed)
+        super().__init__(spec, **options)
+
+    def _make_engine(self, instance: SimInstance, process: SimProcess) -> SimulatedEngine:
+        made = super()._make_engine(instance, process)
+        made.engine.estimated = lambda status: self._head.reported(
+            status, self._output_length(instance.model, status.sequence)
+        )
+        return made
+
+
+cluster = HeadCluster

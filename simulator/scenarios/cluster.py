@@ -11,12 +11,11 @@ from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
 from millrace.contracts.catalog import Role
 from millrace.contracts.kv import KvEndpoint
-from millrace.contracts.status import SequenceStatus
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 from millrace.policies.dispatch import DISPATCH_POLICIES
-from millrace.policies.rescheduling import RESCHEDULING_POLICIES, ReschedulingView
+from millrace.policies.registry import Policy, Registry
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.links import LinkModel
 from millrace.sim.process import SimActor, SimProcess
@@ -42,9 +41,9 @@ from simulator.host import HostShape, SimulatedHost
 from simulator.policy_faults import PolicyFaultSink
 from simulator.scenarios import lengths_known, observer
 from simulator.scenarios.counting_clients import CountingClients
-from simulator.scenarios.lengths_known import REMAINING_POLICIES, Expected, KnowingTagger, Reported
+from simulator.scenarios.lengths_known import Expected, KnowingTagger
 from simulator.scenarios.observer import EngineSample, Observer
-from simulator.scenarios.spec import SUBMITTED, Group, ScenarioSpec
+from simulator.scenarios.spec import Group, ScenarioSpec
 from simulator.services import SimInstance, SimService
 from simulator.vocabulary import byte_vocabulary
 
@@ -113,10 +112,6 @@ class ScenarioCluster(SimulatedCluster):
         self._truth = truth
         self._expected = expected or truth
         self._asks = DISPATCH_POLICIES.load(spec.dispatch.policy).ask is not None
-        self._reported: Reported | None = None
-        if spec.prediction.remaining != SUBMITTED:
-            policy, parameters = REMAINING_POLICIES.choose(spec.prediction.remaining, {})
-            self._reported = policy.build(parameters, spec.seed)
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
         self._groups: dict[str, Group] = {}
         self._unserved: list[str] = []  # instances without a migrator
@@ -160,17 +155,6 @@ class ScenarioCluster(SimulatedCluster):
         self._add_movers()
         for index in range(cluster.ingresses):
             add(Role.INGRESS, self._ingress(f"ingress-{index}"))
-        if self.spec.rescheduling.policy:
-            self._add_rescheduler()
-
-    def _add_rescheduler(self) -> None:
-        """The actor that moves sequences from one place, with the rights of an operator."""
-        policy, parameters = RESCHEDULING_POLICIES.choose(
-            self.spec.rescheduling.policy, self.spec.rescheduling.parameters
-        )
-        sizes = {name: group.engine.block_size for name, group in self._groups.items()}
-        made = policy.build(ReschedulingView(cluster=CLUSTER, block_sizes=sizes), parameters)
-        self.simulation.add(lambda _start: made, node="rescheduler", accepts=policy.accepts, role=Role.OPERATOR)
 
     def _add_instance(self, name: str, group: Group) -> SimActor:
         self._groups[name] = group
@@ -268,8 +252,6 @@ class ScenarioCluster(SimulatedCluster):
             tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
             kv=self._endpoint(instance, process.incarnation),
         )
-        if self._reported is not None:
-            modelled.estimated = partial(self._estimated, self._reported, instance.model)
         if instance.host and group.neighbour_slowdown:
             modelled.slowed = partial(self._slowed, instance.name)
         return SimulatedEngine(
@@ -298,9 +280,6 @@ class ScenarioCluster(SimulatedCluster):
 
     def _output_length(self, model: str, sequence: str) -> int:
         return self._truth(sequence.rpartition(".")[0], model)
-
-    def _estimated(self, reported: Reported, model: str, status: SequenceStatus) -> SequenceStatus:
-        return reported(status, self._output_length(model, status.sequence))
 
     def _knowing_tagger(self, config: TaggerConfig, deps: ActorDeps) -> Actor:
         prediction = self.spec.prediction
@@ -362,6 +341,24 @@ class ScenarioCluster(SimulatedCluster):
         worker = self._add_instance(name, self.spec.spare_groups()[name])
         self._add_movers()
         return worker
+
+
+class ClusterPolicy(Policy, frozen=True, kw_only=True):
+    """A file that builds a scenario's cluster in its own way.
+
+    Attributes:
+        cluster: A subclass of ScenarioCluster.
+    """
+
+    cluster: type[ScenarioCluster]
+
+
+CLUSTERS = Registry("cluster", ClusterPolicy, ())
+
+
+def cluster_of(spec: ScenarioSpec) -> type[ScenarioCluster]:
+    """The class of a scenario's cluster. Raises PolicyError where the file of its extension has none."""
+    return CLUSTERS.load(spec.extension).cluster if spec.extension else ScenarioCluster
 
 
 def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> EngineSample:

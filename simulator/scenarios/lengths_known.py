@@ -1,41 +1,20 @@
-"""Known lengths of a scenario: a tagger that knows the truth, or the truth with noise, and files that tell remaining
-lengths of running sequences in place of the engines.
-"""
+"""Known lengths of a scenario: a tagger that knows the truth, or the truth with noise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from millrace.actor.effects import Effect, Reply, Subscribe
 from millrace.contracts.message import Message
-from millrace.contracts.status import SequenceStatus
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.tagger import LengthTag, TagRequest
-from millrace.policies.registry import Policy, Registry
 from millrace.sim.stand_in import StandIn
 
 ACCEPTS = (TagRequest,)
 
 #: Output length of a request by its id and model, tokens; None if unknown.
 Expected = Callable[[str, str], float | None]
-
-#: From a status and the output length that its sequence will have, tokens, to what its engine tells.
-Reported = Callable[[SequenceStatus, int], SequenceStatus]
-
-
-class RemainingPolicy(Policy, frozen=True, kw_only=True):
-    """A file that tells remaining lengths.
-
-    Attributes:
-        build: (parameters, seed) -> what is told of each running sequence.
-    """
-
-    build: Callable[[Any, int], Reported]
-
-
-REMAINING_POLICIES = Registry("remaining", RemainingPolicy, ())
 
 #: Bounds of the noise.
 NOISE_MIN, NOISE_MAX = 0.1, 5.0

@@ -13,13 +13,12 @@ from millrace.actor.nearest_field import nearest_field
 from millrace.actor.settings import with_settings
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.registry import PolicyError, located
-from millrace.policies.rescheduling import RESCHEDULING_POLICIES
 from millrace.workloads.arrivals import FromTrace
 
 from services.coordinator.config import provisioning_policy
+from simulator.scenarios.cluster import cluster_of
 from simulator.scenarios.cluster_file import with_cluster_file
-from simulator.scenarios.lengths_known import REMAINING_POLICIES
-from simulator.scenarios.spec import SUBMITTED, ScenarioSpec
+from simulator.scenarios.spec import ScenarioSpec
 
 #: Beginning of a setting that names a cluster's file.
 _FILE = "cluster.file="
@@ -55,17 +54,15 @@ def read_scenario(path: Path, settings: Iterable[str] = ()) -> ScenarioSpec:
     return scenario_of(_located(table, path.parent), source=str(path))
 
 
-#: Tables whose ``policy`` (of provisioning ``strategy``, of prediction ``remaining``) may be a file.
-_SLOTS = ("dispatch", "stages", "trading", "roles", "provisioning", "rescheduling", "prediction")
+#: Tables whose ``policy`` (of provisioning ``strategy``) may be a file.
+_SLOTS, _KEYS = ("dispatch", "stages", "trading", "roles", "provisioning"), ("policy", "strategy")
 
 
 def _located(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The same with the paths of policies' files made absolute: runs may be made by other processes."""
-    for slot in _SLOTS:
-        choice: Any = table.get(slot)
-        for key in ("policy", "strategy", "remaining"):
-            if isinstance(choice, dict) and isinstance(choice.get(key), str):
-                choice[key] = located(choice[key], folder)
+    for choice, key in ((table, "extension"), *((table.get(slot), key) for slot in _SLOTS for key in _KEYS)):
+        if isinstance(choice, dict) and isinstance(choice.get(key), str):
+            choice[key] = located(choice[key], folder)
     return table
 
 
@@ -92,15 +89,9 @@ def _complaint(spec: ScenarioSpec) -> str:
     except PolicyError as error:
         return f"dispatch.{error}"
     try:
-        if spec.rescheduling.policy:
-            RESCHEDULING_POLICIES.choose(spec.rescheduling.policy, spec.rescheduling.parameters)
+        cluster_of(spec)
     except PolicyError as error:
-        return f"rescheduling.{error}"
-    try:
-        if spec.prediction.remaining != SUBMITTED:
-            REMAINING_POLICIES.choose(spec.prediction.remaining, {}, key="remaining")
-    except PolicyError as error:
-        return f"prediction.{error}"
+        return f"extension: {error}"
     try:
         provisioning_policy(spec.provisioning)
     except ConfigError as error:

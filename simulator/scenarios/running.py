@@ -15,7 +15,7 @@ from millrace.sim.links import LinkModel
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
 from millrace.workloads.shape import Arrival
 
-from simulator.scenarios.cluster import ScenarioCluster, StepTimes
+from simulator.scenarios.cluster import StepTimes, cluster_of
 from simulator.scenarios.load import arrivals, at_model, call_of, models_of
 from simulator.scenarios.observer import EngineSample, FinishedRequest, MigrationRecord
 from simulator.scenarios.spec import FaultSpec, ScenarioSpec
@@ -108,7 +108,7 @@ class _Run:
     ) -> None:
         self._spec = spec
         self._load = load
-        self._cluster = ScenarioCluster(
+        self._cluster = cluster_of(spec)(
             spec,
             step_times=step_times,
             truth=self._output_tokens,

@@ -23,9 +23,6 @@ from simulator.scenarios.trading_spec import TradingSpec
 #: Name of the model where a scenario names none.
 MODEL = "modelled"
 
-#: Remaining lengths as instances tell them by themselves.
-SUBMITTED = "submitted"
-
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Instances that are alike.
@@ -225,15 +222,11 @@ class PredictionSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         kind: ``oracle``: the truth; ``noisy``: the truth times a normal number around 1 with ``sigma``, cut to
             [0.1, 5]; ``tagger``: the tagger's model; ``recorded``: what the recording says; ``none``: nothing.
         asked: ``needed``: where the dispatch policy looks at lengths; ``always``: for each request, as brokers want it.
-        remaining: What instances tell of the rest of a running sequence. ``submitted``: what was known beforehand until
-            the sequence outruns it, from there on, and where nothing was known, the median of those that ended there
-            (survival). Or a file that tells something else (``lengths_known.py``).
     """
 
     kind: Literal["oracle", "noisy", "tagger", "recorded", "none"] = "oracle"
     sigma: Wait = 0.0
     asked: Literal["needed", "always"] = "needed"
-    remaining: str = SUBMITTED
 
 
 class NetworkSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -305,18 +298,6 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     plots: bool = True
 
 
-class ReschedulingSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rescheduler of the whole cluster. Needs ``migration.on``.
-
-    Attributes:
-        policy: A file or an entry point; empty for none.
-        parameters: The policy's parameters.
-    """
-
-    policy: str = ""
-    parameters: dict[str, Any] = {}
-
-
 class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole scenario.
 
@@ -326,6 +307,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             strategy's ``instances_max`` says how many spare instances there are.
         roles: How roles change under load, as ``flips`` in the coordinator's configuration; ``migration.roles`` are
             those of the beginning.
+        extension: A file whose ``cluster`` is built in place of ScenarioCluster, a subclass of it; empty for none.
     """
 
     name: str = "scenario"
@@ -339,7 +321,7 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     roles: RolePolicyConfig = RolePolicyConfig()
     step_bounds: StepObjectives = StepObjectives()
     trading: TradingSpec = TradingSpec()
-    rescheduling: ReschedulingSpec = ReschedulingSpec()
+    extension: str = ""
     workload: WorkloadSpec = WorkloadSpec()
     prediction: PredictionSpec = PredictionSpec()
     network: NetworkSpec = NetworkSpec()

@@ -5,8 +5,8 @@ from __future__ import annotations
 STANDING = 'trading.reasons=["drain", "handoff"]'
 BALANCE = 'trading.reasons=["drain", "handoff", "balance"]'
 ORACLE = ("prediction.kind=oracle", "prediction.asked=always")
-HEAD = ("prediction.remaining=head.py",)
-CENTRAL = ("trading.policy=none", STANDING, "rescheduling.policy=central.py")
+HEAD = ("extension=head.py",)
+CENTRAL = ("trading.policy=none", STANDING, "extension=central.py")
 
 #: By the name in the tables. Without prediction (`none`, `reactive`) no rule looks at a rest; `survival` is what
 #: instances learn from the outputs that ended there, from nothing at the beginning of each run. `asks earlier`: for

@@ -12,12 +12,17 @@ from simulator.scenarios.statistics import summarise
 
 
 @pytest.mark.parametrize(
-    "setting", ["trading.policy=reactive.py", "trading.policy=trading.py", "rescheduling.policy=central.py"]
+    "settings",
+    [
+        ["trading.policy=reactive.py", "extension=head.py"],
+        ["trading.policy=trading.py", "extension=head.py"],
+        ["extension=central.py"],
+    ],
 )
-def test_running_requests_move_between_decode_instances_and_none_is_lost(setting):
+def test_running_requests_move_between_decode_instances_and_none_is_lost(settings):
     path = PAPERS / "ares" / "testbed.toml"
     size = ["workload.count=24", "workload.warm_up=0", "workload.arrivals.rate_per_s=0.3", "workload.output_limit=4000"]
-    spec = read_scenario(path, ["trading.policy=none", setting, "prediction.remaining=head.py", *size])
+    spec = read_scenario(path, ["trading.policy=none", *settings, *size])
     outcome = run_scenario(spec, step_times=load_step_time)
     summary = summarise(outcome)
     assert (summary.served, summary.lost) == (24, 0)
