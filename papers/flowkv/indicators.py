@@ -114,8 +114,7 @@ def sample_of(body: InstanceSummary) -> LoadSample | None:
     counts += [count for queues in (load.prefill, load.decode) for count in _counts(queues)]
     totals = load.totals
     counts += [totals.steps, totals.busy_ns, totals.decodes, totals.prefill_tokens, totals.context_tokens]
-    memory = load.memory_busy
-    if min(counts) < 0 or not (memory is None or 0 <= memory <= 1):
+    if min(counts) < 0:
         return None
     return LoadSample(
         at_ns=body.at_ns,
@@ -146,7 +145,7 @@ def indicators_of(samples: Sequence[LoadSample], limits: InstanceLimits, model: 
     Args:
         samples: Of one incarnation, oldest first.
         limits: What queues and budgets are shares of.
-        model: Cost of its steps, for memory bandwidth where that is not measured; None where unknown.
+        model: Cost of its steps, for memory bandwidth; None where unknown.
     """
     if not samples:
         return NO_INDICATORS
@@ -169,7 +168,7 @@ def indicators_of(samples: Sequence[LoadSample], limits: InstanceLimits, model: 
         budget=min(1.0, used / max(1, done.steps * limits.token_budget)),
         kv=_mean([_kv(s) for s in samples]),
         busy=min(1.0, done.busy_ns * rate / 1e9),
-        memory=_memory(samples, done, rate, model),
+        memory=_memory(done, rate, model),
         prefill_tokens_per_s=done.prefill_tokens * rate,
         decodes_per_s=done.decodes * rate,
         step_s=done.busy_ns / done.steps / 1e9 if done.steps else 0.0,
@@ -194,11 +193,8 @@ def _difference(first: EngineTotals, last: EngineTotals) -> EngineTotals:
     )
 
 
-def _memory(samples: Sequence[LoadSample], done: EngineTotals, rate: float, model: InstanceModel | None) -> float:
-    """Measured share; else the part of step times that reads weights and KV, by the step model."""
-    measured = [s.load.memory_busy for s in samples if s.load.memory_busy is not None]
-    if measured:
-        return _mean(measured)
+def _memory(done: EngineTotals, rate: float, model: InstanceModel | None) -> float:
+    """The part of step times that reads weights and KV, by the step model; 0 without one."""
     if model is None:
         return 0.0
     reading_s = done.steps * model.fixed_s + done.decodes * model.per_decode_s

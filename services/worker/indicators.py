@@ -54,7 +54,6 @@ def load_indicators(
         max(0, now_ns - oldest_ns),
         growing,
         snapshot.totals,
-        snapshot.memory_busy,
     )
 
 

@@ -71,7 +71,6 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """State of an engine after a step; see StatusSnapshot for the fields.
 
     Attributes:
-        memory_busy: Share of time in which device memory was read or written; None where not measured.
         token_budget: As in StatusSnapshot.
     """
 
@@ -85,7 +84,6 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     step_duration_ns: int
     batch: BatchComposition
     totals: EngineTotals = EngineTotals()
-    memory_busy: float | None = None
     token_budget: int = 0
 
 

@@ -112,7 +112,6 @@ class LoadIndicators(msgspec.Struct, frozen=True, array_like=True):
         prefill_tokens_left: Prompt tokens that running and waiting sequences still have to compute.
         longest_wait_ns: Age of the oldest sequence that waits in prefill; 0 for none.
         blocks_growing: KV blocks that all sequences here are expected to need beyond those that they hold.
-        memory_busy: Share of time in which the device's memory was read or written, 0 to 1; None where not measured.
     """
 
     prefill: PhaseQueues = PhaseQueues()
@@ -121,7 +120,6 @@ class LoadIndicators(msgspec.Struct, frozen=True, array_like=True):
     longest_wait_ns: int = 0
     blocks_growing: int = 0
     totals: EngineTotals = EngineTotals()
-    memory_busy: float | None = None
 
 
 class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):

@@ -31,7 +31,7 @@ MODEL = InstanceModel(
 LIMITS = InstanceLimits(max_sequences=10, token_budget=100)
 
 
-def summary(at_s: float, *, steps: int = 0, waiting: int = 0, memory: float | None = None) -> InstanceSummary:
+def summary(at_s: float, *, steps: int = 0, waiting: int = 0) -> InstanceSummary:
     totals = EngineTotals(steps, steps * S // 10, 2 * steps, 30 * steps, 100 * steps)
     return plain_summary(
         "w",
@@ -40,9 +40,7 @@ def summary(at_s: float, *, steps: int = 0, waiting: int = 0, memory: float | No
         waiting=waiting,
         running_tokens=300,
         blocks_free=60,
-        indicators=LoadIndicators(
-            PhaseQueues(1, waiting, 0, 0), PhaseQueues(1, 0, 1, 1), 70, 2 * S, 20, totals, memory
-        ),
+        indicators=LoadIndicators(PhaseQueues(1, waiting, 0, 0), PhaseQueues(1, 0, 1, 1), 70, 2 * S, 20, totals),
     )
 
 
@@ -68,8 +66,7 @@ def test_totals_that_go_back_give_no_negative_rates() -> None:
     assert (told.prefill_tokens_per_s, told.busy, told.step_s) == (0.0, 0.0, 0.0)
 
 
-def test_memory_bandwidth_is_measured_or_from_the_step_model() -> None:
-    assert found(summary(0, memory=0.2), summary(1, steps=2, memory=0.6)).memory == pytest.approx(0.4)
+def test_memory_bandwidth_is_from_the_step_model() -> None:
     modelled = found(summary(0), summary(1, steps=4), model=MODEL).memory
     assert modelled == pytest.approx(4 * 0.01 + 8 * 1e-4 + 400 * 1e-7)
     assert found(summary(0), summary(1, steps=4)).memory == 0.0
@@ -85,8 +82,6 @@ def test_without_samples_nothing_is_loaded() -> None:
         LoadIndicators(prefill_tokens_left=-1),
         LoadIndicators(PhaseQueues(running=-3)),
         LoadIndicators(totals=EngineTotals(busy_ns=-5)),
-        LoadIndicators(memory_busy=math.nan),
-        LoadIndicators(memory_busy=7.0),
         None,
     ],
 )

@@ -48,7 +48,6 @@ from services.worker.config import WorkerConfig
 from services.worker.vllm_engine import kv_endpoint, kv_words, names, snapshot_buffer, startup
 from services.worker.vllm_engine.adapters import AdapterRefused, EngineAdapters
 from services.worker.vllm_engine.crash import crash_text, refusal_text
-from services.worker.vllm_engine.device_memory import memory_busy
 from services.worker.vllm_engine.grammar_check import TrialVerdict
 from services.worker.vllm_engine.hangs import LivenessJudge, cpu_time_ns
 from services.worker.vllm_engine.images import image_input
@@ -106,7 +105,6 @@ class VllmEngine:
         self._standing = StandingSequences()
         self._stopping = False
         self._failed = False
-        self._memory = memory_busy(config.tensor_parallel_size)
 
     async def start(self, listener: Callable[[EngineEvent], None]) -> EngineInfo:
         """Starts it; blocks the loop meanwhile, since the engine must be forked by this thread.
@@ -481,7 +479,7 @@ class VllmEngine:
 
     def _new_snapshot(self) -> EngineSnapshot | None:
         payload = self._snapshots.read_new()
-        return self._memory.noted(decode_snapshot(payload)) if payload is not None else None
+        return decode_snapshot(payload) if payload is not None else None
 
     async def _poll(self) -> None:
         """Finds what comes without outputs: the snapshot of an abort in an idle engine, and signs of a hang."""
