@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millrace.actor.headers import read_headers, read_status
@@ -31,14 +32,12 @@ class Question(Protocol):
     def on_disconnect(self) -> bool: ...
 
 
+@dataclass(slots=True, eq=False)
 class OpenRequest:
     """Waits for one answer."""
 
-    __slots__ = ("correlation", "deliver")
-
-    def __init__(self, correlation: str, deliver: Deliver) -> None:
-        self.correlation = correlation
-        self.deliver = deliver
+    correlation: str
+    deliver: Deliver
 
     def on_message(self, subject_reply: str, payload: bytes, headers: bytes) -> bool:
         if read_status(headers) == "503":
@@ -71,19 +70,16 @@ class OpenRequest:
         self.deliver(Message(RequestFailed(correlation=self.correlation, reason=reason)))
 
 
+@dataclass(slots=True, eq=False)
 class OpenGather:
     """Collects answers until enough are there, or the deadline, or the bus went away."""
 
-    __slots__ = ("answers", "answers_max", "correlation", "deliver", "silent", "subjects")
-
-    def __init__(self, correlation: str, answers_max: int, subjects: int, deliver: Deliver) -> None:
-        """``subjects``: how many were asked."""
-        self.correlation = correlation
-        self.answers_max = answers_max
-        self.subjects = subjects
-        self.deliver = deliver
-        self.silent = 0  # subjects where nobody listens
-        self.answers: list[tuple[str, Any]] = []
+    correlation: str
+    answers_max: int
+    subjects: int  # how many were asked
+    deliver: Deliver
+    silent: int = 0  # subjects where nobody listens
+    answers: list[tuple[str, Any]] = field(default_factory=list)
 
     def on_message(self, subject_reply: str, payload: bytes, headers: bytes) -> bool:
         if read_status(headers) == "503":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -41,17 +42,15 @@ class _Ack(msgspec.Struct):
 _ack_decoder = msgspec.json.Decoder(_Ack)
 
 
+@dataclass(slots=True, eq=False)
 class OpenWrite:
     """One write that waits for the store's acknowledgement."""
 
-    __slots__ = ("deliver", "effect", "found", "retried", "store")
-
-    def __init__(self, store: KeyStore, effect: PutKey | DeleteKey, deliver: Deliver) -> None:
-        self.store = store
-        self.effect = effect
-        self.deliver = deliver
-        self.retried = False
-        self.found = 0  # revision that stood in the way
+    store: KeyStore
+    effect: PutKey | DeleteKey
+    deliver: Deliver
+    retried: bool = False
+    found: int = 0  # revision that stood in the way
 
     def on_message(self, subject_reply: str, payload: bytes, headers: bytes) -> bool:
         if read_status(headers) == "503":

@@ -10,6 +10,7 @@ What a local subscription matches is handed over here. Then:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import cycle
 
 from millrace.actor.cell import Cell
@@ -23,6 +24,7 @@ ROUTES_MAX = 4096
 HandOver = Callable[[Cell, Message], None]
 
 
+@dataclass(slots=True, eq=False)
 class LocalRoute:
     """Receivers of one subject.
 
@@ -31,11 +33,8 @@ class LocalRoute:
         every: Those that subscribe for themselves.
     """
 
-    __slots__ = ("every", "shared")
-
-    def __init__(self, shared: tuple[Iterator[Cell], ...], every: tuple[Cell, ...]) -> None:
-        self.shared = shared
-        self.every = every
+    shared: tuple[Iterator[Cell], ...]
+    every: tuple[Cell, ...]
 
 
 _NOBODY = LocalRoute((), ())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.sequence import ScheduledSequence
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """One scheduled step. Parallel lists, because a step is built and read far more often than it is looked at.
 
@@ -18,32 +21,17 @@ class Batch:
         admitted: How many at the end of ``sequences`` came from the waiting queue.
     """
 
-    __slots__ = (
-        "admitted",
-        "computed_before",
-        "context_tokens",
-        "counts",
-        "decodes",
-        "half_work",
-        "preempted",
-        "prefill_context_tokens",
-        "prefill_tokens",
-        "sampling",
-        "sequences",
-    )
-
-    def __init__(self) -> None:
-        self.sequences: list[ScheduledSequence] = []
-        self.counts: list[int] = []
-        self.computed_before: list[int] = []
-        self.sampling: list[ScheduledSequence] = []
-        self.preempted: list[ScheduledSequence] = []
-        self.admitted = 0
-        self.decodes = 0
-        self.context_tokens = 0
-        self.prefill_tokens = 0
-        self.prefill_context_tokens = 0
-        self.half_work = 0  # doubled prefill work, a whole number
+    sequences: list[ScheduledSequence] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    computed_before: list[int] = field(default_factory=list)
+    sampling: list[ScheduledSequence] = field(default_factory=list)
+    preempted: list[ScheduledSequence] = field(default_factory=list)
+    admitted: int = 0
+    decodes: int = 0
+    context_tokens: int = 0
+    prefill_tokens: int = 0
+    prefill_context_tokens: int = 0
+    half_work: int = 0  # doubled prefill work, a whole number
 
     def put(self, sequence: ScheduledSequence, count: int) -> None:
         """Adds ``count`` tokens of a sequence and advances what it has computed."""

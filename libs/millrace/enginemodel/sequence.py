@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from millrace.contracts.status import SequenceState
 from millrace.kvcache.chain import ROOT, chain_hash, extend_chain
 
 
+@dataclass(slots=True, eq=False)
 class ScheduledSequence:
     """One sequence in a modelled engine.
 
     Attributes:
-        token_ids: Prompt and output so far; the scheduler reads them only to name full blocks.
+        token_ids: Prompt and output so far, of earlier epochs too: this object's own. The scheduler reads them only to
+            name full blocks.
         total: ``len(token_ids)``.
         computed: Tokens whose KV is computed or being computed in the step under way.
         placeholders: Tokens sampled by a step whose outputs are not known yet (async scheduling).
@@ -24,55 +28,27 @@ class ScheduledSequence:
         hit_tokens: Tokens found in the prefix cache at the first admission; None before it.
     """
 
-    __slots__ = (
-        "arrival_ns",
-        "beside",
-        "blocks",
-        "computed",
-        "hashes",
-        "hit_tokens",
-        "in_flight",
-        "max_tokens",
-        "named_blocks",
-        "placeholders",
-        "preemptions",
-        "prompt_tokens",
-        "sequence",
-        "slots",
-        "stale",
-        "state",
-        "token_ids",
-        "total",
-    )
+    sequence: str
+    token_ids: list[int]
+    prompt_tokens: int = field(kw_only=True)
+    max_tokens: int = field(kw_only=True)
+    arrival_ns: int = field(default=0, kw_only=True)
+    total: int = field(init=False)
+    computed: int = field(default=0, init=False)
+    placeholders: int = field(default=0, init=False)
+    in_flight: int = field(default=0, init=False)
+    stale: int = field(default=0, init=False)
+    blocks: list[int] = field(default_factory=list, init=False)
+    beside: list[int] = field(default_factory=list, init=False)
+    slots: int = field(default=0, init=False)
+    named_blocks: int = field(default=0, init=False)
+    hashes: list[int] = field(default_factory=list, init=False)
+    hit_tokens: int | None = field(default=None, init=False)
+    preemptions: int = field(default=0, init=False)
+    state: SequenceState | None = field(default=SequenceState.WAITING, init=False)  # None once finished
 
-    def __init__(
-        self,
-        sequence: str,
-        token_ids: list[int],
-        *,
-        prompt_tokens: int,
-        max_tokens: int,
-        arrival_ns: int = 0,
-    ) -> None:
-        """Args: token_ids: prompt, then output of earlier epochs; becomes this object's own."""
-        self.sequence = sequence
-        self.token_ids = token_ids
-        self.prompt_tokens = prompt_tokens
-        self.max_tokens = max_tokens
-        self.arrival_ns = arrival_ns
-        self.total = len(token_ids)
-        self.computed = 0
-        self.placeholders = 0
-        self.in_flight = 0
-        self.stale = 0
-        self.blocks: list[int] = []
-        self.beside: list[int] = []
-        self.slots = 0
-        self.named_blocks = 0
-        self.hashes: list[int] = []
-        self.hit_tokens: int | None = None
-        self.preemptions = 0
-        self.state: SequenceState | None = SequenceState.WAITING  # None once finished
+    def __post_init__(self) -> None:
+        self.total = len(self.token_ids)
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)

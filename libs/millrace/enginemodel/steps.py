@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from millrace.contracts.status import BatchComposition, EngineTotals, SequenceStatus
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.stream import ModelledSequence
 
 
+@dataclass(slots=True, eq=False)
 class Step:
     """A step under way."""
 
-    __slots__ = ("batch", "composition", "duration_ns", "ends_ns")
-
-    def __init__(self, batch: Batch, composition: BatchComposition, ends_ns: int, duration_ns: int) -> None:
-        self.batch = batch
-        self.composition = composition
-        self.ends_ns = ends_ns
-        self.duration_ns = duration_ns
+    batch: Batch
+    composition: BatchComposition
+    ends_ns: int
+    duration_ns: int
 
 
 class StepTotals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -39,6 +40,7 @@ class Clock(Protocol):
         """Calls back at that time, or with the next turn where it has passed; never within this call."""
 
 
+@dataclass(slots=True, eq=False)
 class _Reading:
     """A read under way.
 
@@ -46,14 +48,11 @@ class _Reading:
         over: Called once with how it ended, the deadline included.
     """
 
-    __slots__ = ("began_ns", "cancel", "first", "over", "read")
-
-    def __init__(self, read: KvRead, first: int, began_ns: int, over: Callable[[KvReadEnded], None]) -> None:
-        self.read = read
-        self.first = first
-        self.began_ns = began_ns
-        self.over = over
-        self.cancel: Callable[[], None] = lambda: None
+    read: KvRead
+    first: int
+    began_ns: int
+    over: Callable[[KvReadEnded], None]
+    cancel: Callable[[], None] = field(default=lambda: None)
 
 
 class Transfers:

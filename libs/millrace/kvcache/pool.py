@@ -21,19 +21,6 @@ class BlockPool:
     reads, in order of reuse: ``_unnamed`` from its end, the blocks never used yet, ``_named`` from its start.
     """
 
-    __slots__ = (
-        "_fresh",
-        "_generations",
-        "_hash_of",
-        "_index",
-        "_named",
-        "_references",
-        "_unnamed",
-        "blocks_total",
-        "caching",
-        "free",
-    )
-
     def __init__(self, blocks_total: int, *, caching: bool) -> None:
         """Args: blocks_total: usable blocks, the null block not counted. caching: whether a prefix index is kept."""
         self.blocks_total = blocks_total

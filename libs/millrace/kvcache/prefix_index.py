@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 
+@dataclass(slots=True, eq=False)
 class Holding:
     """One sequence's prompt in an engine, block by block.
 
@@ -23,13 +25,10 @@ class Holding:
         computed: So many of them are in the cache.
     """
 
-    __slots__ = ("computed", "hashes", "hits", "stamps")
-
-    def __init__(self, hashes: Sequence[int], hits: int, stamps: Sequence[int]) -> None:
-        self.hashes = hashes
-        self.hits = hits
-        self.stamps = stamps
-        self.computed = 0
+    hashes: Sequence[int]
+    hits: int
+    stamps: Sequence[int]
+    computed: int = 0
 
 
 class PrefixIndex:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 import msgspec
@@ -61,16 +62,14 @@ class AcceptedRead(msgspec.Struct, frozen=True, kw_only=True):
     stale: list[int]
 
 
+@dataclass(slots=True, eq=False)
 class _Side:
     """One engine on the network."""
 
-    __slots__ = ("engine", "host", "key", "process")
-
-    def __init__(self, key: str, host: str, process: SimProcess, engine: ModelledEngine) -> None:
-        self.key = key
-        self.host = host
-        self.process = process
-        self.engine = engine
+    key: str
+    host: str
+    process: SimProcess
+    engine: ModelledEngine
 
 
 class _Transfer:

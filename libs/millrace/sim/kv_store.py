@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from millrace.contracts.catalog import BUCKETS
@@ -10,14 +11,12 @@ from millrace.contracts.catalog import BUCKETS
 _TTL_NS = {bucket.name: int(bucket.ttl_s * 1e9) for bucket in BUCKETS}
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """Last state of a key; a value of None is a deletion marker."""
 
-    __slots__ = ("revision", "value")
-
-    def __init__(self, value: Any, revision: int) -> None:
-        self.value = value
-        self.revision = revision
+    value: Any
+    revision: int
 
 
 #: Called with each change: (bucket, key, entry).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from millrace.actor.inbox import gathered
@@ -22,13 +23,11 @@ class NoResponders:
     """In place of a body: the server's answer that there are no responders."""
 
 
+@dataclass(slots=True, eq=False)
 class WriteResult:
     """In place of a body: the store's answer. A revision of None is a conflict."""
 
-    __slots__ = ("revision",)
-
-    def __init__(self, revision: int | None) -> None:
-        self.revision = revision
+    revision: int | None
 
 
 #: An answer: a body, an unreadable payload, or a word of the server.
@@ -45,13 +44,11 @@ class PendingReply(Protocol):
     def on_disconnect(self) -> Message: ...
 
 
+@dataclass(slots=True, eq=False)
 class SimRequest:
     """One answer, whatever it is."""
 
-    __slots__ = ("correlation",)
-
-    def __init__(self, correlation: str) -> None:
-        self.correlation = correlation
+    correlation: str
 
     def on_answer(self, answer: Answer, sender: str, traceparent: str) -> Message | None:
         if isinstance(answer, NoResponders):
@@ -70,18 +67,15 @@ class SimRequest:
         return Message(RequestFailed(correlation=self.correlation, reason=reason))
 
 
+@dataclass(slots=True, eq=False)
 class SimGather:
     """As many answers as come in time."""
 
-    __slots__ = ("answers", "answers_max", "correlation", "silent", "subjects")
-
-    def __init__(self, correlation: str, answers_max: int, subjects: int) -> None:
-        """``subjects``: how many were asked."""
-        self.correlation = correlation
-        self.answers_max = answers_max
-        self.subjects = subjects
-        self.silent = 0
-        self.answers: list[tuple[str, Any]] = []
+    correlation: str
+    answers_max: int
+    subjects: int  # how many were asked
+    silent: int = 0
+    answers: list[tuple[str, Any]] = field(default_factory=list)
 
     def on_answer(self, answer: Answer, sender: str, traceparent: str) -> Message | None:
         if isinstance(answer, NoResponders):
@@ -98,13 +92,11 @@ class SimGather:
         return self.on_timeout()
 
 
+@dataclass(slots=True, eq=False)
 class SimWrite:
     """The store's acknowledgement."""
 
-    __slots__ = ("correlation",)
-
-    def __init__(self, correlation: str) -> None:
-        self.correlation = correlation
+    correlation: str
 
     def on_answer(self, answer: Answer, sender: str, traceparent: str) -> Message | None:
         if not isinstance(answer, WriteResult):

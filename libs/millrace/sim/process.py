@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -89,16 +90,14 @@ class SimActor:
         return self.process.actor
 
 
+@dataclass(slots=True, eq=False)
 class SimWatch:
     """One WatchKeys effect: what its actor was given."""
 
-    __slots__ = ("bucket", "generation", "known", "process")
-
-    def __init__(self, process: SimProcess, bucket: str) -> None:
-        self.process = process
-        self.bucket = bucket
-        self.known: dict[str, int] = {}
-        self.generation = 0
+    process: SimProcess
+    bucket: str
+    known: dict[str, int] = field(default_factory=dict)
+    generation: int = 0
 
     def news(self, key: str, entry: Entry) -> list[Body]:
         """Return the notifications about one key's state."""

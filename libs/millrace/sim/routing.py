@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,16 +15,14 @@ if TYPE_CHECKING:
 ROUTES_MAX = 100_000
 
 
+@dataclass(slots=True, eq=False)
 class Subscription:
     """One actor's wish for a subject. Ends with the actor's incarnation."""
 
-    __slots__ = ("ended", "process", "queue_group", "subject")
-
-    def __init__(self, process: SimProcess, subject: str, queue_group: str) -> None:
-        self.process = process
-        self.subject = subject
-        self.queue_group = queue_group
-        self.ended = False
+    process: SimProcess
+    subject: str
+    queue_group: str
+    ended: bool = False
 
 
 class Router:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -23,22 +24,18 @@ class CollectedResponse(Protocol):
     def body(self, usage: Usage, report: CascadeReport | None = None) -> bytes: ...
 
 
+@dataclass(slots=True, eq=False)
 class _Choice:
     """Output of one choice so far."""
 
-    __slots__ = (
-        "calls", "finish_reason", "logprobs", "prompt_logprobs", "reasoning", "stop_reason", "texts", "token_ids",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.reasoning = ""
-        self.calls: list[CallPart] = []
-        self.logprobs: list[DeltaLogprob] | None = None
-        self.prompt_logprobs: list[dict[str, Any] | None] | None = None
-        self.token_ids: list[int] = []
-        self.finish_reason = ""
-        self.stop_reason: str | int | None = None
+    texts: list[str] = field(default_factory=list)
+    reasoning: str = ""
+    calls: list[CallPart] = field(default_factory=list)
+    logprobs: list[DeltaLogprob] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = ""
+    stop_reason: str | int | None = None
 
     def add(self, delta: ChoiceDelta) -> None:
         if delta.text:

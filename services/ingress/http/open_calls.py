@@ -10,6 +10,7 @@ import asyncio
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -82,6 +83,7 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 Tokenised = Callable[[ParsedRequest, list[list[list[int]]]], None]
 
 
+@dataclass(slots=True, eq=False)
 class ResponseView:
     """One call as the client sees it. ``stream`` or ``collected`` is set, as the client asked.
 
@@ -97,42 +99,22 @@ class ResponseView:
         quiet_s: Time of the first look after the last write.
     """
 
-    __slots__ = (
-        "collected",
-        "dirty",
-        "ending",
-        "exchange",
-        "headers",
-        "keep",
-        "opens_early",
-        "path",
-        "pending",
-        "quiet_s",
-        "reader",
-        "reading",
-        "reasoning_tokens",
-        "shape",
-        "stream",
-        "written",
-    )
-
-    def __init__(self, exchange: Exchange, path: str, headers: list[tuple[bytes, bytes]], *, opens_early: bool) -> None:
-        self.exchange = exchange
-        self.path = path
-        self.headers = headers
-        self.stream: EventStream | None = None
-        self.collected: CollectedResponse | None = None
-        self.keep: Keep = hand_on
-        self.reader: OutputReader | None = None
-        self.reading: ReadingTimes | None = None
-        self.shape: Callable[[str], None] | None = None
-        self.pending: list[bytes] = []
-        self.ending: Callable[[], None] | None = None
-        self.reasoning_tokens: int | None = None
-        self.dirty = False
-        self.opens_early = opens_early
-        self.written = True
-        self.quiet_s = 0.0
+    exchange: Exchange
+    path: str
+    headers: list[tuple[bytes, bytes]]
+    opens_early: bool
+    stream: EventStream | None = None
+    collected: CollectedResponse | None = None
+    keep: Keep = hand_on
+    reader: OutputReader | None = None
+    reading: ReadingTimes | None = None
+    shape: Callable[[str], None] | None = None
+    pending: list[bytes] = field(default_factory=list)
+    ending: Callable[[], None] | None = None
+    reasoning_tokens: int | None = None
+    dirty: bool = False
+    written: bool = True
+    quiet_s: float = 0.0
 
 
 class Tracer:
