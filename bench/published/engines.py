@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from millrace.enginemodel.coefficients import load_step_time
-from millrace.enginemodel.measured import MeasuredCurve
-from millrace.enginemodel.step_time_models import Provenance, StepTimeModel
+from millrace.enginemodel.step_time_models import Provenance
 
 from bench.published import tables, tables_aiconfigurator, tables_servingsim
 from bench.published.kernel_table import KernelTableStepTime
 from bench.published.shapes import LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, QWEN_2_7B, QWEN_3_32B, Shape
-from bench.published.surface import Surface
+from bench.published.surface import MeasuredCurve, Surface
 from bench.published.tables import A30, A100, H100, H200, RTX4090, Hardware
 from bench.published.tables_aiconfigurator import Files, Heads
 
@@ -255,15 +253,3 @@ ENGINES: dict[str, Callable[[Path], KernelTableStepTime]] = {
         for ways in (2, 4, 8)
     },
 }
-
-
-def open_step_time(text: str, data: Path) -> StepTimeModel:
-    """A model by what a configuration calls it: ``tables:NAME`` for kernel tables under ``data``, else a set or a file.
-
-    Raises:
-        ValueError: there is none, or it cannot be read; the message says which.
-    """
-    kind, colon, name = text.partition(":")
-    if colon and kind == "tables":
-        return published(name, data)
-    return load_step_time(text)

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-from millrace.enginemodel.measured import MeasuredCurve
-from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
 from millrace.enginemodel.step_time_models import Provenance
 
-from bench.published.surface import Surface
+from bench.published.surface import MeasuredCurve, Surface
 
 #: Prompt tokens per curve of prompt attention: fine enough, and 2,048 tokens make 32 curves.
 PREFILL_GRANULARITY = 64
@@ -40,8 +38,8 @@ class KernelTableStepTime(msgspec.Struct, frozen=True, kw_only=True):
         mixed: What one layer's attention takes more than its prompt and decode attention apart when both are in a step,
             by sequences and context tokens of each; None where that was not measured.
         mixed_work: The same for each pair of a decoding sequence and a prompt token, ns.
-        all_reduce: Between the GPUs of a tensor-parallel group; None on one GPU. The tables are those of one GPU of
-            the group.
+        all_reduce: Between the GPUs of a tensor-parallel group, by its bytes; None on one GPU. The tables are those of
+            one GPU of the group.
         hidden_bytes: Of one token's hidden state: what an all-reduce carries.
     """
 
@@ -56,7 +54,7 @@ class KernelTableStepTime(msgspec.Struct, frozen=True, kw_only=True):
     tail_decodes: int = 0
     mixed: Surface | None = None
     mixed_work: float = 0.0
-    all_reduce: AllReduce | None = None
+    all_reduce: MeasuredCurve | None = None
     hidden_bytes: int = 0
     provenance: Provenance | None = None
 
@@ -80,12 +78,12 @@ class KernelTableStepTime(msgspec.Struct, frozen=True, kw_only=True):
         """Linear layers and all-reduces. A step of 0 tokens has none."""
         sizes = [size for size in self.linear.sizes if 0 < size <= max(budget, self.linear.sizes[0])]
         if self.all_reduce is not None:
-            knots = (size // self.hidden_bytes for size in self.all_reduce.profile.sizes)
+            knots = (size // self.hidden_bytes for size in self.all_reduce.sizes)
             sizes += [tokens for tokens in knots if 0 < tokens <= budget]
         return _curve({0: 0.0} | {size: self._layers_at(size) for size in sizes}, beyond=self._layers_at)
 
     def _layers_at(self, tokens: float) -> float:
-        reduced = 0.0 if self.all_reduce is None else 2 * self.all_reduce.ns(tokens * self.hidden_bytes)
+        reduced = 0.0 if self.all_reduce is None else 2 * self.all_reduce.at(tokens * self.hidden_bytes)
         return self.layers * (self.linear.at(tokens) + reduced)
 
     def _sequences(self, most: int) -> CostCurve:

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from millrace.enginemodel.measured import MeasuredCurve
 
-from bench.published.surface import Surface
+from bench.published.surface import MeasuredCurve, Surface
 
 #: Operators of one layer in Vidur's linear profiles; embedding is once per step and next to nothing.
 LAYER_OPERATORS = (

@@ -6,10 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import msgspec
-from millrace.enginemodel.measured import MeasuredCurve
-from millrace.enginemodel.parallel import AllReduce
 
-from bench.published.surface import Surface
+from bench.published.surface import MeasuredCurve, Surface
 from bench.published.tables import MS, US, averaged, profile, rows, surface
 
 #: Tokens computed before a chunk for which prompt attention is worked out; the tables have fresh prompts only.
@@ -126,7 +124,7 @@ def _heads(row: dict[str, str]) -> Heads:
     return Heads(int(row["num_heads"]), int(row["num_key_value_heads"]))
 
 
-def all_reduce(files: Files, nccl: Path, *, ways: int) -> AllReduce:
+def all_reduce(files: Files, nccl: Path, *, ways: int) -> MeasuredCurve:
     """An all-reduce of a group of GPUs by bytes: vLLM's own for small messages, NCCL where that is faster.
 
     Args:
@@ -146,4 +144,4 @@ def all_reduce(files: Files, nccl: Path, *, ways: int) -> AllReduce:
         raise ValueError(f"{files.path('custom_allreduce')}, {nccl}: no all-reduce of {ways} GPUs")
     either = averaged(custom), averaged(library)
     sizes = {size for measured in either for size in measured.sizes}
-    return AllReduce(profile({size: min(measured.at(size) for measured in either) for size in sizes}))
+    return profile({size: min(measured.at(size) for measured in either) for size in sizes})

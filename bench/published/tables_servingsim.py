@@ -9,10 +9,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from millrace.enginemodel.measured import MeasuredCurve
 from scipy.optimize import nnls
 
-from bench.published.surface import Surface
+from bench.published.surface import MeasuredCurve, Surface
 from bench.published.tables import US, profile, rows, surface
 
 #: How often each dense layer runs within one transformer layer.

@@ -7,15 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition
-from millrace.enginemodel.coefficients import load_step_time
-from millrace.enginemodel.measured import MeasuredCurve
-from millrace.enginemodel.parallel import AllReduce
 from millrace.enginemodel.parameters import EngineParameters
 
 from bench.published import tables, tables_aiconfigurator, tables_servingsim
-from bench.published.engines import open_step_time
+from bench.published.engines import published
 from bench.published.kernel_table import KernelTableStepTime
-from bench.published.surface import Surface
+from bench.published.surface import MeasuredCurve, Surface
 
 LAYERS = 3
 LINEAR = MeasuredCurve((1, 8, 64), (1000.0, 1200.0, 5000.0))
@@ -72,7 +69,7 @@ def test_prompt_attention_is_that_of_the_chunk_and_what_was_before_it(chunk: int
 
 
 def test_a_group_of_gpus_waits_for_two_all_reduces_in_each_layer() -> None:
-    reduce = AllReduce.straight(latency=7.0, bytes_per_second=1e9)
+    reduce = MeasuredCurve((0, 1000), (7.0, 1007.0))
     group = KernelTableStepTime(
         layers=LAYERS, linear=LINEAR, decode=DECODE, prefill=PREFILL, all_reduce=reduce, hidden_bytes=10
     )
@@ -134,10 +131,9 @@ def _write_vidur(file: Path, projection_ms: dict[int, float]) -> None:
     file.write_text("\n".join(lines))
 
 
-def test_a_configuration_names_tables_with_their_prefix_and_sets_without(tmp_path: Path) -> None:
-    assert open_step_time("cpu-8m", tmp_path) == load_step_time("cpu-8m")
+def test_tables_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a30_Qwen-2-7B_attention\.csv: cannot be read"):
-        open_step_time("tables:a30-qwen2-7b", tmp_path)
+        published("a30-qwen2-7b", tmp_path)
 
 
 def test_rows_with_a_prompt_chunk_and_decodes_say_what_both_at_once_cost_more(tmp_path: Path) -> None:

@@ -76,20 +76,21 @@ class KvNetwork(Protocol):
         ...
 
 
-class Timer(Protocol):
-    """The part of a Clock that a network needs."""
+class Clock(Protocol):
+    """Time as a driver knows it."""
 
     def now_ns(self) -> int:
-        """Unix ns."""
+        """Unix ns, never going back."""
         ...
 
-    def at(self, time_ns: int, callback: Callable[[], None]) -> None: ...
+    def at(self, time_ns: int, callback: Callable[[], None]) -> None:
+        """Calls back at that time, or with the next turn where it has passed; never within this call."""
 
 
 class ConstantNetwork:
     """Every read has the whole wire for itself, and succeeds."""
 
-    def __init__(self, clock: Timer, *, bytes_per_s: float, latency_ns: int) -> None:
+    def __init__(self, clock: Clock, *, bytes_per_s: float, latency_ns: int) -> None:
         self._clock = clock
         self._bytes_per_s = bytes_per_s
         self._latency_ns = latency_ns

@@ -23,8 +23,8 @@ from millrace.actor.engine import (
 )
 from millrace.enginemodel.arrivals import ModelledReservation
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.network import KvNetwork
-from millrace.enginemodel.transfers import Clock, Transfers
+from millrace.enginemodel.network import Clock, KvNetwork
+from millrace.enginemodel.transfers import Transfers
 
 #: A driver that was held up for longer than this does not catch up: a burst of steps would be no engine's behaviour.
 LAG_NS_MAX = 100_000_000

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from millrace.actor.engine import (
     EndLeaseInEngine,
@@ -26,18 +25,7 @@ from millrace.contracts.kv import CopierKind, KvRefusal, read_until_ns
 from millrace.enginemodel.arrivals import ModelledReservation
 from millrace.enginemodel.contents import NOTHING
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.network import KvNetwork, KvRead, KvReadEnded
-
-
-class Clock(Protocol):
-    """Time as a driver knows it."""
-
-    def now_ns(self) -> int:
-        """Unix ns, never going back."""
-        ...
-
-    def at(self, time_ns: int, callback: Callable[[], None]) -> None:
-        """Calls back at that time, or with the next turn where it has passed; never within this call."""
+from millrace.enginemodel.network import Clock, KvNetwork, KvRead, KvReadEnded
 
 
 @dataclass(slots=True, eq=False)

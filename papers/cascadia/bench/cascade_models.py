@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.enginemodel.measured import MeasuredCurve
 from millrace.enginemodel.parameters import EngineParameters
 
 from bench.engine.fit_published import CALIBRATED
 from bench.published.engines import composed, scaled
 from bench.published.kernel_table import KernelTableStepTime
 from bench.published.shapes import H100_BYTES, H200_BYTES, LLAMA_3_8B, LLAMA_3_70B, QWEN_3_32B, Shape
+from bench.published.surface import MeasuredCurve
 from bench.published.tables import H100, H200, Hardware
 from papers.cascadia.pipelines import pipelined
 from papers.cascadia.replicas import ReplicaShape
