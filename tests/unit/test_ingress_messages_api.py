@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 
 from services.ingress.api.dialects import error_body
 from services.ingress.api.errors import ApiError
-from services.ingress.api.messages_api.parsing import parse_count_request, parse_messages_request
+from services.ingress.api.messages_api.parsing import parse_messages_request
+from services.ingress.api.messages_api.requests import CountTokensRequest
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call
 from services.ingress.api.streams import EventStream, ResponseHead, StreamBody
 from services.ingress.calls.messages import ChoiceDelta, Usage
@@ -225,7 +226,9 @@ def test_what_claude_code_sends_besides_is_taken():
 
 
 def test_a_count_needs_no_bound():
-    request = parse_count_request(json.dumps({"model": "m", "messages": HI}).encode(), registry(TEMPLATE))
+    request = parse_messages_request(
+        json.dumps({"model": "m", "messages": HI}).encode(), registry(TEMPLATE), CountTokensRequest
+    )
     assert request.texts == ["<user>hi"]
 
 

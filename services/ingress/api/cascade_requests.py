@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -11,6 +12,9 @@ from services.ingress.api.models import ServedModel
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call, refuse_hopeless
 from services.ingress.api.requests import Shared
 from services.ingress.calls.messages import Call, CascadeOptions, MemberCall
+
+G = TypeVar("G")
+M = TypeVar("M")
 
 #: Bytes of the rendered prompt that judges get; its end is kept.
 JUDGED_PROMPT_BYTES_MAX = 65_536
@@ -25,16 +29,8 @@ def able_variants(parsed: ParsedRequest, limit: Callable[[ServedModel], int]) ->
     if not parsed.members:
         refuse_hopeless(parsed, limit(parsed.model))
         return parsed
-    fit, refusals = [], []
-    for member in parsed.members:
-        try:
-            refuse_hopeless(member, limit(member.model))
-            fit.append(member)
-        except ApiError as error:
-            refusals.append(error)
-    if not fit:
-        raise refusals[-1]
-    return msgspec.structs.replace(parsed, members=tuple(fit))
+    able = _of_able(parsed.members, lambda member: refuse_hopeless(member, limit(member.model)))
+    return msgspec.structs.replace(parsed, members=tuple(member for member, _ in able))
 
 
 def build_any_call(
@@ -51,18 +47,24 @@ def build_any_call(
     """
     if not parsed.members:
         return build_call(parsed, prompts[0], caller, limit(parsed.model))
-    calls, members, refusals = [], [], []
-    for member, ids in zip(parsed.members, prompts, strict=True):
+    able = _of_able(
+        zip(parsed.members, prompts, strict=True), lambda each: build_call(*each, caller, limit(each[0].model))
+    )
+    members = [_member(member, call) for (member, _), call in able]
+    return msgspec.structs.replace(able[0][1], model=parsed.cascade, members=members, cascade=_options(parsed.request))
+
+
+def _of_able(given: Iterable[G], make: Callable[[G], M]) -> list[tuple[G, M]]:
+    """Pairs of a given thing and what is made of it, where it can be. Raises the last ApiError where none can be."""
+    made, refusals = [], []
+    for each in given:
         try:
-            call = build_call(member, ids, caller, limit(member.model))
+            made.append((each, make(each)))
         except ApiError as error:
             refusals.append(error)
-        else:
-            calls.append(call)
-            members.append(_member(member, call))
-    if not calls:
+    if not made:
         raise refusals[-1]
-    return msgspec.structs.replace(calls[0], model=parsed.cascade, members=members, cascade=_options(parsed.request))
+    return made
 
 
 def _member(parsed: ParsedRequest, call: Call) -> MemberCall:

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from services.ingress.api.errors import SERVER, ApiError
-from services.ingress.api.messages_api.parsing import parse_count_request, parse_messages_request
+from services.ingress.api.messages_api.parsing import parse_messages_request
+from services.ingress.api.messages_api.requests import CountTokensRequest
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
 from services.ingress.api.parsed_requests import (
@@ -193,7 +194,7 @@ class App:
         return start
 
     def _count_tokens(self, exchange: Exchange, holder: KeyHolder) -> None:
-        parsed = parse_count_request(exchange.request.body, self._models)
+        parsed = parse_messages_request(exchange.request.body, self._models, CountTokensRequest)
 
         def answer(_: ParsedRequest, prompts: list[list[list[int]]]) -> None:
             self._answer(exchange, _encode({"input_tokens": len(prompts[0][0])}))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -214,7 +215,7 @@ class OpenCalls:
         """
         if parsed.token_ids is None:
             parsed = able_variants(parsed, self._models.limit)
-        self.tokenise(exchange, path, parsed, lambda parsed, ids: self._start(exchange, path, parsed, ids, holder))
+        self.tokenise(exchange, path, parsed, partial(self._start, exchange, path, holder))
 
     def submit_pooled(self, exchange: Exchange, path: str, pooled: PooledCall, holder: KeyHolder) -> None:
         """Tokenize and start a call whose output is pooled.
@@ -224,23 +225,17 @@ class OpenCalls:
         """
 
         def start(parsed: ParsedRequest) -> None:
-            self._start(exchange, path, parsed, [parsed.token_ids or []], holder)
+            self._start(exchange, path, holder, parsed, [parsed.token_ids or []])
 
         async def later() -> None:
-            try:
-                parsed = await asyncio.to_thread(pooled.tokenised)
-                if not exchange.closed:
-                    start(parsed)
-            except ApiError as error:
-                if not exchange.closed:
-                    self.answer_error(exchange, path, error)
+            parsed = await asyncio.to_thread(pooled.tokenised)
+            if not exchange.closed:
+                start(parsed)
 
         if pooled.characters <= LOOP_CHARACTERS_MAX:
             start(pooled.tokenised())
-            return
-        task = asyncio.get_running_loop().create_task(later())
-        self._tasks.add(task)
-        task.add_done_callback(lambda task: self._tokenised(task, exchange, path))
+        else:
+            self._go_on_later(exchange, path, later())
 
     def tokenise(self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Tokenised) -> None:
         """Hand on the token ids of each variant's prompts, later where that needs a thread or the image process.
@@ -251,9 +246,7 @@ class OpenCalls:
         if parsed.token_ids is not None:
             then(parsed, [parsed.token_ids] * len(parsed.variants))
         elif parsed.image_files or _characters(parsed) > LOOP_CHARACTERS_MAX:
-            task = asyncio.get_running_loop().create_task(self._tokenise_later(exchange, path, parsed, then))
-            self._tasks.add(task)
-            task.add_done_callback(lambda task: self._tokenised(task, exchange, path))
+            self._go_on_later(exchange, path, self._tokenise_later(exchange, parsed, then))
         else:
             ids = {
                 each.key: [each.model.tokenizer.encode(text, special=each.special) for text in each.texts or []]
@@ -261,20 +254,16 @@ class OpenCalls:
             }
             then(parsed, [ids[each.key] for each in parsed.variants])
 
-    async def _tokenise_later(self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Tokenised) -> None:
+    async def _tokenise_later(self, exchange: Exchange, parsed: ParsedRequest, then: Tokenised) -> None:
         ids = {}
         for each in distinct(parsed):
             encode = each.model.tokenizer.encode_off_loop
             ids[each.key] = [await encode(text, special=each.special) for text in each.texts or []]
         prompts = [ids[each.key] for each in parsed.variants]
-        try:
-            if parsed.image_files:
-                parsed, prompts = await self._expanded(parsed, prompts)
-            if not exchange.closed:
-                then(parsed, prompts)
-        except ApiError as error:
-            if not exchange.closed:
-                self.answer_error(exchange, path, error)
+        if parsed.image_files:
+            parsed, prompts = await self._expanded(parsed, prompts)
+        if not exchange.closed:
+            then(parsed, prompts)
 
     async def _expanded(
         self, parsed: ParsedRequest, prompts: list[list[list[int]]]
@@ -304,30 +293,41 @@ class OpenCalls:
             raise bad_value("messages", f"Images are refused: {answer.refusal}", "invalid_image")
         return msgspec.structs.replace(parsed, images=images), [[answer.prompt]]
 
-    def _tokenised(self, task: asyncio.Task[None], exchange: Exchange, path: str) -> None:
-        self._tasks.discard(task)
-        bug = None if task.cancelled() else task.exception()
-        if bug is not None:
-            self._on_bug(bug, path)
-            self.answer_error(exchange, path, ApiError(500, "Internal error.", kind=SERVER))
+    def _go_on_later(self, exchange: Exchange, path: str, work: Coroutine[Any, Any, None]) -> None:
+        """Carry out what takes a while; its ApiError, or a bug, is the request's answer."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, ApiError):
+                if not exchange.closed:
+                    self.answer_error(exchange, path, error)
+            elif error is not None:
+                self._on_bug(error, path)
+                self.answer_error(exchange, path, ApiError(500, "Internal error.", kind=SERVER))
+
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
 
     def _start(
-        self, exchange: Exchange, path: str, parsed: ParsedRequest, prompts: list[list[list[int]]], holder: KeyHolder
+        self, exchange: Exchange, path: str, holder: KeyHolder, parsed: ParsedRequest, prompts: list[list[list[int]]]
     ) -> None:
         request = self.next_id()
+        begin = partial(self._begin, exchange, path, holder, request, prompts)
         if parsed.tools.mode is ToolMode.PARSED and parsed.opened is None:
-            self._open_parser(exchange, path, parsed, prompts, holder, request)
-            return
-        self._begin(exchange, path, parsed, prompts, holder, request, None)
+            self._open_parser(exchange, path, parsed, request, prompts, begin)
+        else:
+            begin(parsed, None)
 
     def _open_parser(
         self,
         exchange: Exchange,
         path: str,
         parsed: ParsedRequest,
-        prompts: list[list[list[int]]],
-        holder: KeyHolder,
         request: str,
+        prompts: list[list[list[int]]],
+        begin: Callable[[ParsedRequest, OutputReader], None],
     ) -> None:
         """Ask the parser of the call's output what it needs of the engine, and begin then."""
         assert isinstance(parsed.request, ChatRequest)
@@ -344,9 +344,7 @@ class OpenCalls:
                     )
                 if answer.refusal:
                     raise bad_value("tools", answer.refusal)
-                self._begin(
-                    exchange, path, msgspec.structs.replace(parsed, opened=answer), prompts, holder, request, reader
-                )
+                begin(msgspec.structs.replace(parsed, opened=answer), reader)
             except ApiError as error:
                 reader.close()
                 self.answer_error(exchange, path, error)
@@ -367,10 +365,10 @@ class OpenCalls:
         self,
         exchange: Exchange,
         path: str,
-        parsed: ParsedRequest,
-        prompts: list[list[list[int]]],
         holder: KeyHolder,
         request: str,
+        prompts: list[list[list[int]]],
+        parsed: ParsedRequest,
         reader: OutputReader | None,
     ) -> None:
         trace, parent = self._trace(exchange)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import msgspec
 
 from services.ingress.api.answer_forms import Keep, hand_on
@@ -17,8 +15,6 @@ from services.ingress.api.responses import CollectedResponse
 from services.ingress.api.streams import EventStream, ResponseHead, StreamBody
 from services.ingress.api.translated_requests import parse_translated
 from services.ingress.api.unsupported import refuse_unsupported
-
-T = TypeVar("T", bound=CountTokensRequest)
 
 
 class MessageForm(msgspec.Struct, frozen=True):
@@ -34,25 +30,14 @@ class MessageForm(msgspec.Struct, frozen=True):
         return StreamBody(MessageStream(head))
 
 
-def parse_messages_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
-    """Read and check a request for a message.
+def parse_messages_request(
+    body: bytes, models: ModelRegistry, kind: type[CountTokensRequest] = MessagesRequest
+) -> ParsedRequest:
+    """Read and check a request for a message, or for the number of its tokens (CountTokensRequest).
 
     Raises:
         ApiError: what the client has to change.
     """
-    return _parsed(body, MessagesRequest, models)
-
-
-def parse_count_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
-    """Read and check a request for the number of its tokens.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
-    return _parsed(body, CountTokensRequest, models)
-
-
-def _parsed(body: bytes, kind: type[T], models: ModelRegistry) -> ParsedRequest:
     request = decode_body(body, kind)
     refuse_unsupported(request)
     return parse_translated(chat_request(request), models, MessageForm())
