@@ -17,7 +17,7 @@ from millrace.enginemodel.coefficients import load_step_time
 
 from services.broker.config import BrokerConfig, trading_policy
 from services.coordinator.config import CoordinatorConfig, provisioning_policy
-from services.ingress.config import CascadeConfig, IngressConfig, policy_of, policy_parameters
+from services.ingress.config import CascadeConfig, IngressConfig, dispatch_policy
 from services.judge.config import JudgeConfig
 from services.migrator.config import MigratorConfig
 from services.page.config import PageConfig
@@ -127,8 +127,7 @@ def check_files(spec: ClusterSpec, files: Iterable[tuple[str, Path]]) -> None:
 
 
 def _ingress(path: Path) -> None:
-    dispatch = load_config(IngressConfig, path).dispatch
-    policy_parameters(dispatch, policy_of(dispatch))
+    dispatch_policy(load_config(IngressConfig, path).dispatch)
 
 
 def _coordinator(path: Path) -> None:

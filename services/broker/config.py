@@ -7,9 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from millrace.actor.config import ProcessConfig
 from millrace.actor.config_marks import CONSTANT, WIRED
-from millrace.actor.errors import ConfigError
 from millrace.contracts.broker import MoveReason
-from millrace.policies.registry import PolicyError
 from millrace.policies.stages.refinement import RefinementParameters
 from millrace.policies.trading import TRADING_POLICIES, TradingPolicy
 
@@ -115,7 +113,4 @@ class BrokerConfig(ProcessConfig, frozen=True, kw_only=True):
 
 def trading_policy(config: TradingConfig) -> tuple[TradingPolicy, msgspec.Struct]:
     """The policy and its parameters. Raises ConfigError where there is no such policy, or a parameter is wrong."""
-    try:
-        return TRADING_POLICIES.choose(config.policy, config.parameters)
-    except PolicyError as error:
-        raise ConfigError(f"trading.{error}") from None
+    return TRADING_POLICIES.choose(config.policy, config.parameters, table="trading.")

@@ -12,9 +12,6 @@ from millrace.contracts.bounds import Span, Wait
 from millrace.contracts.plan import InstanceRole
 from millrace.membership import MembershipConfig
 from millrace.policies.provisioning import PROVISIONING_POLICIES, ProvisioningPolicy
-from millrace.policies.registry import PolicyError
-from millrace.policies.roles import ROLE_POLICIES, RolePolicy
-from millrace.policies.stages import STAGE_POLICIES, StagePolicy
 from millrace.policies.stages.fixed.policy import FixedRange
 from millrace.policies.stages.fixed.policy import Parameters as FixedParameters
 from millrace.policies.step_bounds import StepObjectives
@@ -131,31 +128,4 @@ def provisioning_policy(config: ProvisioningConfig) -> tuple[ProvisioningPolicy,
     """
     if config.strategy != "none" and not config.hosts:
         raise ConfigError("provisioning.hosts is empty: nobody could start an instance")
-    try:
-        return PROVISIONING_POLICIES.choose(config.strategy, config.parameters, key="strategy")
-    except PolicyError as error:
-        raise ConfigError(f"provisioning.{error}") from None
-
-
-def role_policy(config: RolePolicyConfig) -> tuple[RolePolicy, msgspec.Struct]:
-    """The chosen policy on roles and its parameters.
-
-    Raises:
-        ConfigError: no such policy, or parameters that it does not have.
-    """
-    try:
-        return ROLE_POLICIES.choose(config.policy, config.parameters)
-    except PolicyError as error:
-        raise ConfigError(f"flips.{error}") from None
-
-
-def stage_policy(config: StagesConfig) -> tuple[StagePolicy, msgspec.Struct]:
-    """The chosen stage policy and its parameters.
-
-    Raises:
-        ConfigError: no such policy, or parameters that it does not have.
-    """
-    try:
-        return STAGE_POLICIES.choose(config.policy, config.parameters)
-    except PolicyError as error:
-        raise ConfigError(f"stages.{error}") from None
+    return PROVISIONING_POLICIES.choose(config.strategy, config.parameters, key="strategy", table="provisioning.")

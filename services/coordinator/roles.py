@@ -34,9 +34,9 @@ from millrace.contracts.local import KeyChanged
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceSummary, LoadIndicators, ServicePresence
-from millrace.policies.roles import Flip, RoleInstance, RolesView, may_take_role
+from millrace.policies.roles import ROLE_POLICIES, Flip, RoleInstance, RolesView, may_take_role
 
-from services.coordinator.config import CoordinatorConfig, role_policy
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.led_models import Controller
 from services.coordinator.plan_writing import capable, role_of, roles_of
 
@@ -101,7 +101,9 @@ class RolesActor(Controller):
         super().__init__(config, by="roles", incarnation=incarnation)
         self._config = config.flips
         self._configured = config.roles
-        self._policy, self._parameters = role_policy(config.flips)
+        self._policy, self._parameters = ROLE_POLICIES.choose(
+            config.flips.policy, config.flips.parameters, table="flips."
+        )
         self._models: dict[str, ModelRoles] = {}
         self._moves: dict[tuple[str, str], tuple[int, int]] = {}  # (migrator, instance): (heard, sequences)
         self._summaries: dict[str, deque[InstanceSummary]] = {}

@@ -25,13 +25,13 @@ from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary
-from millrace.policies.stages import PlanningView, StageDecision, StageShape
+from millrace.policies.stages import STAGE_POLICIES, PlanningView, StageDecision, StageShape
 from millrace.policies.stages.cohort import ARRIVALS_MAX, ArrivalCohort
 from millrace.policies.stages.fixed import policy as fixed
 from millrace.policies.stages.instance import InstanceModel
 from millrace.policies.stages.statistics import LengthStatistics
 
-from services.coordinator.config import CoordinatorConfig, stage_policy
+from services.coordinator.config import CoordinatorConfig
 from services.coordinator.led_models import Controller
 
 
@@ -81,7 +81,9 @@ class StagesActor(Controller):
         """Raises ConfigError where the policy or its parameters are wrong."""
         super().__init__(config, by="stages", incarnation=incarnation)
         self._config = config.stages
-        self._policy, self._parameters = stage_policy(config.stages)
+        self._policy, self._parameters = STAGE_POLICIES.choose(
+            config.stages.policy, config.stages.parameters, table="stages."
+        )
         self._instance_model = instance_model
         self._models: dict[str, ModelLengths] = {}
 

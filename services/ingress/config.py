@@ -11,7 +11,6 @@ from millrace.actor.errors import ConfigError
 from millrace.contracts.bounds import Count, PortOrNone, Share, Span, Wait
 from millrace.membership import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy, QueryParameters
-from millrace.policies.registry import PolicyError
 
 
 class HttpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -214,34 +213,15 @@ class IngressConfig(ProcessConfig, frozen=True, kw_only=True):
     membership: MembershipConfig = MembershipConfig()
 
 
-def policy_of(config: DispatchConfig) -> DispatchPolicy:
-    """The chosen policy, read from its file where it is one.
+def dispatch_policy(config: DispatchConfig) -> tuple[DispatchPolicy, msgspec.Struct]:
+    """The chosen policy, read from its file where it is one, and its parameters.
 
     Raises:
-        ConfigError: there is no such policy, or the file is none.
+        ConfigError: there is no such policy, the file is none, or a parameter is wrong.
     """
-    try:
-        return DISPATCH_POLICIES.load(config.policy)
-    except PolicyError as error:
-        raise ConfigError(f"dispatch.policy: {error}") from None
-
-
-def policy_parameters(config: DispatchConfig, policy: DispatchPolicy) -> msgspec.Struct:
-    """The chosen policy's parameters.
-
-    Raises:
-        ConfigError: for a wrong parameter.
-    """
-    try:
-        parameters = msgspec.convert(config.parameters, policy.parameters)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"dispatch.parameters of {policy.name}: {error}") from None
-    if isinstance(parameters, QueryParameters):
-        _check_fallback(policy.name, parameters.fallback)
-    return parameters
-
-
-def _check_fallback(name: str, fallback: str) -> None:
-    heuristics = [policy.name for policy in DISPATCH_POLICIES.shipped() if policy.ask is None]
-    if fallback not in heuristics:
-        raise ConfigError(f"dispatch.parameters of {name}: fallback {fallback!r} is none of {', '.join(heuristics)}")
+    policy, parameters = DISPATCH_POLICIES.choose(config.policy, config.parameters, table="dispatch.")
+    heuristics = [each.name for each in DISPATCH_POLICIES.shipped() if each.ask is None]
+    if isinstance(parameters, QueryParameters) and parameters.fallback not in heuristics:
+        wrong = f"fallback {parameters.fallback!r} is none of {', '.join(heuristics)}"
+        raise ConfigError(f"dispatch.parameters of {policy.name}: {wrong}")
+    return policy, parameters

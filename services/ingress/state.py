@@ -19,7 +19,7 @@ from services.ingress.cascade.entry import LearntEntry
 from services.ingress.cascade.open_cascade import OpenCascade
 from services.ingress.cascade.plans import CascadePlans
 from services.ingress.cluster.cluster_view import IngressClusterView
-from services.ingress.config import IngressConfig, policy_of, policy_parameters
+from services.ingress.config import IngressConfig, dispatch_policy
 from services.ingress.dispatch.prefix_blocks import PrefixHolders, PromptBlocks
 from services.ingress.lifecycle import SequenceEvent
 from services.ingress.metrics import IngressMetrics
@@ -101,8 +101,8 @@ class IngressState:
         self.correlations = 0
         self.acknowledge: dict[str, list[tuple[str, int]]] = {}
         self.stale_until_ns: dict[tuple[str, str], int] = {}
-        self.policy = policy_of(config.dispatch)
-        self.parameters: Any = policy_parameters(config.dispatch, self.policy)  # as the policy's own struct
+        self.parameters: Any  # as the policy's own struct
+        self.policy, self.parameters = dispatch_policy(config.dispatch)
         self.policy_states: dict[tuple[str, str], Any] = {}
         self.policy_faults: set[str] = set()  # places that were logged
         self.connected = True

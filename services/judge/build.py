@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from millrace.actor.deps import ActorDeps
-from millrace.actor.errors import ConfigError
 from millrace.policies.judges import JUDGES
-from millrace.policies.registry import PolicyError
 
 from services.judge.actor import JudgeActor
 from services.judge.config import JudgeConfig
@@ -18,9 +16,6 @@ def build(config: JudgeConfig, deps: ActorDeps) -> JudgeActor:
     Raises:
         ConfigError: no such judge, or parameters that it does not have.
     """
-    try:
-        policy, parameters = JUDGES.choose(config.judge, config.parameters, key="judge")
-    except PolicyError as error:
-        raise ConfigError(str(error)) from None
+    policy, parameters = JUDGES.choose(config.judge, config.parameters, key="judge")
     metrics = JudgeMetrics(deps.registry)
     return JudgeActor(config, incarnation=deps.incarnation, policy=policy, parameters=parameters, metrics=metrics)

@@ -358,7 +358,7 @@ CLUSTERS = Registry("cluster", ClusterPolicy, ())
 
 def cluster_of(spec: ScenarioSpec) -> type[ScenarioCluster]:
     """The class of a scenario's cluster. Raises PolicyError where the file of its extension has none."""
-    return CLUSTERS.load(spec.extension).cluster if spec.extension else ScenarioCluster
+    return CLUSTERS.choose(spec.extension, {}, key="extension")[0].cluster if spec.extension else ScenarioCluster
 
 
 def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> EngineSample:

@@ -12,7 +12,7 @@ from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
 from millrace.actor.settings import with_settings
 from millrace.policies.dispatch import DISPATCH_POLICIES
-from millrace.policies.registry import PolicyError, located
+from millrace.policies.registry import located
 from millrace.workloads.arrivals import FromTrace
 
 from services.coordinator.config import provisioning_policy
@@ -85,14 +85,8 @@ def scenario_of(table: dict[str, Any], *, source: str = "scenario") -> ScenarioS
 def _complaint(spec: ScenarioSpec) -> str:
     """Return the first error that no single field's check can find; empty if there is none."""
     try:
-        DISPATCH_POLICIES.choose(spec.dispatch.policy, spec.dispatch.parameters)
-    except PolicyError as error:
-        return f"dispatch.{error}"
-    try:
+        DISPATCH_POLICIES.choose(spec.dispatch.policy, spec.dispatch.parameters, table="dispatch.")
         cluster_of(spec)
-    except PolicyError as error:
-        return f"extension: {error}"
-    try:
         provisioning_policy(spec.provisioning)
     except ConfigError as error:
         return str(error)

@@ -13,7 +13,7 @@ from millrace.policies.roles import ROLE_POLICIES
 from millrace.policies.stages import STAGE_POLICIES, PlanningView
 from millrace.policies.trading import TRADING_POLICIES
 
-from services.ingress.config import DispatchConfig, policy_of, policy_parameters
+from services.ingress.config import DispatchConfig, dispatch_policy
 from simulator.scenarios.reading import ScenarioError, read_scenario
 from simulator.scenarios.sweeping import variants
 
@@ -138,16 +138,15 @@ def test_an_entry_point_of_an_installed_package_is_a_policy() -> None:
 
 def test_ingress_takes_a_file_and_its_parameters() -> None:
     config = DispatchConfig(policy=str(EXAMPLE), parameters={"slack": 0.5})
-    policy = policy_of(config)
+    policy, parameters = dispatch_policy(config)
     assert (policy.name, policy.needs_length) == ("considerate", True)
-    parameters = policy_parameters(config, policy)
     assert getattr(parameters, "slack", None) == 0.5
 
 
 def test_a_wrong_parameter_of_a_file_is_named() -> None:
     config = DispatchConfig(policy=str(EXAMPLE), parameters={"luck": 1})
     with pytest.raises(ConfigError, match=r"dispatch\.parameters of considerate: .*luck"):
-        policy_parameters(config, policy_of(config))
+        dispatch_policy(config)
 
 
 def test_a_scenario_finds_a_policy_beside_itself(tmp_path: Path) -> None:

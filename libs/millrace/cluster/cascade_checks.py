@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from millrace.actor.errors import ConfigError
 from millrace.cluster.cascade_spec import CONFIDENCE, CascadeSpec
 from millrace.policies.judges import JUDGES
-from millrace.policies.registry import PolicyError
 
 #: Tiers of one cascade.
 TIERS_MAX = 8
@@ -77,10 +76,7 @@ def _check_judge(cascade: CascadeSpec, models: Sequence[str]) -> None:
         if key in given and not isinstance(given[key], kind):
             raise ConfigError(f"cascade.parameters.{key}: {given[key]!r}")
     own = {key: value for key, value in given.items() if key not in REMOTE}
-    try:
-        JUDGES.choose(cascade.judge, own, key="judge")
-    except PolicyError as error:
-        raise ConfigError(f"cascade.{error}") from None
+    JUDGES.choose(cascade.judge, own, key="judge", table="cascade.")
     if "url" in given and not given["url"].startswith(("http://", "https://")):
         raise ConfigError("cascade.parameters.url: it begins with http:// or https://")
     if not given.get("model"):

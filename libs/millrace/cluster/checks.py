@@ -16,7 +16,7 @@ from millrace.contracts.channels import Role
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
-from millrace.policies.registry import PolicyError, Registry
+from millrace.policies.registry import Registry
 from millrace.policies.stages import STAGE_POLICIES
 from millrace.policies.trading import TRADING_POLICIES
 
@@ -208,10 +208,7 @@ def _check_policies(spec: ClusterSpec) -> None:
 def _check_choice(kind: str, choice: PolicyChoice, registry: Registry[Any]) -> None:
     if not choice.name and not choice.parameters:
         return
-    try:
-        registry.choose(choice.name or DEFAULTS[kind], choice.parameters, key="name")
-    except PolicyError as error:
-        raise ConfigError(f"policies.{kind}.{error}") from None
+    registry.choose(choice.name or DEFAULTS[kind], choice.parameters, key="name", table=f"policies.{kind}.")
 
 
 def _some(names: Iterable[str]) -> str:

@@ -20,10 +20,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from millrace.actor.errors import ConfigError
+
 SUFFIX = ".py"
 
 
-class PolicyError(ValueError):
+class PolicyError(ConfigError):
     """There is no such policy, it cannot be loaded, or it has no such parameter. The message names it."""
 
 
@@ -85,25 +87,28 @@ class Registry(Generic[P]):
             self._loaded[key] = self._from_file(key) if is_file(name) else self._from_entry_point(name)
         return self._loaded[key]
 
-    def choose(self, name: str, parameters: Mapping[str, Any], *, key: str = "policy") -> tuple[P, Any]:
+    def choose(
+        self, name: str, parameters: Mapping[str, Any], *, key: str = "policy", table: str = ""
+    ) -> tuple[P, Any]:
         """The policy with its parameters.
 
         Args:
             name: As for ``load``.
             parameters: Fields of the policy's ``Parameters``.
             key: Setting that ``name`` comes from.
+            table: Table that both stand in, with the dot behind it.
 
         Raises:
-            PolicyError: begins with ``key`` or with ``parameters of``.
+            PolicyError: begins with the key or with ``parameters of``.
         """
         try:
             policy = self.load(name)
         except PolicyError as error:
-            raise PolicyError(f"{key}: {error}") from error
+            raise PolicyError(f"{table}{key}: {error}") from error
         try:
             return policy, msgspec.convert(parameters, policy.parameters)
         except msgspec.ValidationError as error:
-            raise PolicyError(f"parameters of {policy.name}: {error}") from None
+            raise PolicyError(f"{table}parameters of {policy.name}: {error}") from None
 
     def _from_file(self, path: str) -> P:
         name = Path(path).stem
