@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.observers import CandidateScore
-from millrace.policies.trading.loads import maximum_falls, mean_demand
+from millrace.policies.trading.loads import maximum_falls
 from millrace.policies.trading.view import (
     BidView,
     BurdenView,
@@ -54,7 +54,8 @@ class State(msgspec.Struct, frozen=True):
 
 def trigger(view: TriggerView, parameters: Parameters, state: State, now_ns: int) -> tuple[Trigger, State]:
     """Offers what lowers the variance most beside the lightest peer that has room; nothing without peers."""
-    mean = mean_demand((view.own, *view.peers))
+    loads = (view.own, *view.peers)
+    mean = sum(load.demand for load in loads) / len(loads)
     short = view.own.blocks_total - view.own.blocks_free > parameters.memory * view.own.blocks_total
     reason = f"{view.own.demand} tokens, mean of the set {mean:.0f}" + (", memory nearly full" if short else "")
     if not view.peers or (view.own.demand <= mean * (1 + parameters.theta) and not short):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 from millrace.contracts.observers import CandidateScore
-from millrace.policies.trading.loads import fitting, mean_demand
+from millrace.policies.trading.loads import fitting
 from millrace.policies.trading.view import BurdenView, PickDecision, PickView, Trigger, TriggerView
 
 name = "cascade"
@@ -39,7 +39,8 @@ class State(msgspec.Struct, frozen=True):
 
 def trigger(view: TriggerView, parameters: Parameters, state: State, now_ns: int) -> tuple[Trigger, State]:
     """Offers where the demand exceeds the mean by 25 %; nothing without peers."""
-    mean = mean_demand((view.own, *view.peers))
+    loads = (view.own, *view.peers)
+    mean = sum(load.demand for load in loads) / len(loads)
     demand = view.own.demand
     if not view.peers or demand <= mean * (1 + parameters.excess):
         return Trigger(reason=f"{demand} tokens, mean of the set {mean:.0f}"), state

@@ -18,7 +18,8 @@ from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import LAG_NS_MAX, PacedEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
-from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
+from millrace.sim.engine_sim import SimulatedEngine
+from millrace.sim.process import Handlers, SimProcess
 from millrace.sim.runtime_sim import Simulation
 from millrace.sim.stand_in import StandIn
 
@@ -186,7 +187,11 @@ def test_in_simulation_an_engine_serves_its_actor_in_virtual_time_and_dies_with_
         actors.append(Recorder(incarnation))
         return actors[-1]
 
-    worker = simulation.add(build, node="w0", accepts=(), handlers=simulated_engines(lambda _: model(), engines))
+    def handlers(process: SimProcess) -> Handlers:
+        engines[process.name] = SimulatedEngine(process, model())
+        return engines[process.name].handlers()
+
+    worker = simulation.add(build, node="w0", accepts=(), handlers=handlers)
     simulation.run_for(5 * STEP_NS + 1)
     first = actors[0]
     assert [type(body) for body in first.bodies] == [SequenceAdded] + [EngineStepped] * 5

@@ -22,10 +22,10 @@ from millrace.enginemodel.network import modelled_endpoint
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.tokens import OutputLengths, Vocabulary
 from millrace.sim.checkers import Checker
-from millrace.sim.engine_sim import SimulatedEngine, simulated_engines
+from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.kv_network import SimKvNetwork
 from millrace.sim.links import LinkModel
-from millrace.sim.process import SimActor, SimProcess
+from millrace.sim.process import Handlers, SimActor, SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, Simulation
 from millrace.sim.stand_in import StandIn
 
@@ -139,7 +139,10 @@ class World:
                 rng=random.Random(name),
             )
 
-        handlers = simulated_engines(engine, self.engines, self.network)
+        def handlers(process: SimProcess) -> Handlers:
+            self.engines[process.name] = SimulatedEngine(process, engine(process), network=self.network)
+            return self.engines[process.name].handlers()
+
         return self.simulation.add(worker, node=name, accepts=WORKER_ACCEPTS, handlers=handlers)
 
     def _migrator(self, instance: str) -> SimActor:

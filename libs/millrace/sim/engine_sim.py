@@ -1,11 +1,6 @@
-"""Modelled engines in virtual time: what stands behind a simulated worker.
+"""A modelled engine in virtual time: what stands behind a simulated worker.
 
-    engines: dict[str, SimulatedEngine] = {}
-    simulation.add(worker_factory, node="w0", accepts=..., handlers=simulated_engines(build, engines))
-
-Each incarnation of the actor gets an engine of its own, which ends with it. ``build`` is called with the process and
-gives the ModelledEngine; ``engines`` (optional) is where a scenario finds the engine of an actor by its name, to let
-it stall or die.
+Each incarnation of the actor gets one of its own, which ends with it: its ``handlers()`` are those of the actor.
 """
 
 from __future__ import annotations
@@ -106,19 +101,3 @@ class _VirtualClock:
     def _call(self, callback: Callable[[], None]) -> None:
         if self._process.alive:
             callback()
-
-
-def simulated_engines(
-    build: Callable[[SimProcess], ModelledEngine],
-    engines: dict[str, SimulatedEngine] | None = None,
-    network: SimKvNetwork | None = None,
-) -> Callable[[SimProcess], Handlers]:
-    """The ``handlers`` of a worker actor with a modelled engine."""
-
-    def handlers(process: SimProcess) -> Handlers:
-        engine = SimulatedEngine(process, build(process), network=network)
-        if engines is not None:
-            engines[process.name] = engine
-        return engine.handlers()
-
-    return handlers

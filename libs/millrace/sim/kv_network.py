@@ -1,7 +1,7 @@
 """KV on the wire in virtual time: hosts share their links among transfers, reads fail, and truth is looked at.
 
     network = SimKvNetwork(simulation)
-    simulation.add(..., handlers=simulated_engines(build, engines, network))
+    simulation.add(..., handlers=lambda process: SimulatedEngine(process, build(process), network=network).handlers())
 
 Each host sends and receives at ``bytes_per_s`` in each direction; a transfer gets the lesser of its equal shares at
 both ends, and transfers within a host share ``local_bytes_per_s``. At the end of a read the network looks into the

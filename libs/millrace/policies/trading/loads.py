@@ -8,11 +8,6 @@ from millrace.contracts.broker import LoadReported
 from millrace.policies.trading.view import LoadView, MovableSequence
 
 
-def mean_demand(loads: Sequence[LoadView]) -> float:
-    """Mean of the demands; 0 for none."""
-    return sum(load.demand for load in loads) / len(loads) if loads else 0.0
-
-
 def mean_over_horizon(load: LoadView) -> float:
     """Tokens that it is forecast to carry, averaged over the curve; its present demand where there is none."""
     curve = load.curve
