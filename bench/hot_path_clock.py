@@ -12,7 +12,6 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-#: Nanoseconds of a second.
 SECOND_NS = 1_000_000_000
 
 

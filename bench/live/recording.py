@@ -14,7 +14,7 @@ from bench.live.plan import Load
 from bench.live.play import Played
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True):
+class _Played(msgspec.Struct, frozen=True, kw_only=True):
     """One policy on one load.
 
     Attributes:
@@ -30,11 +30,16 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     capacity_per_s: float
     machine: str
     began_ns: int
+    played: list[Played]
+
+
+class Recording(_Played, frozen=True, kw_only=True):
+    """It with what the bus carried."""
+
     instances: list[InstanceRecord]
     decisions: list[DecisionMade]
     outcomes: list[RequestFinished]
     snapshots: list[StatusSnapshot]
-    played: list[Played]
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,23 +99,16 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True):
+class _File(_Played, frozen=True, kw_only=True):
     """As it lies on disk: messages in their wire form, which their tags tell apart."""
 
-    policy: str
-    load: Load
-    round: int
-    capacity_per_s: float
-    machine: str
-    began_ns: int
-    played: list[Played]
     messages: list[bytes]
 
 
 def write(recording: Recording, folder: Path) -> Path:
     """Writes one recording; its name says which it is."""
     folder.mkdir(parents=True, exist_ok=True)
-    shared = {name: getattr(recording, name) for name in _File.__struct_fields__ if name != "messages"}
+    shared = {name: getattr(recording, name) for name in _Played.__struct_fields__}
     bodies = (*recording.instances, *recording.decisions, *recording.outcomes, *recording.snapshots)
     path = folder / f"{recording.load.kind}-{recording.round}-{recording.policy}.run"
     path.write_bytes(msgspec.msgpack.encode(_File(**shared, messages=[encode(body) for body in bodies])))
@@ -128,7 +126,7 @@ def read(path: Path) -> Recording:
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
     bodies = [decode(message) for message in file.messages]
-    shared = {name: getattr(file, name) for name in _File.__struct_fields__ if name != "messages"}
+    shared = {name: getattr(file, name) for name in _Played.__struct_fields__}
     return Recording(
         **shared,
         instances=[body for body in bodies if isinstance(body, InstanceRecord)],

@@ -47,11 +47,6 @@ class Surface(msgspec.Struct, frozen=True):
     rows: tuple[int, ...]
     profiles: tuple[MeasuredCurve, ...]
 
-    def __post_init__(self) -> None:
-        rising = all(a < b for a, b in itertools.pairwise(self.rows))
-        if not self.rows or len(self.rows) != len(self.profiles) or not rising:
-            raise ValueError("a surface needs at least one row, rising rows, and a profile for each")
-
     def at(self, row: float, size: float) -> float:
         """Time, ns: straight lines between rows and within them."""
         return MeasuredCurve(self.rows, tuple(profile.at(size) for profile in self.profiles)).at(row)
