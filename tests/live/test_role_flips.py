@@ -12,7 +12,7 @@ from millrace.contracts.migration import MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 
 from tests.live.clusters import modelled_cluster
-from tests.live.faults import expect_identical, kill, told, undisturbed
+from tests.live.faults import Outcomes, expect_identical, kill, told, undisturbed
 from tests.live.mover import Mover
 from tests.testbed.role_operator import RoleOperator
 from tests.testbed.up_cluster import UpRig, offer, offer_during
@@ -22,9 +22,6 @@ INSTANCES = 3
 WORKER = {"kv_blocks": 2048, "max_num_seqs": 32, "modelled": {"speed": 0.35}}
 FLIPS = {"flips": {"gap_s": 1.0, "settle_s": 1.0, "drain_s": 2.0}}
 LENGTH = {"max_tokens": 80, "ignore_eos": True}
-
-Outcomes = dict[int, tuple[str, str, int]]
-
 
 rig = modelled_cluster(
     *("--processes", str(INSTANCES), "--roles", "worker-0=prefill,worker-1=decode"),

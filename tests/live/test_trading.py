@@ -9,7 +9,7 @@ from millrace.contracts.broker import MoveReason
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 
 from tests.live.clusters import modelled_cluster
-from tests.live.faults import expect_identical, told, undisturbed
+from tests.live.faults import Outcomes, expect_identical, told, undisturbed
 from tests.live.mover import Mover
 from tests.testbed.up_cluster import UpRig, offer
 
@@ -22,9 +22,6 @@ BROKER = {"fences": {"hysteresis": 1.0, "payback_factor": 0}}
 CONTEXT_TOKENS = 512
 #: Passes two of them: prompts are about 45 tokens long.
 LONG = {"max_tokens": 230, "ignore_eos": True}
-
-Outcomes = dict[int, tuple[str, str, int]]
-
 
 rig = modelled_cluster(
     *("--processes", str(INSTANCES), "--stages", "4", "--trading", "papers/cascadeinfer/trading.py"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from millrace.contracts.codec import MalformedMessage, decode, encode
 from millrace.contracts.ingress import TokensGenerated
@@ -36,7 +36,7 @@ class Operator:
         self.subjects = Subjects("local")
         self._heard = asyncio.Condition()
 
-    async def __aenter__(self) -> Operator:
+    async def __aenter__(self) -> Self:
         self.subjects = Subjects(self._rig.cluster_file()["cluster"])
         self._client = await self._rig.operator_bus()
         await self._client.subscribe(self.subjects.tokens("x").rpartition(".")[0] + ".*", cb=self._hear)
@@ -74,12 +74,14 @@ class Operator:
         async with self._heard:
             await self._heard.wait_for(lambda: len(self.snapshots) >= instances)
 
-    async def migrate(self, sequence: str, target: str, mode: str = "live") -> MigrationFinished | None:
+    async def migrate(
+        self, sequence: str, target: str, mode: str = "live", *, within_ms: int = 2_000
+    ) -> MigrationFinished | None:
         """Moves a sequence away from where it is; None where nobody answered or it has ended."""
         source = self.where.get(sequence)
         if source is None or source == target:
             return None
-        body = MigrateSequence(sequence=sequence, target=target, mode=mode)  # type: ignore[arg-type]
+        body = MigrateSequence(sequence=sequence, target=target, mode=mode, within_ms=within_ms)  # type: ignore[arg-type]
         try:
             answer = await self._client.request(
                 self.subjects.migrate(source, "start"), encode(body), timeout=ANSWER_S, old_style=True

@@ -106,6 +106,11 @@ def handover(source: Harness, stopped: SequenceStopped, **changes: Any) -> Engin
     return brought(source.given[stopped.sequence], stopped, told)
 
 
+def denied(answer: Any, reason: KvRefusal) -> None:
+    assert isinstance(answer, KvDenied), answer
+    assert answer.reason is reason
+
+
 def spoilt(checksums: list[list[int]]) -> list[list[int]]:
     """Those of other bytes in the last block."""
     return [[*rank[:-1], rank[-1] ^ 1] for rank in checksums]
@@ -195,9 +200,7 @@ def test_a_lease_tells_full_blocks_and_a_renewal_those_filled_since(pair: Pair) 
 
 
 def test_what_is_not_there_is_not_leased(pair: Pair) -> None:
-    denied = lease(pair.source, "nobody.0", "lease-2")
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.UNKNOWN_SEQUENCE
+    denied(lease(pair.source, "nobody.0", "lease-2"), KvRefusal.UNKNOWN_SEQUENCE)
 
 
 def test_a_prompt_under_way_is_not_leased_yet(pair: Pair) -> None:
@@ -229,9 +232,7 @@ def test_a_lease_is_lost_when_its_sequence_ends(pair: Pair) -> None:
     name = decoding(engine, max_tokens=40)
     assert isinstance(lease(engine, name, "lease-4"), KvLeaseTaken)
     engine.finish(name)
-    denied = lease(engine, name, "lease-4")
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.LEASE_LOST
+    denied(lease(engine, name, "lease-4"), KvRefusal.LEASE_LOST)
     assert freeze(engine, name, "lease-4").reason is KvRefusal.LEASE_LOST
 
 
@@ -243,9 +244,7 @@ def test_a_lease_is_lost_when_its_sequence_is_preempted(pair: Pair) -> None:
     engine.until(
         lambda: any(o.preemptions for o in engine.results[name].outputs) or _all_over(engine, others), "memory"
     )
-    denied = lease(engine, name, "lease-5")
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.LEASE_LOST
+    denied(lease(engine, name, "lease-5"), KvRefusal.LEASE_LOST)
 
 
 def _all_over(engine: Harness, names: list[str]) -> bool:
@@ -312,9 +311,7 @@ def test_a_frozen_sequence_can_be_frozen_and_thawed_again(pair: Pair) -> None:
 def test_what_was_not_leased_is_not_frozen(pair: Pair) -> None:
     engine = pair.source
     name = decoding(engine)
-    denied = freeze(engine, name, "freeze-4")
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.LEASE_LOST
+    denied(freeze(engine, name, "freeze-4"), KvRefusal.LEASE_LOST)
     engine.finish(name)
 
 
@@ -356,12 +353,8 @@ def test_a_reservation_takes_idle_blocks_and_gives_them_back(pair: Pair) -> None
     assert isinstance(room, KvRoomReserved)
     assert room.matched_blocks == 0
     assert room.copier in pair.source.info.kv.copiers
-    denied = reserve(pair.source, pair.target, name, "reserve-2", blocks=4)
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.NO_BLOCKS
-    again = reserve(pair.source, pair.target, name, "reserve-1", blocks=1)
-    assert isinstance(again, KvDenied)
-    assert again.reason is KvRefusal.INVALID
+    denied(reserve(pair.source, pair.target, name, "reserve-2", blocks=4), KvRefusal.NO_BLOCKS)
+    denied(reserve(pair.source, pair.target, name, "reserve-1", blocks=1), KvRefusal.INVALID)
     pair.target.move(UnreserveInEngine(migration="reserve-1"))
     assert isinstance(reserve(pair.source, pair.target, name, "reserve-3", blocks=BLOCKS_TOTAL), KvRoomReserved)
 
@@ -381,9 +374,7 @@ def test_other_kv_is_incompatible(pair: Pair) -> None:
     name = decoding(pair.source)
     assert pair.source.info.kv is not None
     other = msgspec.structs.replace(pair.source.info.kv, fingerprint="of another model")
-    denied = reserve(pair.source, pair.target, name, "reserve-5", endpoint=other)
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.INCOMPATIBLE
+    denied(reserve(pair.source, pair.target, name, "reserve-5", endpoint=other), KvRefusal.INCOMPATIBLE)
 
 
 def test_blocks_of_the_prefix_need_not_travel(pair: Pair) -> None:
@@ -425,27 +416,21 @@ def test_a_pull_says_what_it_moved(pair: Pair) -> None:
 def test_a_pull_without_a_reservation_is_denied(pair: Pair) -> None:
     name = decoding(pair.source)
     leased = lease(pair.source, name, "pull-2")
-    denied = pull(pair.target, leased)
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.INVALID
+    denied(pull(pair.target, leased), KvRefusal.INVALID)
 
 
 def test_a_pull_beyond_the_reservation_is_denied(pair: Pair) -> None:
     name = decoding(pair.source, 3 * BLOCK_SIZE)
     leased = lease(pair.source, name, "pull-3")
     reserve(pair.source, pair.target, name, "pull-3", blocks=4)
-    denied = pull(pair.target, leased, from_block=3)
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.INVALID
+    denied(pull(pair.target, leased, from_block=3), KvRefusal.INVALID)
 
 
 def test_a_read_that_ends_after_its_deadline_is_void(pair: Pair) -> None:
     name = decoding(pair.source, 3 * BLOCK_SIZE)
     leased = lease(pair.source, name, "pull-4")
     reserve(pair.source, pair.target, name, "pull-4")
-    denied = pull(pair.target, leased, within_ns=-1_000_000)
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.LEASE_LOST
+    denied(pull(pair.target, leased, within_ns=-1_000_000), KvRefusal.LEASE_LOST)
     assert isinstance(pull(pair.target, leased), KvBlocksRead)
 
 
@@ -455,9 +440,7 @@ def test_other_bytes_than_were_leased_are_noticed(pair: Pair) -> None:
     name = decoding(pair.source, 3 * BLOCK_SIZE)
     leased = lease(pair.source, name, "pull-5")
     reserve(pair.source, pair.target, name, "pull-5")
-    denied = pull(pair.target, leased, checksums=spoilt(leased.checksums))
-    assert isinstance(denied, KvDenied)
-    assert denied.reason is KvRefusal.COPY_FAILED
+    denied(pull(pair.target, leased, checksums=spoilt(leased.checksums)), KvRefusal.COPY_FAILED)
     assert isinstance(pull(pair.target, leased), KvBlocksRead)
 
 
