@@ -77,8 +77,11 @@ def cpu_s(pid: int) -> float:
 def open_way(lines: str, folder: Path, instances: int, ingresses: int) -> Iterator[Served]:
     """Starts a cluster with these lines in its file, and ends it."""
     rig = UpRig.of_words(folder / "up", ("--cluster", str(_cluster_file(lines, folder, instances, ingresses))), "m")
-    rig.start()
     try:
+        rig.start()
+        # One request waits for the parser process, where there is one.
+        chat = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        httpx.post(f"{rig.url}/v1/chat/completions", json=chat, timeout=120).raise_for_status()
         yield Served(rig.port, _named(rig), rig, _worker_pages(rig))
     finally:
         rig.stop()
