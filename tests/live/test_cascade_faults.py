@@ -1,6 +1,7 @@
 """A cascade of three models on modelled engines under faults: every request is answered, by one attempt's text."""
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -94,6 +95,8 @@ async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRi
     await rig.well(3)
     plan = await _until_every_tier_is_planned(rig)
     assert [tier.threshold for tier in plan.tiers] == [100.0, 100.0, 0.0]
+    orders = [json.loads(line) for line in (rig.folder / "run" / "orders.log").read_text().splitlines()]
+    assert [100.0, 100.0, 0.0] in [order["thresholds"] for order in orders if order["what"] == "CascadePlan"]
 
 
 async def test_explain_and_trace_show_attempts_scores_and_thresholds(rig: UpRig) -> None:
