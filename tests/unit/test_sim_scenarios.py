@@ -47,6 +47,7 @@ def test_an_empty_scenario_has_a_default_for_everything() -> None:
         ({"cluster": {"groups": [{"engine": {"block_size": 0}}]}}, "block_size must be at least 1"),
         ({"dispatch": {"policy": "nearest"}}, "dispatch.policy: 'nearest' is none of"),
         ({"dispatch": {"policy": "random", "parameters": {"luck": 1}}}, "luck"),
+        ({"extension": "absent.py"}, r"extension: .*absent\.py: no such file"),
         ({"workload": {"arrivals": {"kind": "tides"}}}, "tides"),
         ({"workload": {"arrivals": {"kind": "poisson", "rate_per_s": -1}}}, "rate_per_s must be above 0"),
         ({"workload": {"count": 5, "warm_up": 5}}, "warm_up"),
