@@ -32,6 +32,7 @@ from services.broker.config import BrokerConfig, TradingConfig
 from services.coordinator.config import CoordinatorConfig, StagesConfig
 from services.ingress.config import DispatchConfig, IngressConfig
 from simulator import services
+from simulator.process_restarter import WATCH_NS
 from simulator.soak.cluster import SoakCluster
 from simulator.soak.run import SETTLE_NS, SoakReport, SoakRun
 from simulator.soak.shape import MODEL, SoakShape
@@ -115,8 +116,14 @@ class SwitchingCluster(SoakCluster):
         """Ends an ingress with its last stream."""
         self.leaving.append(ingress)
         self._actors[Role.INGRESS].remove(ingress)
+        self._stop_replaced(ingress)
+
+    def _stop_replaced(self, ingress: SimActor) -> None:
+        """One that was killed may be about to start again."""
         if ingress.process is not None:
             ingress.process.deliver(StopRequested(replaced=True))
+        else:
+            self.simulation.after(WATCH_NS, self._stop_replaced, ingress)
 
     def change(self, role: Role, actor: SimActor, config: Any) -> None:
         """Ends a process; it starts again with another configuration."""
