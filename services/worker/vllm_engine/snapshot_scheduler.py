@@ -151,7 +151,6 @@ class SnapshotMixin(_Base):
             self._last_duration_ns,
             self._last_batch,
             self._totals.totals(),
-            None,
             self.budget_in_force(),
         )
         self._writer.write(self._encoder.encode(snapshot))
