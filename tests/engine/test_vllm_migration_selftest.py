@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from millrace.actor.engine import KvDenied, KvLeaseTaken, LeaseInEngine
+from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.worker import Sampling
 
 from services.worker.config import MigrationConfig
+from services.worker.vllm_engine.engine import VllmEngine
 from tests.engine.bench_engine import BenchEngine, config
 from tests.engine.moving import ask, until_tokens
 from tests.testbed import tiny_llama
@@ -51,6 +54,25 @@ def test_an_engine_whose_self_test_gives_other_tokens_moves_nothing(model: Path)
         engine.until(engine.idle)
     finally:
         engine.stop()
+
+
+def test_an_engine_that_fails_while_it_tests_itself_does_not_start(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(_: VllmEngine) -> None:
+        raise ValueError("no such snapshot")
+
+    monkeypatch.setattr(VllmEngine, "_new_snapshot", unreadable)
+    engine = VllmEngine(config(model, migration=MigrationConfig(self_test=True)))
+
+    async def started() -> None:
+        try:
+            await engine.start(lambda event: None)
+        finally:
+            await engine.stop()
+
+    with pytest.raises(EngineStartFailed, match="no such snapshot"):
+        asyncio.run(started())
 
 
 def _vllm_config(**fields: Any) -> Any:

@@ -104,7 +104,7 @@ class VllmEngine:
         self._leased: dict[str, str] = {}
         self._standing = StandingSequences()
         self._stopping = False
-        self._failed = False
+        self._failure = ""
 
     async def start(self, listener: Callable[[EngineEvent], None]) -> EngineInfo:
         """Starts it; blocks the loop meanwhile, since the engine must be forked by this thread.
@@ -126,7 +126,10 @@ class VllmEngine:
         self._spawn(self._read_outputs())
         self._spawn(self._poll())
         info = self._info(self._llm, await self._make_movable(self._llm), await self._first_adapters(self._llm))
-        return msgspec.structs.replace(info, states_refusal=await read_states(self, self._llm, self._listen))
+        refusal = await read_states(self, self._llm, self._listen)
+        if self._failure:  # of which nobody has heard yet
+            raise EngineStartFailed(self._failure)
+        return msgspec.structs.replace(info, states_refusal=refusal)
 
     def _listen(self, listener: Callable[[EngineEvent], None]) -> Callable[[EngineEvent], None]:
         """Lets somebody else hear from now on; who heard before."""
@@ -415,7 +418,7 @@ class VllmEngine:
 
     def _say(self, event: EngineEvent) -> None:
         """Tells it, unless EngineFailed was the last word or the engine was stopped."""
-        if not (self._failed or self._stopping):
+        if not (self._failure or self._stopping):
             self._listener(event)
 
     # --- out
@@ -510,13 +513,13 @@ class VllmEngine:
 
     def _fail(self, error: BaseException) -> None:
         """Tells once that the engine is gone. An unexpected error of ours ends it as well: it is a bug."""
-        if self._stopping or self._failed:
+        if self._stopping or self._failure:
             return
-        self._failed = True
         self._active.clear()
         self._identities.clear()
         process = self._core().resources.engine_manager.processes[0]
-        self._listener(EngineFailed(detail=crash_text(error, process)))
+        self._failure = crash_text(error, process)
+        self._listener(EngineFailed(detail=self._failure))
 
     async def stop(self) -> None:
         """Ends the engine and its process. Idempotent."""

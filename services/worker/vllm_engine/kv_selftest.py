@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from millrace.actor.engine import (
     EndLeaseInEngine,
     EngineEvent,
+    EngineFailed,
     EngineSequence,
     EngineStepped,
     FreezeInEngine,
@@ -183,6 +184,8 @@ class LoopBack:
         event = await self._events.get()
         if isinstance(event, SequenceRejected):
             raise SelfTestFailed(f"a sequence was refused: {event.detail}")
+        if isinstance(event, EngineFailed):
+            raise SelfTestFailed(event.detail)
         if isinstance(event, EngineStepped):
             for output in event.outputs:
                 self._outputs.setdefault(output.sequence, []).append(output)

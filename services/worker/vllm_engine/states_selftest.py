@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from millrace.actor.engine import EngineEvent, EngineSequence, EngineStepped, SequenceRejected
+from millrace.actor.engine import EngineEvent, EngineFailed, EngineSequence, EngineStepped, SequenceRejected
 from millrace.contracts.worker import Sampling
 
 from services.worker.vllm_engine.kv_selftest import PATIENCE_S, Tested
@@ -45,6 +45,9 @@ class StatesTest:
             case EngineStepped(outputs=outputs):
                 self._left -= {output.sequence for output in outputs if output.finish is not None}
             case SequenceRejected(sequence=sequence, detail=detail) if sequence in self._left:
+                self._failed = detail
+                self._left.clear()
+            case EngineFailed(detail=detail):
                 self._failed = detail
                 self._left.clear()
         if not self._left:
