@@ -50,7 +50,10 @@ def test_a_configuration_is_valid_again_for_the_text_part_of_a_model(tmp_path: P
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
-def test_a_model_whose_module_cannot_be_imported_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_model_whose_module_cannot_be_imported_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))  # it may know the model from where it could be
     with pytest.raises(EngineStartFailed) as refused:
         start(tiny_families.build(tmp_path, "qwen3.5"))
     assert "\n" not in str(refused.value)
