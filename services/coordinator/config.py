@@ -116,7 +116,7 @@ class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
     step_bounds: StepObjectives = StepObjectives()
     membership: MembershipConfig = MembershipConfig()
     recording: str = ""
-    autopilot: Literal["off", "advise"] = "off"
+    autopilot: Literal["off", "advise"] = "advise"
     autopilot_interval_s: Span = 300.0
 
 

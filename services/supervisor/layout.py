@@ -161,7 +161,7 @@ class Layout:
     def advised_objectives(self) -> str:
         """Objectives that the autopilot advises for; empty where it is off."""
         fields = self._coordinator_fields()
-        if fields.get("autopilot", "off") == "off" or not fields["recording"]:
+        if fields.get("autopilot") == "off" or not fields["recording"]:
             return ""
         steps = msgspec.convert(fields.get("step_bounds", {}), StepObjectives)
         return objectives_text(configured_objectives(fields.get("stages", {}).get("parameters", {}), steps))

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = (
     "policies.dispatch.name=round_robin",
     "worker.max_num_seqs=2",
-    "coordinator.autopilot=advise",
     "coordinator.autopilot_interval_s=15",
 )
 RATE, SECONDS = 14, 20

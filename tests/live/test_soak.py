@@ -28,7 +28,7 @@ FIELDS = {"max_tokens": 120, "ignore_eos": True}
 
 ON = (
     *("--processes", "3", "--kv-replicas", "--trading", "delay", "--set", "nats.servers=3"),
-    *("--set", "coordinator.autopilot=advise", "--set", "telemetry.trace_sample=1.0"),
+    *("--set", "telemetry.trace_sample=1.0"),
 )
 
 #: Ingress is none of them: its own connections end with it.

@@ -503,17 +503,17 @@ def test_an_api_open_to_others_without_keys_is_warned_of(host: str, keys: bool, 
 @pytest.mark.parametrize(
     ("settings", "objectives"),
     [
-        ([], ""),
-        (["autopilot=advise", "recording="], ""),
-        (["autopilot=advise"], "5 times the latencies of a request that is alone"),
-        (["autopilot=advise", "step_bounds.ttft_s=2"], "5 times the latencies of a request that is alone"),  # off
-        (["autopilot=advise", "step_bounds.tpot_s=0.02"], "TTFT 3000 ms and TPOT 20 ms (coordinator.step_bounds)"),
+        ([], "5 times the latencies of a request that is alone"),
+        (["autopilot=off"], ""),
+        (["recording="], ""),
+        (["step_bounds.ttft_s=2"], "5 times the latencies of a request that is alone"),  # off
+        (["step_bounds.tpot_s=0.02"], "TTFT 3000 ms and TPOT 20 ms (coordinator.step_bounds)"),
         (
-            ["autopilot=advise", "step_bounds.tpot_s=0.02", "stages.parameters.bounds={ttft_ms=200,tpot_ms=30}"],
+            ["step_bounds.tpot_s=0.02", "stages.parameters.bounds={ttft_ms=200,tpot_ms=30}"],
             "TTFT 200 ms and TPOT 30 ms (policies.stages.parameters.bounds)",
         ),
         (
-            ["autopilot=advise", "step_bounds.tpot_s=0.02", "stages.parameters.bounds=7"],  # a policy of one's own
+            ["step_bounds.tpot_s=0.02", "stages.parameters.bounds=7"],  # a policy of one's own
             "TTFT 3000 ms and TPOT 20 ms (coordinator.step_bounds)",
         ),
     ],
