@@ -166,7 +166,9 @@ class ResponseLog:
         self._revision = revision
 
     async def _flush(self) -> None:
-        """Put what came: the response itself before the event that ends it, so that who saw that finds the other."""
+        """Put what came, the events that end the response before it: where this ingress dies between the two, another
+        one finds in them what the response is (``ended_by``).
+        """
         expected = None if self._unsure else 0
         events, last, size, count = self._events, self._ended, len(self._events), self._count
         tokens = self.stream.tokens[: self._tokens]
@@ -174,13 +176,13 @@ class ResponseLog:
             events, last = b"", True
             await self._put_head("failed", self.stream.document("failed", _TOO_LARGE))
         elif last:
-            told = last_response(events)
-            assert told is not None
-            await self._put_head(*told)
+            await self._look()  # who cancelled it shall not see its end
         elif self.head.status == "queued":
             await self._put_head("in_progress", self.stream.document("in_progress"))
         chunk = ResponseEvents(first=self._first, events=events, token_ids=tokens, last=last)
         await self._values.put(LOG, f"{self._id}.{self.chunks}", chunk, expected)
+        if last and events:
+            await self._put_head(*ended_by(chunk))
         self.chunks += 1
         self._unsure = False
         self._events = self._events[size:]
@@ -196,6 +198,13 @@ class ResponseLog:
         if head != self.head:
             self._revision = await self._values.put(RESPONSES, self._id, head, self._revision)
             self.head = head
+
+
+def ended_by(chunk: ResponseEvents) -> tuple[str, bytes]:
+    """Status and document of the response that a last chunk ends."""
+    told = last_response(chunk.events)
+    assert told is not None
+    return told
 
 
 async def _until(event: asyncio.Event) -> None:

@@ -28,7 +28,7 @@ from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.streams import COMMENT, ResponseHead
 from services.ingress.http.keys import KeyHolder
 from services.ingress.http.open_calls import OpenCalls
-from services.ingress.http.response_log import BYTES_MAX, LOG, RESPONSES, ResponseLog, Values
+from services.ingress.http.response_log import BYTES_MAX, LOG, RESPONSES, ResponseLog, Values, ended_by
 
 PATH = "/v1/responses"
 #: An ingress with responses in the background says so as often, and is lost when it has not for so long, seconds.
@@ -329,10 +329,9 @@ class Responses:
         while not exchange.closed:
             try:
                 found, _ = await self._values().get(LOG, f"{identity}.{chunk}")
-                if isinstance(found, ResponseEvents):
+                if isinstance(found, ResponseEvents) and (over or not found.last):  # its end is seen when it is stored
                     chunk += 1
                     exchange.write(_behind(found, after))
-                    over = found.last
                 elif over:
                     break
                 else:
@@ -349,13 +348,12 @@ class Responses:
         if log is not None:
             await log.grown()
             return True
-        await asyncio.sleep(POLL_S)
         found, revision = await self._stored(identity, holder)
-        if found.status in _OPEN:
-            await self._take_if_lost(identity, found, revision, holder)
-            return True
-        # Its last events are put after it: they come, unless it was cancelled or its ingress died between the two.
-        return found.status != "cancelled" and found.owner != self._owner and not await self._lost(found.owner)
+        if found.status not in _OPEN:
+            return False
+        await self._take_if_lost(identity, found, revision, holder)
+        await asyncio.sleep(POLL_S)
+        return True
 
     async def _take_if_lost(self, identity: str, found: StoredResponse, revision: int, holder: KeyHolder) -> None:
         """Go on with a response whose ingress gives no sign of life."""
@@ -370,6 +368,11 @@ class Responses:
         chunks = list[ResponseEvents]()
         while isinstance((chunk := (await values.get(LOG, f"{identity}.{len(chunks)}"))[0]), ResponseEvents):
             chunks.append(chunk)
+        if chunks and chunks[-1].last:
+            status, document = ended_by(chunks[-1])
+            ended = msgspec.structs.replace(body, status=status, document=document, request=b"")
+            await values.put(RESPONSES, identity, ended, revision)
+            return
         request = read_responses_request(found.request)
         created = msgspec.json.decode(found.document, type=_Stored).created_at
         sent = HttpRequest(method="POST", path=PATH, headers={}, body=b"", keep_alive=False, chunked=False)
