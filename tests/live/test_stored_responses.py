@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
+from millrace.actor.stored_values import KeyConflict
 from millrace.contracts.keyfile import KeyFile, KeyRecord, format_key_file, hash_key
 from millrace.contracts.responses import ResponseEvents, StoredResponse
 
@@ -223,6 +225,29 @@ class LateEnd(DeadStore):
             self.ends.set()
             await asyncio.sleep(0.5)
         return await super().put(bucket, key, value, expected)
+
+
+class CancelledStore(DeadStore):
+    """A store in which a response was cancelled just before it ends."""
+
+    async def put(self, bucket: str, key: str, value: Any, expected: int | None = None) -> int:
+        if isinstance(value, StoredResponse) and value.status == "incomplete":
+            document = msgspec.json.encode(msgspec.json.decode(value.document) | {"status": "cancelled"})
+            cancelled = msgspec.structs.replace(value, status="cancelled", document=document)
+            await super().put(bucket, key, cancelled, expected)
+            raise KeyConflict(key)
+        return await super().put(bucket, key, value, expected)
+
+
+async def test_a_response_that_is_cancelled_as_another_ingress_ends_it_stays_cancelled(tmp_path: Path):
+    values = MemoryValues()
+    first = LateEnd(values)
+    async with ingress(tmp_path, first) as (_, client), ingress(tmp_path, CancelledStore(values), owner="b.1") as pair:
+        queued = await client.responses.create(**ASK, background=True, max_output_tokens=3)
+        await first.ends.wait()
+        first.away = True
+        await events_of(await pair[1].responses.retrieve(queued.id, stream=True))
+        assert (await pair[1].responses.retrieve(queued.id)).status == "cancelled"
 
 
 @pytest.mark.parametrize("dies", [False, True])

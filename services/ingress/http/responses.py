@@ -8,6 +8,7 @@ its events after those in the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import parse_qs
@@ -371,7 +372,8 @@ class Responses:
         if chunks and chunks[-1].last:
             status, document = ended_by(chunks[-1])
             ended = msgspec.structs.replace(body, status=status, document=document, request=b"")
-            await values.put(RESPONSES, identity, ended, revision)
+            with contextlib.suppress(KeyConflict):  # it was cancelled meanwhile
+                await values.put(RESPONSES, identity, ended, revision)
             return
         request = read_responses_request(found.request)
         created = msgspec.json.decode(found.document, type=_Stored).created_at
