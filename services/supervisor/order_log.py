@@ -30,6 +30,9 @@ from millrace.contracts.subjects import Subjects
 #: An order that is heard again within this time is the same one.
 REPEAT_NS = 2_000_000_000
 
+#: Orders that are remembered for that; of more a repetition is a line of its own.
+HEARD_MAX = 1_000
+
 #: Channels on which operators order, and adapters by HTTP; what asks all who know is a question.
 ORDERS = [c for c in CHANNELS if c.name == "adapter" or (Role.OPERATOR in c.senders and not c.gathers)]
 ACCEPTS = tuple({message for channel in ORDERS for message in channel.messages})
@@ -87,7 +90,8 @@ class OrderLog:
         # All instances get an adapter at once; the time that is left to drain differs each time.
         same = subject if kind == "DrainWorker" else msgspec.json.encode(fields).decode()
         key = message.sender, kind, same.encode()
-        self._heard_ns = {each: at_ns for each, at_ns in self._heard_ns.items() if now_ns - at_ns < REPEAT_NS}
+        recent = [each for each in self._heard_ns.items() if now_ns - each[1] < REPEAT_NS]
+        self._heard_ns = dict(recent[-HEARD_MAX:])
         repeated, self._heard_ns[key] = key in self._heard_ns, now_ns
         return [] if repeated else [_written(now_ns, message.sender, kind, subject, fields)]
 
