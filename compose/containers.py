@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from millrace.cluster import ClusterSpec, ModelSpec, WorkerSlot
+from millrace.cluster.spec import ClusterSpec, ModelSpec
+from millrace.cluster.workers import WorkerSlot
 
 from compose.model_mounts import mount_source
 

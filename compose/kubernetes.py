@@ -24,9 +24,12 @@ from typing import Any
 
 import yaml
 from millrace.actor.errors import ConfigError
-from millrace.cluster import ClusterSpec, ModelSpec, WorkerSlot, check_spec, read_cluster, workers_of
+from millrace.cluster.checks import check_spec
 from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.reading import read_cluster
 from millrace.cluster.settings import with_cluster_settings
+from millrace.cluster.spec import ClusterSpec, ModelSpec
+from millrace.cluster.workers import WorkerSlot, workers_of
 
 from compose.containers import broker_of, migrator_of, mount_point
 from compose.model_mounts import mount_source

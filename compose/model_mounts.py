@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from millrace.cluster import ModelSpec
+from millrace.cluster.spec import ModelSpec
 
 
 def mount_source(model: ModelSpec) -> Path:

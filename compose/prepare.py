@@ -22,7 +22,11 @@ from pathlib import Path
 
 import msgspec
 from millrace.actor.errors import ConfigError
-from millrace.cluster import (
+from millrace.cluster.checks import check_spec
+from millrace.cluster.model_folders import is_repository, model_folder, with_model_folders
+from millrace.cluster.reading import read_cluster
+from millrace.cluster.settings import with_cluster_settings
+from millrace.cluster.spec import (
     ApiSpec,
     ClusterPolicies,
     ClusterSpec,
@@ -30,12 +34,8 @@ from millrace.cluster import (
     ModelSpec,
     PolicyChoice,
     ServiceSettings,
-    check_spec,
-    read_cluster,
-    workers_of,
 )
-from millrace.cluster.model_folders import is_repository, model_folder, with_model_folders
-from millrace.cluster.settings import with_cluster_settings
+from millrace.cluster.workers import workers_of
 from millrace.contracts.catalog import Role
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.trading import TRADING_POLICIES

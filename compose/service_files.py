@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millrace.cluster import ClusterSpec, WorkerSlot, workers_of
 from millrace.cluster.model_folders import llm_calibration
+from millrace.cluster.spec import ClusterSpec
+from millrace.cluster.workers import WorkerSlot, workers_of
 from millrace.contracts.catalog import Role
 from millrace.supervision.cascade_fields import judge_fields
 from millrace.supervision.nats_config import NatsServerOptions, nats_config

@@ -12,7 +12,7 @@ from millrace.actor.config import load_config
 from millrace.actor.config_marks import refuse_wired
 from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
-from millrace.cluster import ClusterSpec
+from millrace.cluster.spec import ClusterSpec
 from millrace.enginemodel.coefficients import load_step_time
 
 from services.broker.config import BrokerConfig, trading_policy

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from millrace.actor.config import ProcessConfig
 from millrace.actor.config_marks import is_constant, is_wired, plain_type
-from millrace.cluster import ClusterSpec, PolicyChoice, ServiceSettings
+from millrace.cluster.spec import ClusterSpec, PolicyChoice, ServiceSettings
 from millrace.membership import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES

@@ -20,9 +20,10 @@ import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.cli.errors import CliError
 from millrace.cli.progress import working
-from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec, read_cluster
 from millrace.cluster.engine_limits import engine_parameters
 from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.reading import read_cluster
+from millrace.cluster.spec import ClusterSpec, GroupSpec, ModelSpec
 from millrace.enginemodel.forecast.question import ReplicaRequest
 from millrace.enginemodel.network import TOKEN_BYTES
 from millrace.enginemodel.registered import load_step_times

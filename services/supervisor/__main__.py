@@ -22,7 +22,8 @@ from millrace.actor.effects import Log
 from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.actor.task_shell import end_task
-from millrace.cluster import ClusterSpec, read_cluster
+from millrace.cluster.reading import read_cluster
+from millrace.cluster.spec import ClusterSpec
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
 from millrace.files import open_private

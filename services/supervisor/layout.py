@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
-from millrace.cluster import ClusterSpec, WorkerSlot, cluster_toml, workers_of
 from millrace.cluster.model_folders import judge_files, llm_calibration
-from millrace.cluster.spec import EngineName
+from millrace.cluster.spec import ClusterSpec, EngineName
+from millrace.cluster.toml_text import cluster_toml
+from millrace.cluster.workers import WorkerSlot, workers_of
 from millrace.contracts.catalog import Role
 from millrace.policies.objectives import configured_objectives, objectives_text
 from millrace.policies.step_bounds import StepObjectives

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 from millrace.actor.bus_tls import bus_context
 from millrace.actor.errors import ConfigError
-from millrace.cluster import ClusterSpec, NatsSpec, PageSpec, check_spec
+from millrace.cluster.checks import check_spec
 from millrace.cluster.model_folders import with_model_folders
-from millrace.cluster.spec import EngineName
+from millrace.cluster.spec import ClusterSpec, EngineName, NatsSpec, PageSpec
 from millrace.http.certificate import Certificate
 from millrace.supervision.cluster_folder import command
 

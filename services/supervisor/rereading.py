@@ -7,7 +7,8 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 from millrace.actor.errors import ConfigError
-from millrace.cluster import ClusterSpec, read_cluster
+from millrace.cluster.reading import read_cluster
+from millrace.cluster.spec import ClusterSpec
 from millrace.supervision.service_fields import hosted_by_ingress
 
 from services.supervisor.config import LaunchOptions, SupervisorConfig

@@ -30,7 +30,7 @@ from rich.table import Table
 from simulator.commands.sim import wide_console
 
 if TYPE_CHECKING:
-    from millrace.cluster import ClusterSpec
+    from millrace.cluster.spec import ClusterSpec
     from millrace.contracts.plan import Advice
     from millrace.policies.objectives import Objectives
     from millrace.workloads.recording import RecordedLoad
@@ -150,8 +150,8 @@ def _cluster(load: RecordedLoad, files: list[Path]) -> tuple[ClusterSpec, list[P
     Raises:
         CliError: nobody says what the cluster is.
     """
-    from millrace.cluster import read_cluster
     from millrace.cluster.model_folders import with_model_folders
+    from millrace.cluster.reading import read_cluster
 
     from simulator.whatif.changes import recorded_cluster
 

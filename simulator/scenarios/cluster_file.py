@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 from millrace.actor.errors import ConfigError
-from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec, read_cluster
 from millrace.cluster.engine_limits import engine_parameters, step_time_of
 from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.reading import read_cluster
+from millrace.cluster.spec import ClusterSpec, GroupSpec, ModelSpec
 from millrace.cluster.workers import workers_of
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.supervision.service_fields import STEP_TIMES, coordinator_fields, merged

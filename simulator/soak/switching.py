@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect, PutKey
-from millrace.cluster import ClusterSpec, parse_cluster
 from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.reading import parse_cluster
+from millrace.cluster.spec import ClusterSpec
 from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import PlanProposed
 from millrace.contracts.local import StopRequested

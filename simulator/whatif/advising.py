@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millrace.cluster import ClusterSpec, PolicyChoice
+from millrace.cluster.spec import ClusterSpec, PolicyChoice
 from millrace.contracts.plan import Advice
 from millrace.policies.objectives import Objectives, objectives_text
 from millrace.policies.registry import policy_name

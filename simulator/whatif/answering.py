@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from millrace.cluster import ClusterSpec
+from millrace.cluster.spec import ClusterSpec
 from millrace.policies.objectives import Objectives
 from millrace.workloads.recording import RecordedLoad, write_recording
 

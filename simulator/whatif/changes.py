@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 from millrace.actor.errors import ConfigError
-from millrace.cluster import ClusterSpec, PolicyChoice, parse_cluster, read_cluster
 from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.reading import parse_cluster, read_cluster
 from millrace.cluster.settings import with_cluster_settings
+from millrace.cluster.spec import ClusterSpec, PolicyChoice
 from millrace.policies.registry import policy_name
 from millrace.workloads.recording import RecordedLoad
 

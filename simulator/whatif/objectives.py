@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from millrace.cluster import ClusterSpec
+from millrace.cluster.spec import ClusterSpec
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.step_cost import StepCost
 from millrace.policies.objectives import FACTOR, UNLOADED, Objectives, configured_objectives

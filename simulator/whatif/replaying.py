@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec
 from millrace.cluster.engine_limits import engine_parameters, step_time_of
+from millrace.cluster.spec import ClusterSpec, GroupSpec, ModelSpec
 from millrace.cluster.workers import workers_of
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time

@@ -1,6 +1,6 @@
 """Ports that a start chooses by itself, before its services listen on them."""
 
-from millrace.cluster import ClusterSpec, TelemetrySpec
+from millrace.cluster.spec import ClusterSpec, TelemetrySpec
 
 from services.supervisor.preflight import METRICS_PORTS, free_ports
 from tests.testbed.up_cluster import free_port

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from millrace.cluster import parse_cluster
 from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.reading import parse_cluster
 from millrace.cluster.workers import workers_of
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import InstanceRecord

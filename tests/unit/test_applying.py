@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from millrace.cli.apply import on_this_machine, unsafe
-from millrace.cluster import parse_cluster
+from millrace.cluster.reading import parse_cluster
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.local import TimerFired
 from millrace.contracts.message import Body, Message

@@ -8,7 +8,10 @@ from millrace.cli import up
 from millrace.cli.__main__ import main
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
-from millrace.cluster import ClusterSpec, cluster_toml, parse_cluster, workers_of
+from millrace.cluster.reading import parse_cluster
+from millrace.cluster.spec import ClusterSpec
+from millrace.cluster.toml_text import cluster_toml
+from millrace.cluster.workers import workers_of
 from millrace.supervision.service_fields import migrator_fields, worker_settings_of
 
 from services.migrator.config import ReplicaConfig

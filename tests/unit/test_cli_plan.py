@@ -15,7 +15,7 @@ from millrace.cli.cascade_table import cascade_rows
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.planning import MISSED, OPERATOR, applied
 from millrace.cli.status_table import cluster_tables
-from millrace.cluster import CascadeSpec
+from millrace.cluster.cascade_spec import CascadeSpec
 from millrace.contracts.cascade import CascadePlan, CascadeTier, FrontPoint
 from rich.console import Console
 

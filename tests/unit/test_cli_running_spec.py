@@ -2,7 +2,9 @@
 
 from millrace.cli.cluster_rows import InstanceRow, StageRow
 from millrace.cli.running_spec import running_spec, with_differences
-from millrace.cluster import ClusterSpec, cluster_toml, parse_cluster
+from millrace.cluster.reading import parse_cluster
+from millrace.cluster.spec import ClusterSpec
+from millrace.cluster.toml_text import cluster_toml
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 
 START = """

@@ -10,8 +10,11 @@ import pytest
 from millrace.actor.errors import ConfigError
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
-from millrace.cluster import ClusterSpec, cluster_toml, instances_of, parse_cluster
 from millrace.cluster.model_folders import judge_files, llm_calibration, with_model_folders
+from millrace.cluster.reading import parse_cluster
+from millrace.cluster.spec import ClusterSpec
+from millrace.cluster.toml_text import cluster_toml
+from millrace.cluster.workers import instances_of
 from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.files import LlmCalibration, write_llm_judge
 from millrace.kvcopy.weights import weights_fingerprint

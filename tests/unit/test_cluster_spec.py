@@ -7,19 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from millrace.actor.errors import ConfigError
-from millrace.cluster import (
-    ClusterSpec,
-    GroupSpec,
-    ModelSpec,
-    ServiceSettings,
-    StageSpec,
-    cluster_toml,
-    even_stages,
-    instances_of,
-    parse_cluster,
-    read_cluster,
-    workers_of,
-)
+from millrace.cluster.reading import parse_cluster, read_cluster
+from millrace.cluster.spec import ClusterSpec, GroupSpec, ModelSpec, ServiceSettings, StageSpec
+from millrace.cluster.stage_cuts import even_stages
+from millrace.cluster.toml_text import cluster_toml
+from millrace.cluster.workers import instances_of, workers_of
 from millrace.supervision.service_fields import ingress_fields, worker_fields
 
 SMALL = """

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from millrace.actor.errors import ConfigError
-from millrace.cluster import parse_cluster
+from millrace.cluster.reading import parse_cluster
 
 from deployment.config_check import check_files
 from services.supervisor.config import LaunchOptions

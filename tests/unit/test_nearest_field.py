@@ -8,7 +8,7 @@ from millrace.actor.config import load_config
 from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
 from millrace.actor.renamed_keys import RENAMED
-from millrace.cluster import parse_cluster
+from millrace.cluster.reading import parse_cluster
 
 from services.ingress.config import IngressConfig
 from setup.configuration import tables

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from millrace.actor.effects import Effect, Publish, StartTimer, Stop
 from millrace.actor.errors import ConfigError
-from millrace.cluster import ClusterSpec, parse_cluster
+from millrace.cluster.reading import parse_cluster
 from millrace.cluster.settings import with_cluster_settings
+from millrace.cluster.spec import ClusterSpec
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message

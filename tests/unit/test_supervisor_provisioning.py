@@ -7,7 +7,8 @@ import msgspec
 import pytest
 from millrace.actor.effects import CancelTimer, Effect, Publish, Reply, StartTimer, Stop
 from millrace.actor.errors import ConfigError
-from millrace.cluster import cluster_toml, parse_cluster
+from millrace.cluster.reading import parse_cluster
+from millrace.cluster.toml_text import cluster_toml
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message

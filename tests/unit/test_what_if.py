@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 from millrace.actor.errors import ConfigError
-from millrace.cluster import ClusterSpec, GroupSpec, ModelSpec
 from millrace.cluster.settings import with_cluster_settings
+from millrace.cluster.spec import ClusterSpec, GroupSpec, ModelSpec
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.objectives import Objectives

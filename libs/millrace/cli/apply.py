@@ -34,9 +34,11 @@ from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError, UsageError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.operating import asked
-from millrace.cluster import ClusterSpec, cluster_toml, read_cluster
 from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.reading import read_cluster
 from millrace.cluster.settings import with_cluster_settings
+from millrace.cluster.spec import ClusterSpec
+from millrace.cluster.toml_text import cluster_toml
 from millrace.contracts.channels import Role
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.message import Body

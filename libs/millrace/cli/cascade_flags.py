@@ -8,8 +8,7 @@ from typing import Any
 
 from millrace.actor.settings import with_settings
 from millrace.cli.errors import CliError
-from millrace.cluster import CascadeSpec
-from millrace.cluster.cascade_spec import CONFIDENCE
+from millrace.cluster.cascade_spec import CONFIDENCE, CascadeSpec
 from millrace.cluster.model_folders import model_folder
 
 #: The model that ships as a judge.

@@ -12,10 +12,15 @@ import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.cli.cascade_flags import PARAMETERS, cascade_of, judge_model
 from millrace.cli.errors import CliError
-from millrace.cluster import (
+from millrace.cluster.checks import check_spec
+from millrace.cluster.model_folders import context_length, is_repository, model_folder, with_model_folders
+from millrace.cluster.reading import anchored, read_cluster
+from millrace.cluster.settings import with_cluster_settings
+from millrace.cluster.spec import (
     ApiSpec,
     ClusterPolicies,
     ClusterSpec,
+    EngineName,
     GroupSpec,
     KvReplicaSpec,
     ModelSpec,
@@ -24,14 +29,8 @@ from millrace.cluster import (
     ServiceCounts,
     StageSpec,
     TelemetrySpec,
-    check_spec,
-    even_stages,
-    read_cluster,
 )
-from millrace.cluster.model_folders import context_length, is_repository, model_folder, with_model_folders
-from millrace.cluster.reading import anchored
-from millrace.cluster.settings import with_cluster_settings
-from millrace.cluster.spec import EngineName
+from millrace.cluster.stage_cuts import even_stages
 from millrace.cluster.workers import instances_of
 from millrace.supervision.roles import roles_of
 

@@ -21,7 +21,7 @@ from millrace.cli.errors import CliError
 from millrace.supervision.cluster_folder import find_folder
 
 if TYPE_CHECKING:
-    from millrace.cluster import ClusterSpec
+    from millrace.cluster.spec import ClusterSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reads, checks, prints."""
-    from millrace.cluster import cluster_toml, read_cluster
     from millrace.cluster.model_folders import with_model_folders
+    from millrace.cluster.reading import read_cluster
+    from millrace.cluster.toml_text import cluster_toml
 
     file = Path(arguments.file) if arguments.file else _of_the_running(arguments)
     try:
@@ -54,7 +55,7 @@ def _as_it_runs(arguments: argparse.Namespace, spec: ClusterSpec, start: str) ->
 
     from millrace.cli.listening import LISTEN_S, listen
     from millrace.cli.running_spec import running_spec, with_differences
-    from millrace.cluster import cluster_toml
+    from millrace.cluster.toml_text import cluster_toml
 
     async def heard() -> ClusterSpec:
         async with listen(resolve_connection(arguments)) as view:

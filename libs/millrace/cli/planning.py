@@ -16,8 +16,11 @@ from millrace.cli.bus import open_bus
 from millrace.cli.cluster import ConnectionSettings, resolve_connection
 from millrace.cli.errors import CliError
 from millrace.cli.progress import working
-from millrace.cluster import CascadeSpec, ClusterSpec, GroupSpec, ModelSpec, instances_of, read_cluster
+from millrace.cluster.cascade_spec import CascadeSpec
 from millrace.cluster.model_folders import context_length, judge_files, with_model_folders
+from millrace.cluster.reading import read_cluster
+from millrace.cluster.spec import ClusterSpec, GroupSpec, ModelSpec
+from millrace.cluster.workers import instances_of
 from millrace.contracts.cascade import CascadePlan, CascadeTier, FrontPoint
 from millrace.contracts.codec import MalformedMessage, decode, encode
 from millrace.contracts.subjects import Subjects, subject_token

@@ -12,7 +12,9 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from millrace.cli.cluster_rows import InstanceRow, StageRow
-from millrace.cluster import CascadeSpec, ClusterSpec, GroupSpec, ModelSpec, StageSpec, workers_of
+from millrace.cluster.cascade_spec import CascadeSpec
+from millrace.cluster.spec import ClusterSpec, GroupSpec, ModelSpec, StageSpec
+from millrace.cluster.workers import workers_of
 from millrace.contracts.cascade import CascadePlan
 from millrace.contracts.plan import InstanceRole
 from millrace.supervision.service_fields import coordinator_fields
