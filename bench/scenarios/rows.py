@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,9 +31,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         e2e_error, e2e_bias, ttft_error: Of the forecasts at placement; None without.
         goodput: Share of all requests that completed within the scenario's SLO.
         prefix_error: Cached tokens that forecasts had wrong, as a share of the prompt tokens; None without.
-        rescheduled, rescheduled_gb, load_variance: Moves of running sequences that are neither hand-offs nor drains, KV
-            that they carried, and the variance of KV tokens over instances (see Summary).
         moved, frozen_p50: Migrations that ended well, and how long a sequence stood still for one; None without.
+        further: What the job measures beside these, by name.
     """
 
     label: str
@@ -69,12 +67,18 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     moved: int = 0
     frozen_p50: float | None = None
     prefix_error: float | None = None
-    rescheduled: int = 0
-    rescheduled_gb: float = 0.0
-    load_variance: float | None = None
+    further: dict[str, float] = {}
 
 
-def row_of(label: str, rate: float, outcome: ScenarioOutcome) -> Row:
+Measure = Callable[[ScenarioOutcome], dict[str, float]]
+
+
+def no_figures(outcome: ScenarioOutcome) -> dict[str, float]:
+    """Measure of a job whose rows are complete without one."""
+    return {}
+
+
+def row_of(label: str, rate: float, outcome: ScenarioOutcome, measure: Measure = no_figures) -> Row:
     """The row of a run."""
     summary = summarise(outcome)
     predicted = summary.e2e_error.count > 0
@@ -114,9 +118,7 @@ def row_of(label: str, rate: float, outcome: ScenarioOutcome) -> Row:
         moved=summary.migrations.get(MigrationOutcome.MOVED, 0),
         frozen_p50=summary.frozen_s.p50 if summary.migrations else None,
         prefix_error=summary.prefix_error,
-        rescheduled=summary.rescheduled,
-        rescheduled_gb=summary.rescheduled_bytes / 1e9,
-        load_variance=None if math.isnan(summary.load_variance) else summary.load_variance,
+        further=measure(outcome),
     )
 
 

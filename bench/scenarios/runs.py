@@ -1,4 +1,4 @@
-"""Makes many runs, on some processes, with a line of progress; and searches capacities with them."""
+"""Makes many runs, on some processes, with a line of progress."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from time import perf_counter
 import msgspec
 from millrace.enginemodel.coefficients import load_step_time
 
-from bench.scenarios.rows import Row, Store, row_of
+from bench.scenarios.rows import Measure, Row, Store, no_figures, row_of
 from bench.scenarios.scenarios import data_folder
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
-from simulator.scenarios.sweeping import at_rate
 
 #: Exit status where --stop-after ended a figure before all its runs were made.
 OUT_OF_TIME = 75
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is wanted. ``spec`` has its rate and seed in it."""
+    """A run that is wanted. ``spec`` has its rate and seed in it; ``measure`` gives the row's further figures."""
 
     label: str
     rate: float
     spec: ScenarioSpec
+    measure: Measure = no_figures
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,10 +48,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         seeds = f"seeds 0 to {self.seeds - 1}, ± a 95 % t-interval over them" if self.seeds > 1 else "seed 0 alone"
         return f"{self.requests:,} requests a run, {seeds}"
 
-    def variations(self, label: str, rate: float, spec: ScenarioSpec) -> list[Job]:
+    def variations(self, label: str, rate: float, spec: ScenarioSpec, measure: Measure = no_figures) -> list[Job]:
         """One job for each seed."""
         seeds = range(spec.seed, spec.seed + self.seeds)
-        return [Job(label=label, rate=rate, spec=msgspec.structs.replace(spec, seed=seed)) for seed in seeds]
+        specs = [msgspec.structs.replace(spec, seed=seed) for seed in seeds]
+        return [Job(label=label, rate=rate, spec=each, measure=measure) for each in specs]
 
 
 def add_options(parser: argparse.ArgumentParser, *, requests: int, seeds: int) -> None:
@@ -130,44 +131,4 @@ def _rows(jobs: Sequence[Job], cores: int) -> Iterator[Row]:
 def run_one(job: Job) -> Row:
     """Makes one run."""
     outcome = run_scenario(job.spec, step_times=load_step_time, folders=(data_folder(),), clock=perf_counter)
-    return row_of(job.label, job.rate, outcome)
-
-
-class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest rate that held for each seed, requests per second; the lowest that did not is ``tolerance`` above."""
-
-    label: str
-    rates: list[float]
-
-
-def capacities(
-    specs: dict[str, ScenarioSpec], chosen: Options, *, bound_s: float, low: float, high: float, tolerance: float
-) -> tuple[list[Capacity], list[Row]]:
-    """Bisects all labels and seeds at once, a round of runs at a time.
-
-    Args:
-        bound_s: TTFT P99 must be below it, seconds.
-        low, high: Rates of the first two looks; a capacity outside is told as the nearer one.
-
-    Returns:
-        The capacities, and all rows that were made for them.
-    """
-    brackets = {(label, seed): (low, high) for label in specs for seed in range(chosen.seeds)}
-    rows: list[Row] = []
-    middle = dict.fromkeys(brackets, low)
-    while middle:
-        jobs = [_job(specs[label], label, seed, rate) for (label, seed), rate in middle.items()]
-        made = run_all(jobs, chosen)
-        rows += made
-        for (place, rate), row in zip(middle.items(), made, strict=True):
-            below, above = brackets[place]
-            held = row.ttft_p99 < bound_s and not row.lost
-            brackets[place] = (rate, above) if held else (below, rate if rate > low else low)
-        middle = {p: (a + b) / 2 for p, (a, b) in brackets.items() if b - a > tolerance}
-    found = [Capacity(label=label, rates=[brackets[label, s][0] for s in range(chosen.seeds)]) for label in specs]
-    return found, rows
-
-
-def _job(spec: ScenarioSpec, label: str, seed: int, rate: float) -> Job:
-    seeded = msgspec.structs.replace(at_rate(spec, rate), seed=seed)
-    return Job(label=label, rate=rate, spec=seeded)
+    return row_of(job.label, job.rate, outcome, job.measure)

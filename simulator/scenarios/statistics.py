@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from millrace.contracts.broker import MoveReason
 from millrace.contracts.migration import MigrationOutcome
-from millrace.contracts.plan import InstanceRole
 from millrace.policies.registry import policy_name
 
 from simulator.scenarios.observer import EngineSample, FinishedRequest
@@ -19,7 +17,6 @@ from simulator.scenarios.running import ScenarioOutcome
 from simulator.scenarios.spec import SloSpec
 
 _NS = 1e9
-_RESCHEDULED = frozenset(map(str, (MoveReason.ORDER, MoveReason.MEMORY, MoveReason.BOUNDARY, MoveReason.BALANCE)))
 Floats = npt.NDArray[np.float64]
 
 
@@ -66,10 +63,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         imbalance: Coefficient of variation of tokens over instances.
         migrations: How many ended how, the refusal behind the outcome; those of the warm-up too.
         frozen_s: Of those that moved: from the freeze to the word that the target has the sequence.
-        rescheduled: Sequences moved for balance, memory or a boundary; neither hand-offs nor drains.
-        rescheduled_bytes: KV that those moves carried.
-        load_variance: Of KV tokens held, over the instances that decode, mean over the samples between the last
-            arrival of the warm-up and the last arrival, tokens²; nan without samples there.
     """
 
     name: str
@@ -99,9 +92,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     asked_per_s: float = math.nan
     migrations: dict[str, int] = {}
     frozen_s: LatencySpread = NO_SPREAD
-    rescheduled: int = 0
-    rescheduled_bytes: int = 0
-    load_variance: float = math.nan
 
 
 def summarise(outcome: ScenarioOutcome) -> Summary:
@@ -113,7 +103,6 @@ def summarise(outcome: ScenarioOutcome) -> Summary:
     good = sum(within(record, spec.slo) for record in done)
     span_s = _span_s(counted)
     prompt_tokens = sum(record.prompt_tokens for record in done)
-    moves = [m for m in outcome.migrations if m.outcome == MigrationOutcome.MOVED and m.reason in _RESCHEDULED]
     return Summary(
         name=spec.name,
         seed=spec.seed,
@@ -142,9 +131,6 @@ def summarise(outcome: ScenarioOutcome) -> Summary:
         asked_per_s=float(getattr(spec.workload.arrivals, "rate_per_s", math.nan)),
         migrations=dict(sorted(Counter(migration.outcome for migration in outcome.migrations).items())),
         frozen_s=spread(m.frozen_ns / _NS for m in outcome.migrations if m.outcome == MigrationOutcome.MOVED),
-        rescheduled=len(moves),
-        rescheduled_bytes=sum(move.bytes for move in moves),
-        load_variance=_load_variance(outcome, counted),
     )
 
 
@@ -186,20 +172,6 @@ def _rate(records: list[FinishedRequest]) -> float:
         return math.nan
     times = [record.arrival_ns for record in records]
     return (len(times) - 1) / ((max(times) - min(times)) / _NS or math.nan)
-
-
-def _load_variance(outcome: ScenarioOutcome, counted: Sequence[FinishedRequest]) -> float:
-    spec, times = outcome.spec, [record.arrival_ns for record in counted]
-    if not times:
-        return math.nan
-    roles = spec.migration.instance_roles(spec.instances())
-    block_size = {name: group.engine.block_size for group in spec.cluster.groups for name in group.names()}
-    held: dict[int, list[int]] = {}
-    for sample in outcome.samples:
-        decodes = roles.get(sample.instance) is not InstanceRole.PREFILL and sample.instance in block_size
-        if decodes and min(times) <= sample.at_ns <= max(times):
-            held.setdefault(sample.at_ns, []).append(sample.blocks_used * block_size[sample.instance])
-    return float(np.mean([np.var(tokens) for tokens in held.values()])) if held else math.nan
 
 
 def _imbalance(done: list[FinishedRequest]) -> float:

@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from millrace.enginemodel.step_time_models import StepTimeModel
@@ -47,19 +47,6 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
 
     def run(self, spec: ScenarioSpec, shown: ShownRun | None = None) -> ScenarioOutcome:
         return run_scenario(spec, step_times=self.step_times, folders=self.folders, clock=self.clock, shown=shown)
-
-
-def at_rate(spec: ScenarioSpec, rate_per_s: float) -> ScenarioSpec:
-    """The scenario with this arrival rate.
-
-    Raises:
-        ScenarioError: its arrivals are those of a trace, which has no rate (its ``speed`` may be swept).
-    """
-    arrivals: Any = spec.workload.arrivals
-    if not hasattr(arrivals, "rate_per_s"):
-        raise ScenarioError("workload.arrivals: the times of a trace have no rate to search; sweep their speed")
-    changed = msgspec.structs.replace(arrivals, rate_per_s=rate_per_s)
-    return msgspec.structs.replace(spec, workload=msgspec.structs.replace(spec.workload, arrivals=changed))
 
 
 def variants(path: Path, settings: Sequence[str], sweeps: Sequence[str], seeds: int) -> list[Variant]:

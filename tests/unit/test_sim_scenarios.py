@@ -18,7 +18,6 @@ from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_of
 from simulator.scenarios.spec import Fitted, ScenarioSpec, SloSpec, TraceRows, WorkloadSpec
 from simulator.scenarios.statistics import within
-from simulator.scenarios.sweeping import at_rate
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
 
@@ -204,9 +203,3 @@ def finished(ttft_ms: float, e2e_ms: float, output_tokens: int = 11) -> Finished
 )
 def test_goodput_counts_what_kept_every_bound(slo: SloSpec, good: bool) -> None:
     assert within(finished(100, 200), slo) is good
-
-
-def test_a_trace_has_no_rate_to_search() -> None:
-    assert at_rate(ScenarioSpec(), 5.0).workload.arrivals.rate_per_s == 5.0  # type: ignore[union-attr]
-    with pytest.raises(ScenarioError, match="no rate to search"):
-        at_rate(ScenarioSpec(workload=WorkloadSpec(arrivals=FromTrace())), 5.0)

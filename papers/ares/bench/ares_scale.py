@@ -28,6 +28,7 @@ from bench.scenarios.runs import Job, Options, add_options, options, run_all
 from bench.scenarios.scenarios import scenario
 from bench.scenarios.tables import figure, table
 from papers.ares.bench.levelling import Fleet, FleetOutcome, FleetShape, random_placement_cv
+from papers.ares.bench.rescheduled import rescheduling
 from papers.ares.bench.tables import against, rows_table
 from papers.ares.bench.variants import VARIANTS
 
@@ -145,4 +146,5 @@ def _jobs(chosen: Options, count: int, share: float, seconds: int) -> list[Job]:
     size = [*(f"{key}={value}" for key, value in groups.items()), LIMITS]
     if share < 1:
         size.append(f"workload.models={{modelled={{share=1.0, output_scale={share}}}}}")
-    return [job for name in NAMES for job in chosen.variations(name, rate, scenario("ares", [*size, *VARIANTS[name]]))]
+    specs = [(name, scenario("ares", [*size, *VARIANTS[name]])) for name in NAMES]
+    return [job for name, spec in specs for job in chosen.variations(name, rate, spec, rescheduling)]

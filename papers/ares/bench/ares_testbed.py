@@ -18,6 +18,7 @@ import argparse
 
 from bench.scenarios.runs import Job, Options, add_options, options, run_all
 from bench.scenarios.scenarios import scenario
+from papers.ares.bench.rescheduled import rescheduling
 from papers.ares.bench.tables import against, rows_table
 from papers.ares.bench.variants import VARIANTS
 
@@ -58,4 +59,4 @@ def _jobs(chosen: Options, rate: float, name: str, scale: float) -> list[Job]:
         size.append(f"workload.models={{modelled={{share=1.0, output_scale={scale}}}}}")
         size += [f"cluster.groups.{group}.engine.blocks_total={round(BLOCKS * scale)}" for group in (0, 1)]
     spec = scenario("ares", [*size, f"workload.arrivals.rate_per_s={rate / scale}", *VARIANTS[name]])
-    return chosen.variations(name, rate, spec)
+    return chosen.variations(name, rate, spec, rescheduling)

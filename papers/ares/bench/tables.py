@@ -17,9 +17,9 @@ COLUMNS: tuple[tuple[str, Value, int], ...] = (
     ("e2e p99 s", lambda row: row.e2e_p99, 0),
     ("within SLO %", lambda row: _scaled(row.goodput, 100), 1),
     ("preempted", lambda row: row.preemptions, 1),
-    ("load sd, tokens", lambda row: None if row.load_variance is None else math.sqrt(row.load_variance), 0),
-    ("moves", lambda row: row.rescheduled, 0),
-    ("moved GB", lambda row: row.rescheduled_gb, 1),
+    ("load sd, tokens", lambda row: _sqrt(row.further.get("load_variance")), 0),
+    ("moves", lambda row: row.further.get("moves"), 0),
+    ("moved GB", lambda row: _scaled(row.further.get("moved_bytes"), 1e-9), 1),
 )
 #: What is compared with a baseline.
 COMPARED: tuple[tuple[str, Value], ...] = (
@@ -28,7 +28,7 @@ COMPARED: tuple[tuple[str, Value], ...] = (
     ("e2e mean", lambda row: row.e2e_mean),
     ("e2e p99", lambda row: row.e2e_p99),
     ("within SLO", lambda row: row.goodput),
-    ("load variance", lambda row: row.load_variance),
+    ("load variance", lambda row: row.further.get("load_variance")),
 )
 
 
@@ -64,3 +64,7 @@ def _cell(rows: Sequence[Row], value: Value, places: int) -> str:
 
 def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else factor * value
+
+
+def _sqrt(value: float | None) -> float | None:
+    return None if value is None else math.sqrt(value)

@@ -19,16 +19,16 @@ import msgspec
 from millrace.workloads.shape import RequestShape
 
 from bench.scenarios.rows import Row
-from bench.scenarios.runs import Capacity, Options, add_options, capacities, options, run_all
+from bench.scenarios.runs import Options, add_options, options, run_all
 from bench.scenarios.scenarios import FRESH, data_folder, scenario, stand_in
 from bench.scenarios.tables import GAIN_HEADS, figure, gains, latency_table, table
 from papers.block.bench.bound import fluid_bound, resident_tokens
+from papers.block.bench.capacity import Capacity, at_rate, capacities
 from papers.block.bench.noise import BLOCK_SIGMA, BLOCK_TABLE_1, quality
 from papers.block.bench.pictures import draw
 from papers.block.bench.variants import POLICIES, policy_settings
 from simulator.scenarios.load import arrivals
 from simulator.scenarios.spec import ScenarioSpec
-from simulator.scenarios.sweeping import at_rate
 
 RATES = (24.0, 28.0, 30.0, 32.0)
 TTFT_S = 3.0

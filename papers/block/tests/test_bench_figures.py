@@ -10,19 +10,20 @@ import pytest
 from millrace.actor.settings import with_settings
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.policies.dispatch import DISPATCH_POLICIES
+from millrace.workloads.arrivals import FromTrace
 from millrace.workloads.shape import RequestShape
 
 from bench import forecast_default
 from bench.scenarios.rows import Row, Store, key_of
-from bench.scenarios.runs import OUT_OF_TIME, Job, Options, add_options, capacities, options, run_all
+from bench.scenarios.runs import OUT_OF_TIME, Job, Options, add_options, options, run_all
 from bench.scenarios.scenarios import scenario
 from bench.scenarios.tables import confidence, figure, gains, gains_table, latency_table, table
 from papers.block.bench.bound import fluid_bound, resident_tokens
+from papers.block.bench.capacity import at_rate, capacities
 from papers.block.bench.noise import BLOCK_SIGMA, quality
 from papers.block.bench.variants import POLICIES, policy_settings
-from simulator.scenarios.reading import scenario_of
-from simulator.scenarios.spec import ClusterTable, Group, ScenarioSpec
-from simulator.scenarios.sweeping import at_rate
+from simulator.scenarios.reading import ScenarioError, scenario_of
+from simulator.scenarios.spec import ClusterTable, Group, ScenarioSpec, WorkloadSpec
 
 SHAPES = [RequestShape(200, 300), RequestShape(600, 100), RequestShape(50, 700)]
 
@@ -75,6 +76,12 @@ def test_each_capacity_is_found_between_the_rates_that_held_and_did_not():
     found, rows = capacities(specs, chosen, bound_s=3.0, low=24.0, high=40.0, tolerance=0.5)
     assert {each.label: each.rates for each in found} == {"weak": [25.0], "strong": [33.0], "hopeless": [24.0]}
     assert [each.rate for each in rows if each.label == "hopeless"] == [24.0]
+
+
+def test_a_trace_has_no_rate_to_search():
+    assert at_rate(ScenarioSpec(), 5.0).workload.arrivals.rate_per_s == 5.0
+    with pytest.raises(ScenarioError, match="no rate to search"):
+        at_rate(ScenarioSpec(workload=WorkloadSpec(arrivals=FromTrace())), 5.0)
 
 
 def test_a_scenario_is_kept_under_its_own_key_whatever_its_name():
