@@ -9,21 +9,17 @@ not judged.
 from __future__ import annotations
 
 import csv
-import itertools
 from collections import defaultdict
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from millrace.contracts.status import BatchComposition
-from millrace.enginemodel.coefficients import load_coefficients
-from millrace.enginemodel.parallel import TensorParallel
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.profiling.fitting import non_negative
 
 from bench.published.engines import published, published_names
-from bench.published.shapes import LLAMA_3_8B
 
 FS_PER_MS = FS_PER_NS * 1e6
 ROWS_MIN = 12  # of a group: fewer leave nothing to judge by
@@ -33,11 +29,6 @@ BUDGET = 8192
 KV_BYTES = {"Llama-3.1-8B": 131_072, "Qwen3-32B": 262_144}
 WEIGHT_BYTES = {"Llama-3.1-8B": 16e9, "Qwen3-32B": 66e9}
 USABLE_BYTES = 70e9
-#: A group of GPUs for the linear set of one: values tried (ns, bytes/s) for what is not divided, and for all-reduces.
-UNDIVIDED = (0.5e6, 1e6, 1.5e6, 2e6, 2.5e6, 3e6)
-LATENCIES = (4e3, 8e3, 12e3, 16e3)
-BANDWIDTHS = (1.2e11, 1.8e11, 2.4e11)
-WAYS = (2, 4, 8)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +89,6 @@ def report(data: Path) -> None:
     _print([each for each in (from_tables(key, group, data) for key, group in groups(runs).items()) if each])
     print(f"\nthe same from the linear form fitted to each group's runs\n{title}")
     _print([each for each in (from_features(key, group) for key, group in groups(runs).items()) if each])
-    print(f"\nthe set h100-llama-3-8b on groups of GPUs; what is not divided, and all-reduces, fitted\n{title}")
-    _print(on_groups(groups(runs)))
 
 
 def _print(results: list[Result]) -> None:
@@ -214,42 +203,6 @@ def from_features(key: tuple[str, ...], group: list[Run]) -> Result:
         dtype=float,
     )
     return _judged(key, rows, group)
-
-
-def on_groups(found: dict[tuple[str, ...], list[Run]]) -> list[Result]:
-    """The linear set of one GPU, divided: one TensorParallel for 2, 4 and 8 GPUs."""
-    key = ("Llama-3.1-8B-Instruct", "h100_sxm", "trtllm", "bf16")
-    sets = {ways: found[*key, f"tp{ways}"] for ways in WAYS}
-    out = {ways: _held_out(len(group)) for ways, group in sets.items()}
-    rest = {ways: [run for index, run in enumerate(sets[ways]) if index not in out[ways]] for ways in WAYS}
-    values = min(
-        itertools.product(UNDIVIDED, LATENCIES, BANDWIDTHS),
-        key=lambda each: sum(_mape(_group_errors(ways, rest[ways], each)) for ways in WAYS),
-    )
-    print("undivided {:.3g} ns, all-reduce {:.3g} ns and {:.3g} bytes/s".format(*values))
-    return [
-        Result(
-            name=" ".join((*key, f"tp{ways}")),
-            fitted=len(rest[ways]),
-            errors=_group_errors(ways, [sets[ways][index] for index in out[ways]], values),
-        )
-        for ways in WAYS
-    ]
-
-
-def _group_errors(ways: int, runs: list[Run], values: tuple[float, float, float]) -> list[float]:
-    undivided, latency, bandwidth = values
-    group = TensorParallel(
-        ways=ways,
-        layers=LLAMA_3_8B.layers,
-        hidden=LLAMA_3_8B.hidden,
-        latency=latency,
-        bytes_per_second=bandwidth,
-        undivided=undivided,
-    )
-    model = load_coefficients("h100-llama-3-8b").shared(group)
-    cost = model.cost(EngineParameters(max_sequences=512, token_budget=BUDGET))
-    return [_life_ms(run, cost) / run.e2e - 1.0 for run in runs]
 
 
 def _judged(key: tuple[str, ...], rows: np.ndarray, group: list[Run], *, least: np.ndarray | None = None) -> Result:

@@ -140,7 +140,7 @@ def fit(
     columns = features
     if isinstance(base, LinearStepTime):
         told = [_told(row, base, parameters) for row in rows]
-        columns = np.column_stack([told, *(features[:, [0, 1, 5]].T if base.parallel is None else ())])
+        columns = np.column_stack([told, *features[:, [0, 1, 5]].T])
     costs = _solved(columns, walls)
     if not isinstance(base, LinearStepTime):
         return LinearStepTime.fitted(costs)

@@ -1,9 +1,7 @@
 """The linear step-time model: what it costs, and what it refuses."""
 
-import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition
-from millrace.enginemodel.parallel import TensorParallel
 from millrace.enginemodel.step_time_models import LinearStepTime
 
 
@@ -117,23 +115,3 @@ def test_costs_that_no_step_can_have_are_refused_by_name(fields: dict[str, objec
 
 def _prompt(model: LinearStepTime, tokens: int) -> int:
     return model.duration_ns(BatchComposition(prefills=1, prefill_tokens=tokens, context_tokens=tokens))
-
-
-def test_a_group_of_gpus_divides_the_work_and_adds_all_reduces() -> None:
-    group = TensorParallel(ways=4, layers=2, hidden=500, latency=100.0, bytes_per_second=1e12, undivided=200.0)
-    costs = LinearStepTime(fixed=1000, per_decode=40, per_context_token=4, per_prompted_step=7, bends=((1, 80.0),))
-    model = msgspec.structs.replace(costs, parallel=group)
-
-    step = model.duration_ns(BatchComposition(decodes=3, context_tokens=30, longest_context=10))
-
-    all_reduces = 2 * 2 * (100 + 3 * 2 * 500 / 1e12 * 1e9)
-    assert step == 200 + 800 / 4 + 3 * 40 / 4 + 30 * 4 / 4 + 2 * 80 / 4 + all_reduces
-    assert model.shared(group).per_prompted_step == 7  # the host's work, which each does whole
-
-
-def test_a_group_of_one_gpu_costs_what_the_gpu_costs() -> None:
-    alone = TensorParallel(ways=1, layers=2, hidden=500, latency=100.0, bytes_per_second=1e12)
-    model = LinearStepTime(fixed=1000, per_decode=40)
-    batch = BatchComposition(decodes=3, context_tokens=30, longest_context=10)
-
-    assert model.shared(alone).duration_ns(batch) == model.duration_ns(batch)

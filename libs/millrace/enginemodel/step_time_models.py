@@ -10,7 +10,6 @@ from typing import Protocol
 import msgspec
 
 from millrace.contracts.status import BatchComposition
-from millrace.enginemodel.parallel import TensorParallel
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
 
@@ -82,7 +81,6 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         bends: Pairs (tokens, ns), tokens rising: each token computed beyond so many, of prompts or decodes, costs so
             much more, or less where ns is below 0, down to what it costs without bends. This is how a roofline bends:
             weights are read once for few tokens and for many.
-        parallel: The group of GPUs that shares the model; None for one. The costs are those of one GPU without it.
     """
 
     fixed: float
@@ -98,7 +96,6 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tail_decodes: int = 0
     multiprocessors_per_head: float = 0.0
     bends: tuple[tuple[int, float], ...] = ()
-    parallel: TensorParallel | None = None
     provenance: Provenance | None = None
 
     def __post_init__(self) -> None:
@@ -139,44 +136,19 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         )
 
     def cost(self, parameters: EngineParameters) -> StepCost:
-        model = self if self.parallel is None else self.shared(self.parallel)
         return StepCost(
-            fixed=_fs(model.fixed),
-            decode=_fs(model.per_decode),
-            prefill_token=_fs(model.per_prefill_token),
-            context_token=_fs(model.per_context_token),
-            tail_token=_fs(model.per_tail_token),
-            tail_decodes=model.tail_decodes,
-            prefill_half_work=_fs(model.per_prefill_work / 2),
-            mixed_decode=_fs(model.per_mixed_decode),
-            mixed_context_token=_fs(model.per_mixed_context_token),
-            mixed_work=_fs(model.per_mixed_work),
-            tokens=_bent(model.bends) if model.bends else None,
-            prefill_work=(_flat(model.per_prompted_step),) if model.per_prompted_step else (),
-        )
-
-    def shared(self, group: TensorParallel) -> LinearStepTime:
-        """The same engine on a group of GPUs: each does its part of the work, and all wait for all-reduces.
-
-        What a step with a prompt costs more is the host's work, which each does whole. The tail keeps its cost: each
-        GPU has its share of the heads, so that one sequence is on its share of the multiprocessors as long as on one.
-        """
-        ways = group.ways
-        undivided = min(group.undivided, self.fixed)
-        return msgspec.structs.replace(
-            self,
-            fixed=undivided + (self.fixed - undivided) / ways + group.reduce_step,
-            per_decode=self.per_decode / ways + group.reduce_token,
-            per_prefill_token=self.per_prefill_token / ways + group.reduce_token,
-            per_context_token=self.per_context_token / ways,
-            per_prefill_work=self.per_prefill_work / ways,
-            per_mixed_decode=self.per_mixed_decode / ways,
-            per_mixed_context_token=self.per_mixed_context_token / ways,
-            per_mixed_work=self.per_mixed_work / ways,
-            tail_decodes=self.tail_decodes * ways,
-            multiprocessors_per_head=self.multiprocessors_per_head * ways,
-            bends=tuple((tokens, ns / ways) for tokens, ns in self.bends),
-            parallel=None,
+            fixed=_fs(self.fixed),
+            decode=_fs(self.per_decode),
+            prefill_token=_fs(self.per_prefill_token),
+            context_token=_fs(self.per_context_token),
+            tail_token=_fs(self.per_tail_token),
+            tail_decodes=self.tail_decodes,
+            prefill_half_work=_fs(self.per_prefill_work / 2),
+            mixed_decode=_fs(self.per_mixed_decode),
+            mixed_context_token=_fs(self.per_mixed_context_token),
+            mixed_work=_fs(self.per_mixed_work),
+            tokens=_bent(self.bends) if self.bends else None,
+            prefill_work=(_flat(self.per_prompted_step),) if self.per_prompted_step else (),
         )
 
     def unequal(self, kappa: float) -> LinearStepTime:
