@@ -21,13 +21,13 @@ from millrace.enginemodel.coefficients import load_coefficients
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.profiling import plan
 from millrace.profiling.fitting import Errors, Sample, judge
-from millrace.profiling.modelled import ModelledProfile
 from millrace.profiling.process import ProcessProfile
 from millrace.profiling.profile import least, passes, sample
 from millrace.profiling.records import Profiled, RoundRecord
 
 from bench.engine.noise import Times, error, spread, sums, times
 from papers.cascadeinfer.quality import sequence_records
+from tests.testbed.modelled_profile import ModelledProfile
 
 ROOT = Path(__file__).resolve().parent.parent
 SETS = {"nano": "cpu-500k", "micro": "cpu-2m", "mini": "cpu-8m"}

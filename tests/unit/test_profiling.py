@@ -12,9 +12,10 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.profiling import plan, profile
 from millrace.profiling.fitting import fit, judge, with_tail
-from millrace.profiling.modelled import ModelledProfile
 from millrace.profiling.records import PlannedSequence, Profiled, Round, RoundRecord, StepRecord
 from millrace.profiling.writing import write
+
+from tests.testbed.modelled_profile import ModelledProfile
 
 TRUE = LinearStepTime(
     fixed=1_000_000,
@@ -169,11 +170,9 @@ def test_a_profile_writes_a_file_that_loads_as_the_same_model_and_what_it_was_ma
     ("words", "said"),
     [
         (["nowhere", "--output", "a.toml"], "config.json"),
-        (["cpu-8m", "--engine", "modelled", "--output", "a.json"], ".toml"),
-        (["abacus", "--engine", "modelled", "--output", "a.toml"], "abacus"),
-        (["cpu-8m", "--engine", "modelled", "--output", "nowhere/a.toml"], "nowhere"),
-        (["cpu-8m", "--engine", "modelled", "--repeats", "0", "--output", "a.toml"], "--repeats"),
-        (["cpu-8m", "--engine", "modelled", "--max-num-seqs", "0", "--output", "a.toml"], "max_sequences"),
+        (["model", "--output", "a.json"], ".toml"),
+        (["model", "--output", "nowhere/a.toml"], "nowhere"),
+        (["model", "--repeats", "0", "--output", "a.toml"], "--repeats"),
     ],
 )
 def test_the_verb_says_in_one_sentence_what_is_wrong(

@@ -18,22 +18,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from millrace.cli.errors import CliError
-from millrace.enginemodel.coefficients import load_step_time
-from millrace.enginemodel.parameters import EngineParameters
 from millrace.profiling import plan, profile
-from millrace.profiling.modelled import ModelledProfile
 from millrace.profiling.process import EngineProcessDied, ProcessProfile
 from millrace.profiling.records import ProfilePort
 from millrace.profiling.writing import write
 
-#: KV of a modelled engine, tokens: enough for its largest batch.
-MODELLED_KV_TOKENS = 65_536
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this verb's options."""
-    parser.add_argument("model", help="folder of a model; for --engine modelled a coefficient set, by name or path")
-    parser.add_argument("--engine", choices=["vllm", "modelled"], default="vllm")
+    parser.add_argument("model", help="folder of a model")
     parser.add_argument("--output", type=Path, required=True, help="parameter file to write, NAME.toml")
     parser.add_argument("--name", default="", help="the model's name in the file; that of its folder where empty")
     parser.add_argument("--max-num-seqs", type=int, default=64)
@@ -44,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-tokens", type=int, default=24, help="of each sequence: decode steps of a round")
     parser.add_argument("--prompt-tokens", type=int, default=16_384, help="of a round together, at most")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each round; the least time of a step counts")
-    parser.add_argument("--noise", type=float, default=0.0, help="of a modelled engine's steps, as a share")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -65,14 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _engine(arguments: argparse.Namespace) -> ProfilePort:
-    return _modelled(arguments) if arguments.engine == "modelled" else _vllm(arguments)
-
-
 def _profiled(arguments: argparse.Namespace) -> profile.Profile:
     engine = _engine(arguments)
     effort = plan.Effort(output_tokens=arguments.output_tokens, prompt_tokens_max=arguments.prompt_tokens)
-    command = f"millrace profile --engine {arguments.engine} --seed {arguments.seed}"
+    command = f"millrace profile --seed {arguments.seed}"
     options = profile.Options(repeats=arguments.repeats, seed=arguments.seed, command=command)
     try:
         rounds = plan.rounds(engine.profiled().parameters, effort, arguments.seed)
@@ -89,19 +77,7 @@ def _bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
-def _modelled(arguments: argparse.Namespace) -> ProfilePort:
-    parameters = EngineParameters(
-        max_model_len=arguments.max_model_len,
-        max_sequences=arguments.max_num_seqs,
-        token_budget=arguments.max_num_batched_tokens,
-        blocks_total=MODELLED_KV_TOKENS // EngineParameters().block_size,
-        prefix_caching=False,
-    )
-    step_time = load_step_time(arguments.model)
-    return ModelledProfile(arguments.model, step_time, parameters, noise=arguments.noise, seed=arguments.seed)
-
-
-def _vllm(arguments: argparse.Namespace) -> ProfilePort:
+def _engine(arguments: argparse.Namespace) -> ProfilePort:
     folder = Path(arguments.model)
     if not (folder / "config.json").is_file():
         raise CliError(f"{folder}: no model, there is no config.json in it")
