@@ -20,8 +20,8 @@ from millrace.actor.clock import share, unix_ns
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.actor.effects import Log
 from millrace.actor.errors import BusError, ConfigError
+from millrace.actor.nats_client import end_task
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
-from millrace.actor.task_shell import end_task
 from millrace.cluster.reading import read_cluster
 from millrace.cluster.spec import ClusterSpec
 from millrace.contracts.local import StopRequested

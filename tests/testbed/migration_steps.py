@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from millrace.actor.task_shell import end_task
+from millrace.actor.nats_client import end_task
 
 from tests.testbed.migration_operator import Operator
 from tests.testbed.timed_streams import TimedStream, client, play

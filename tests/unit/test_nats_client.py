@@ -1,10 +1,10 @@
-"""The client's way out: one write per turn of the loop, and the flusher where the socket is behind."""
+"""The client's way out: one write per turn of the loop, and the flusher where the socket is behind; its end."""
 
 import asyncio
 from typing import Any
 
 import pytest
-from millrace.actor.nats_client import PENDING_BYTES_MAX, DirectClient
+from millrace.actor.nats_client import PENDING_BYTES_MAX, DirectClient, close_client
 from nats.aio.transport import TcpTransport
 
 
@@ -99,5 +99,24 @@ def test_keeps_what_cannot_be_written(connected: bool, closing: bool, monkeypatc
         await turn()
         assert socket.written == []
         assert len(client._pending) == 1
+
+    run(scenario)
+
+
+def test_a_closed_client_does_not_go_on_to_reconnect() -> None:
+    async def attempts() -> None:
+        for lost in (True, False):  # Python 3.11's wait_for loses a cancellation that comes with the server's refusal
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                if not lost:
+                    raise
+
+    async def scenario() -> None:
+        client: Any = DirectClient()
+        client._reconnection_task = asyncio.create_task(attempts())
+        await turn()
+        await close_client(client)
+        assert client._reconnection_task.done()
 
     run(scenario)

@@ -9,8 +9,8 @@ the socket is behind, since it waits for it.
 Everything of nats-py that is not its public interface and that this module relies on (nats-py 2.16; the bus contract
 suite fails where one of them changes): ``_ps`` (its parser, called with what was read), ``Client._process_msg``,
 ``_subs``, ``_sid`` (replayed after a reconnect), ``_pending``, ``_pending_data_size``, ``_flush_queue``, ``_transport``
-(the write buffer, its flusher and the socket), ``_server_pool`` and ``_resp_sub_prefix`` (cleared before a closed
-client is opened again), and ``nats.protocol.command``.
+(the write buffer, its flusher and the socket), ``_reconnection_task``, ``_server_pool`` and ``_resp_sub_prefix``
+(cleared before a closed client is opened again), and ``nats.protocol.command``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from millrace.actor.nats_parser import DirectParser, Taker
 #: Bound of bytes that wait for the socket. A healthy server takes them within a millisecond; 8 MiB are about a second
 #: of full token traffic of a large node, after which dropping beats serving stale messages.
 PENDING_BYTES_MAX = 8 * 1024 * 1024
+
+#: A task that has not ended by then is cancelled again, seconds.
+AGAIN_S = 0.1
 
 
 async def settle(client: Client, timeout_s: float = 3.0) -> None:
@@ -118,8 +121,21 @@ class DirectClient(Client):
             flushes.put_nowait(asyncio.get_running_loop().create_future())
 
 
+async def end_task(task: asyncio.Task[Any]) -> None:
+    """Cancels a task until it has ended.
+
+    Once is not enough where it awaits nats-py: a cancellation that comes with an answer is lost in Python 3.11's
+    ``asyncio.wait_for``, and a loop goes on.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=AGAIN_S)
+
+
 async def close_client(client: Client) -> None:
     """Disconnect, also where the server goes away meanwhile."""
+    while (reconnecting := client._reconnection_task) is not None and not reconnecting.done():
+        await end_task(reconnecting)  # nats-py cancels it once; it then goes on, and the process never ends
     if not client.is_connected:
         client._pending, client._pending_data_size = [], 0  # nats-py would write it to a socket that is closed
     try:

@@ -9,20 +9,6 @@ from typing import Any
 from millrace.actor.runtime_nats import ActorHandle
 from millrace.contracts.message import Body
 
-#: A task that has not ended by then is cancelled again, seconds.
-AGAIN_S = 0.1
-
-
-async def end_task(task: asyncio.Task[Any]) -> None:
-    """Cancels a task until it has ended.
-
-    Once is not enough where it awaits nats-py: a cancellation that comes with an answer is lost in Python 3.11's
-    ``asyncio.wait_for``, and a loop goes on.
-    """
-    while not task.done():
-        task.cancel()
-        await asyncio.wait([task], timeout=AGAIN_S)
-
 
 class TaskShell:
     """Owns the tasks of one process. Its methods run on the event loop."""

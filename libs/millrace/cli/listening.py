@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from millrace.actor.bucket_reading import read_bucket
-from millrace.actor.task_shell import end_task
+from millrace.actor.nats_client import end_task
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import ConnectionSettings
 from millrace.cli.cluster_view import ClusterView
