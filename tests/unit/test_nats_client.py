@@ -114,6 +114,7 @@ def test_a_closed_client_does_not_go_on_to_reconnect() -> None:
 
     async def scenario() -> None:
         client: Any = DirectClient()
+        client._flush_queue, client.options = asyncio.Queue(), {"reconnect_time_wait": 0}
         client._reconnection_task = asyncio.create_task(attempts())
         await turn()
         await close_client(client)
