@@ -2,8 +2,7 @@
 
 import pytest
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
-from millrace.kvcopy.choice import BEST_FIRST, Connected, choose, connect
-from millrace.kvcopy.copier_port import CopierError, Link
+from millrace.kvcopy.choice import BEST_FIRST, choose
 
 SHARED, NIXL = CopierKind.SHARED_MEMORY, CopierKind.NIXL
 EVERY = [SHARED, NIXL]
@@ -48,39 +47,3 @@ def test_the_line_for_an_operator_names_the_choice_and_every_reason() -> None:
     assert "nixl: not offered by the peer" in text
     assert "modelled: not available here" in text
     assert choose(endpoint(copiers=[]), endpoint()).text.startswith("no copier (")
-
-
-class FakeLink(Link):
-    """Nobody reads from it."""
-
-
-class FakeCopier:
-    """Connects, unless it was given a reason not to."""
-
-    def __init__(self, kind: CopierKind, *, why_not: str = "") -> None:
-        self.kind, self._why_not = kind, why_not
-
-    def offer(self, rank: KvRank) -> KvRank:
-        return rank
-
-    def connect(self, peer: KvRank) -> Link:
-        if self._why_not:
-            raise CopierError(self._why_not)
-        return FakeLink()
-
-    def close(self) -> None: ...
-
-
-def test_a_kind_that_does_not_reach_the_peer_makes_room_for_the_next() -> None:
-    choice = choose(endpoint(), endpoint(), forced=[SHARED, NIXL])
-    copiers = {SHARED: FakeCopier(SHARED, why_not="no socket"), NIXL: FakeCopier(NIXL)}
-    connected = connect(choice, copiers, endpoint().ranks[0])
-    assert isinstance(connected, Connected)
-    assert connected.kind is NIXL
-    assert connected.refused[SHARED] == "no socket"
-
-
-def test_where_none_reaches_the_peer_each_reason_is_told() -> None:
-    copiers = {SHARED: FakeCopier(SHARED, why_not="no socket"), NIXL: FakeCopier(NIXL, why_not="no card")}
-    with pytest.raises(CopierError, match=r"no socket.*no card"):
-        connect(choose(endpoint(), endpoint(), forced=[SHARED, NIXL]), copiers, endpoint().ranks[0])

@@ -6,12 +6,11 @@ Mapped memory, where both lie in it on one host, costs less than NIXL. A forced 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from millrace.contracts.kv import CopierKind, KvEndpoint, KvRank
-from millrace.kvcopy.copier_port import Copier, CopierError, Link
+from millrace.contracts.kv import CopierKind, KvEndpoint
 
 BEST_FIRST = (CopierKind.SHARED_MEMORY, CopierKind.NIXL, CopierKind.MODELLED)
 
@@ -42,28 +41,6 @@ def choose(own: KvEndpoint, peer: KvEndpoint, *, forced: Sequence[CopierKind] = 
     kinds = [kind for kind in order if not reasons[kind]]
     refused = {kind: why or "not among the forced ones" for kind, why in reasons.items() if kind not in kinds}
     return Choice(kinds=kinds, refused=refused)
-
-
-class Connected(msgspec.Struct, frozen=True, kw_only=True):
-    """A link that was made, and why none of a better kind was."""
-
-    kind: CopierKind
-    link: Link
-    refused: dict[CopierKind, str]
-
-
-def connect(choice: Choice, copiers: Mapping[CopierKind, Copier], peer: KvRank) -> Connected:
-    """Tries the choice's kinds in order. Raises CopierError: none of them reaches the peer, with each one's reason."""
-    refused = dict(choice.refused)
-    for kind in choice.kinds:
-        if kind not in copiers:
-            refused[kind] = "not opened here"
-            continue
-        try:
-            return Connected(kind=kind, link=copiers[kind].connect(peer), refused=refused)
-        except CopierError as error:
-            refused[kind] = str(error)
-    raise CopierError("; ".join(f"{kind}: {why}" for kind, why in refused.items()) or "no copier")
 
 
 def _why_not(kind: CopierKind, own: KvEndpoint, peer: KvEndpoint) -> str:
