@@ -72,16 +72,37 @@ def changed(
     return [msgspec.structs.replace(request, **change(index, request)) for index, request in enumerate(requests)]
 
 
+#: Granite 4's: one of three layers is of full attention, and a state is smaller than a block of it.
+MAMBA = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "mamba", "attention"],
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 64,
+    "num_key_value_heads": 4,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 1,
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 64,
+}
+
+
 def planned_runs() -> list[PlannedRun]:
     """All runs."""
     return [*_budget_runs(), *_block_runs(), *_prefix_runs(), *_async_runs(), *_group_runs()]
 
 
 def _group_runs() -> list[PlannedRun]:
+    full = KvGroup(need=KvNeed.ALL, block_tokens=32, block_bytes=0)
     window = KvGroup(need=KvNeed.WINDOW, block_tokens=32, block_bytes=0, window=64)
+    state = KvGroup(need=KvNeed.STATE, block_tokens=512, block_bytes=0)
     parameters = msgspec.structs.replace(
         PLAIN,
-        groups=(msgspec.structs.replace(window, need=KvNeed.ALL, window=0), window, window),
+        groups=(full, window, window),
         prefix_caching=False,
         blocks_total=60,
         token_budget=96,
@@ -101,7 +122,14 @@ def _group_runs() -> list[PlannedRun]:
             parameters=parameters,
             requests=crowd(31, 14, prompt=(20, 300), output=(20, 180), within=20),
             model=model,
-        )
+        ),
+        PlannedRun(
+            name="states",
+            about="Two groups of Mamba 2 and one of full attention: a state takes one block, too few for all",
+            parameters=msgspec.structs.replace(parameters, groups=(full, state, state), blocks_total=40),
+            requests=crowd(32, 14, prompt=(20, 300), output=(20, 180), within=20),
+            model=MAMBA,
+        ),
     ]
 
 

@@ -14,7 +14,7 @@ from tests.testbed.schedule_recording import RecordedRun, replay
 RECORDINGS = Path(__file__).resolve().parent / "recordings"
 
 # Runs whose batches do not depend on which tokens are sampled: those may differ between processors.
-FRESH = ["preemption", "async-preemption"]
+FRESH = ["preemption", "async-preemption", "windows", "states"]
 
 
 def read(path: Path) -> RecordedRun:

@@ -1,12 +1,18 @@
 """The modelled scheduler computes what real vLLM computed: every recorded run, every step, every block id."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from millrace.contracts.kv import KvGroup, KvNeed
 
 from tests.testbed.schedule_recording import Happening, RecordedRun, replay
 
+ALL = KvGroup(need=KvNeed.ALL, block_tokens=32, block_bytes=0)
+#: The groups of the runs "windows" and "states", but with a longer window, and with a state more.
+WINDOW = (ALL, *[KvGroup(need=KvNeed.WINDOW, block_tokens=32, block_bytes=0, window=96)] * 2)
+STATE = (ALL, *[KvGroup(need=KvNeed.STATE, block_tokens=512, block_bytes=0)] * 3)
 RECORDINGS = sorted((Path(__file__).resolve().parents[1] / "engine" / "recordings").glob("*.json"))
 
 
@@ -31,7 +37,16 @@ def test_the_model_forms_the_same_batches_with_the_same_blocks(path: Path) -> No
         assert modelled == recorded, f"step {index} of {len(steps)}"
 
 
-def test_a_changed_rule_would_be_noticed() -> None:
-    run = next(read(path) for path in RECORDINGS if path.stem == "preemption")
-    other = msgspec.structs.replace(run, parameters=msgspec.structs.replace(run.parameters, prefix_caching=False))
+def test_layers_that_keep_a_state_or_a_window_are_among_the_runs_with_preemptions() -> None:
+    runs = [run for run in map(read, RECORDINGS) if any(step.preempted for step in run.steps)]
+    assert {group.need for run in runs for group in run.parameters.groups} == set(KvNeed)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("preemption", {"prefix_caching": False}), ("windows", {"groups": WINDOW}), ("states", {"groups": STATE})],
+)
+def test_a_changed_rule_would_be_noticed(name: str, changes: dict[str, Any]) -> None:
+    run = next(read(path) for path in RECORDINGS if path.stem == name)
+    other = msgspec.structs.replace(run, parameters=msgspec.structs.replace(run.parameters, **changes))
     assert replay(other) != run.steps
