@@ -67,7 +67,7 @@ class NixlAgent:
         lock: Held during each call; hold it around several that belong together.
     """
 
-    def __init__(self, name: str, *, tend_s: float = TEND_S) -> None:
+    def __init__(self, name: str) -> None:
         """Makes one (half a second). Raises CopierError: NIXL or its UCX backend is not usable here."""
         if reason := why_not():
             raise CopierError(reason)
@@ -86,7 +86,7 @@ class NixlAgent:
         if "UCX" not in self._agent.backends:
             raise CopierError("NIXL has no UCX backend here")
         self._ended = threading.Event()
-        self._tender = threading.Thread(target=self._tend, args=(tend_s,), name="nixl-tend", daemon=True)
+        self._tender = threading.Thread(target=self._tend, args=(TEND_S,), name="nixl-tend", daemon=True)
         self._tender.start()
 
     def register(self, *, address: int, size: int, device: int) -> None:

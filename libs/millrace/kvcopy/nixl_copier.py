@@ -23,7 +23,7 @@ import numpy as np
 from millrace.contracts.kv import CopierKind, KvRank
 from millrace.kvcopy.copier_port import CopierError, CopyPlan
 from millrace.kvcopy.memory import check_bounds
-from millrace.kvcopy.nixl_agent import TEND_S, NixlAgent, addresses
+from millrace.kvcopy.nixl_agent import NixlAgent, addresses
 from millrace.kvcopy.pieces import Slices
 
 #: Pieces of one request: NIXL allocates for each, and takes 3 µs to copy even the smallest.
@@ -34,8 +34,6 @@ REQUESTS_MAX = 4
 WIRING_S = 5.0
 #: How long cancel waits for what is under way before it tears the connection down.
 CANCEL_S = 0.2
-#: Between two looks, while ``connect`` waits.
-WAIT_S = 0.0005
 #: Read by the wire-up: a page, so that its registration is one.
 SCRATCH_BYTES = 4096
 WIRE_UP_BYTES = 8
@@ -54,18 +52,14 @@ class NixlCopier:
 
     kind = CopierKind.NIXL
 
-    def __init__(
-        self, *, address: int, region_bytes: int, device: int = -1, tend_s: float = TEND_S, connect_wait_s: float = 0.0
-    ) -> None:
+    def __init__(self, *, address: int, region_bytes: int, device: int = -1) -> None:
         """Registers ``region_bytes`` at ``address`` of this process (``device``: of that GPU; -1: of the host). They
-        must stay mapped until ``close``. ``connect`` waits up to ``connect_wait_s`` for a link to be ready.
-        Raises CopierError: no NIXL here, or the memory cannot be registered.
+        must stay mapped until ``close``. Raises CopierError: no NIXL here, or the memory cannot be registered.
         """
         self.address, self.region_bytes, self.device = address, region_bytes, device
-        self._connect_wait_s = connect_wait_s
         self.links: list[NixlLink] = []
         self._scratch = np.zeros(SCRATCH_BYTES, dtype=np.uint8)
-        self.agent = NixlAgent(f"millrace-{os.getpid()}-{os.urandom(6).hex()}", tend_s=tend_s)
+        self.agent = NixlAgent(f"millrace-{os.getpid()}-{os.urandom(6).hex()}")
         try:
             self.agent.register(address=address, size=region_bytes, device=device)
             self.agent.register(address=self.scratch_address, size=SCRATCH_BYTES, device=-1)
@@ -90,16 +84,7 @@ class NixlCopier:
         handle = _handle_of(peer)
         link = NixlLink(self, handle, peer_bytes=peer.region_bytes, forget=self._forget)
         self.links.append(link)
-        try:
-            _wait_until(link.ready, self._connect_wait_s)
-        except CopierError:
-            link.close()
-            raise
         return link
-
-    def tend(self) -> None:
-        """Makes progress for peers that read here; a thread does it too, but an owner that steps often may as well."""
-        self.agent.tend()
 
     def close(self) -> None:
         if self._closed:
@@ -290,13 +275,6 @@ class NixlTransfer:
     def _collect(self) -> None:
         while self._under_way and self._agent.look(self._under_way[0]) == "DONE":
             self._agent.release(self._under_way.popleft())
-
-
-def _wait_until(ready: Callable[[], bool], seconds: float) -> None:
-    """Looks again and again, for so long at most."""
-    give_up = time.monotonic() + seconds
-    while not ready() and time.monotonic() < give_up:
-        time.sleep(WAIT_S)
 
 
 def _release(agent: NixlAgent, request: Any) -> None:

@@ -3,6 +3,7 @@
 A further kind of copier is added to ``MAKERS``; the suite then holds for it.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +12,9 @@ import msgspec
 import numpy as np
 from millrace.contracts.kv import CopierKind, KvPlane, KvRank
 from millrace.kvcopy import nixl_agent
-from millrace.kvcopy.copier_port import Copier, CopyPlan
+from millrace.kvcopy.copier_port import Copier, CopierError, CopyPlan
 from millrace.kvcopy.memory import Bytes, SharedRegion
-from millrace.kvcopy.nixl_copier import NixlCopier
+from millrace.kvcopy.nixl_copier import NixlCopier, NixlLink
 from millrace.kvcopy.plan import Planner
 from millrace.kvcopy.shared_memory_copier import SharedMemoryCopier
 
@@ -52,7 +53,21 @@ def shared_memory(folder: Path, name: str) -> tuple[Bytes, Copier]:
 
 def nixl(folder: Path, name: str) -> tuple[Bytes, Copier]:
     memory = np.zeros(REGION_BYTES, dtype=np.uint8)
-    return memory, NixlCopier(address=memory.ctypes.data, region_bytes=REGION_BYTES, connect_wait_s=PATIENCE_S)
+    return memory, WiredNixl(address=memory.ctypes.data, region_bytes=REGION_BYTES)
+
+
+class WiredNixl(NixlCopier):
+    """Connects, and waits until that is done."""
+
+    def connect(self, peer: KvRank) -> NixlLink:
+        link, give_up = super().connect(peer), time.monotonic() + PATIENCE_S
+        try:
+            while not link.ready() and time.monotonic() < give_up:
+                time.sleep(0.0005)
+        except CopierError:
+            link.close()
+            raise
+        return link
 
 
 MAKERS: dict[CopierKind, Callable[[Path, str], tuple[Bytes, Copier]]] = {
