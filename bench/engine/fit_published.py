@@ -45,7 +45,6 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
         kv_tokens: That fit into the GPU's memory beside the weights.
         kernels: Factor on the sum of kernels, for the gaps between them.
         host: What each step takes beside kernels, ns.
-        multiprocessors_per_head: Of the GPU, per KV head of the model.
     """
 
     decodes: int
@@ -54,27 +53,16 @@ class Range(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int
     kernels: float = 1.0
     host: float = 0.0
-    multiprocessors_per_head: float
 
 
 RANGES = {
-    "a30-llama-2-7b": Range(decodes=48, context=2048, chunk=2048, kv_tokens=16_832, multiprocessors_per_head=56 / 32),
-    "a30-qwen2-7b": Range(decodes=48, context=4096, chunk=2048, kv_tokens=116_624, multiprocessors_per_head=56 / 4),
-    "a100-llama-3-8b": Range(
-        decodes=256, context=8192, chunk=2048, kv_tokens=430_000, multiprocessors_per_head=108 / 8, **CALIBRATED
-    ),
-    "h100-llama-2-7b": Range(
-        decodes=256, context=4096, chunk=2048, kv_tokens=112_000, multiprocessors_per_head=132 / 32, **CALIBRATED
-    ),
-    "h100-llama-3-8b": Range(
-        decodes=256, context=8192, chunk=8192, kv_tokens=430_000, multiprocessors_per_head=132 / 8, **CALIBRATED
-    ),
-    "h200-llama-3-8b": Range(
-        decodes=256, context=8192, chunk=8192, kv_tokens=850_000, multiprocessors_per_head=132 / 8, **CALIBRATED
-    ),
-    "rtx4090-llama-3.1-8b": Range(
-        decodes=256, context=4096, chunk=2048, kv_tokens=41_408, multiprocessors_per_head=128 / 8
-    ),
+    "a30-llama-2-7b": Range(decodes=48, context=2048, chunk=2048, kv_tokens=16_832),
+    "a30-qwen2-7b": Range(decodes=48, context=4096, chunk=2048, kv_tokens=116_624),
+    "a100-llama-3-8b": Range(decodes=256, context=8192, chunk=2048, kv_tokens=430_000, **CALIBRATED),
+    "h100-llama-2-7b": Range(decodes=256, context=4096, chunk=2048, kv_tokens=112_000, **CALIBRATED),
+    "h100-llama-3-8b": Range(decodes=256, context=8192, chunk=8192, kv_tokens=430_000, **CALIBRATED),
+    "h200-llama-3-8b": Range(decodes=256, context=8192, chunk=8192, kv_tokens=850_000, **CALIBRATED),
+    "rtx4090-llama-3.1-8b": Range(decodes=256, context=4096, chunk=2048, kv_tokens=41_408),
 }
 
 
@@ -93,7 +81,6 @@ def fitted(name: str) -> tuple[LinearStepTime, Provenance]:
     cost = tables.cost(EngineParameters(max_sequences=limits.decodes, token_budget=limits.chunk))
     training, rest = held_out(drawn(cost, limits, random.Random(SEED)), seed=SEED)
     model = fit(training, bends=BENDS, mixed=tables.mixed is not None)
-    model = msgspec.structs.replace(model, multiprocessors_per_head=limits.multiprocessors_per_head)
     decodes = [sample for sample in rest if not sample[0].prefills]
     error = f"against the tables: {judge(model, rest).said()}; decode steps alone: {_short(judge(model, decodes))}"
     assert tables.provenance is not None

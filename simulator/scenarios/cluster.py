@@ -13,7 +13,7 @@ from millrace.contracts.catalog import Role
 from millrace.contracts.kv import KvEndpoint
 from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
-from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
+from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.registry import Policy, Registry
 from millrace.sim.engine_sim import SimulatedEngine
@@ -378,15 +378,9 @@ def _sampled(at_ns: int, name: str, engine: SimulatedEngine) -> EngineSample:
 
 def _set_name(group: Group) -> str:
     """Return the name under which a group's instances report their step times and predictors find them."""
-    kappa = "" if group.kappa is None else f" with kappa {group.kappa:g}"
-    speed = "" if group.speed == 1.0 else f" at speed {group.speed:g}"
-    return f"{group.step_time}{kappa}{speed}"
+    return group.step_time if group.speed == 1.0 else f"{group.step_time} at speed {group.speed:g}"
 
 
 def _step_time(group: Group, step_times: StepTimes) -> StepTimeModel:
     model = step_times(group.step_time)
-    if group.kappa is not None:
-        if not isinstance(model, LinearStepTime):
-            raise ValueError(f"group {group.name}: kappa needs a linear step-time model, not {group.step_time}")
-        model = model.unequal(group.kappa)
     return model if group.speed == 1.0 else ScaledStepTime(model=model, factor=1 / group.speed)

@@ -36,8 +36,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         shape: What they run on, as an operator names it; empty for the group's name.
         step_time: A set of step-time coefficients that ships, or the path of one.
         speed: How much faster than that they are.
-        kappa: What unequal lengths in one decode batch cost, instead of what the set says (LinearStepTime.unequal): 0
-            for kernels that split long contexts; None for the set's own.
         engine: Limits of the scheduler.
         host: The machine that they are on, with its network card; groups may share one. Empty: each instance has a
             machine of its own.
@@ -53,7 +51,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shape: str = ""
     step_time: str = "a100-llama-3-8b"
     speed: Span = 1.0
-    kappa: Annotated[float, msgspec.Meta(ge=0, le=10)] | None = None
     engine: EngineParameters = EngineParameters()
     host: str = ""
     instances_per_host: Annotated[int, msgspec.Meta(ge=0)] = 0

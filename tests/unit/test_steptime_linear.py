@@ -44,25 +44,6 @@ def test_only_the_context_of_decodes_makes_a_mean() -> None:
     assert model.duration_ns(mixed) == 1000 + 3 * (150 - 100)
 
 
-def test_a_penalty_without_a_dimension_is_a_share_of_the_attention_of_equal_lengths() -> None:
-    model = LinearStepTime(fixed=1000, per_context_token=10, multiprocessors_per_head=16.5).unequal(0.2)
-    batch = BatchComposition(decodes=64, context_tokens=64_000, longest_context=16_000)
-
-    r = 16_000 * 16.5 / 64_000
-    attention = 10 * 64_000 * (1 + 0.2 * r * (1 - 1_000 / 16_000))
-    assert model.tail_decodes == 27
-    assert model.duration_ns(batch) == pytest.approx(1000 + attention)
-    assert model.unequal(0).duration_ns(batch) == 1000 + 640_000
-
-
-def test_a_penalty_needs_a_gpu_that_is_known() -> None:
-    with pytest.raises(ValueError, match="multiprocessors_per_head"):
-        LinearStepTime(fixed=1000, per_context_token=10).unequal(0.2)
-    with pytest.raises(ValueError, match="kappa"):
-        LinearStepTime(fixed=1000, multiprocessors_per_head=1).unequal(-0.1)
-    assert LinearStepTime(fixed=1000).unequal(0).duration_ns(BatchComposition(decodes=1)) == 1000
-
-
 def test_decodes_beside_prompt_tokens_cost_more_than_each_alone() -> None:
     model = LinearStepTime(fixed=1000, per_mixed_decode=7, per_mixed_context_token=2, per_mixed_work=3)
     mixed = BatchComposition(
@@ -102,7 +83,6 @@ def test_a_machine_that_takes_twice_as_long_does_so_for_all_of_it() -> None:
         ({"fixed": 1.0, "per_tail_token": -1.0}, "per_tail_token"),
         ({"fixed": 1.0, "per_mixed_work": -1.0}, "per_mixed_work"),
         ({"fixed": 1.0, "tail_decodes": -1}, "tail_decodes"),
-        ({"fixed": 1.0, "multiprocessors_per_head": float("nan")}, "multiprocessors_per_head"),
         ({"fixed": 1.0, "bends": ((8, -1.0),)}, "bends"),
         ({"fixed": 1.0, "bends": ((8, 2.0), (16, -3.0))}, "bends"),
         ({"fixed": 1.0, "bends": ((8, 1.0), (8, 1.0))}, "bends"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -26,10 +25,6 @@ COSTS = (
     "per_mixed_context_token",
     "per_mixed_work",
 )
-
-#: Share of the multiprocessors, doubled, from which on FlashAttention-2 does not split a sequence's KV over several.
-#: Source: ``num_splits_heuristic`` of flash-attention 2.
-NOT_SPLIT_FROM = 0.8
 
 
 class StepTimeModel(Protocol):
@@ -76,8 +71,6 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             it slower.
         per_mixed_work: ns for each pair of a decoding sequence and a prompt token.
         tail_decodes: Decoding sequences from which on unequal lengths cost something: with fewer the kernel splits.
-        multiprocessors_per_head: Of one GPU, per KV head of the model; 0 where unknown. With it a penalty without a
-            dimension (``unequal``) becomes a time.
         bends: Pairs (tokens, ns), tokens rising: each token computed beyond so many, of prompts or decodes, costs so
             much more, or less where ns is below 0, down to what it costs without bends. This is how a roofline bends:
             weights are read once for few tokens and for many.
@@ -94,13 +87,12 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     per_mixed_context_token: float = 0.0
     per_mixed_work: float = 0.0
     tail_decodes: int = 0
-    multiprocessors_per_head: float = 0.0
     bends: tuple[tuple[int, float], ...] = ()
     provenance: Provenance | None = None
 
     def __post_init__(self) -> None:
-        if self.tail_decodes < 0 or not 0 <= self.multiprocessors_per_head < float("inf"):
-            raise ValueError("tail_decodes and multiprocessors_per_head must be at least 0")
+        if self.tail_decodes < 0:
+            raise ValueError("tail_decodes must be at least 0")
         for name in COSTS:
             ns = getattr(self, name)
             if not 0 <= ns < float("inf"):
@@ -151,27 +143,6 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             prefill_work=(_flat(self.per_prompted_step),) if self.per_prompted_step else (),
         )
 
-    def unequal(self, kappa: float) -> LinearStepTime:
-        """The same engine where unequal lengths cost so much, instead of what its set says.
-
-        Decode attention then takes ``1 + kappa·r·(1 - mean/longest)`` times as long as with equal lengths, with
-        ``r = longest·multiprocessors/(Σ context·KV heads)``, in batches that the kernel does not split.
-
-        Args: kappa: 0 for kernels that split; 0.15 to 0.20 in the public FlashAttention-2 data (bench step_time).
-
-        Raises:
-            ValueError: kappa is below 0, or the set does not tell ``multiprocessors_per_head``.
-        """
-        if not 0 <= kappa < float("inf"):
-            raise ValueError(f"kappa must be at least 0, is {kappa}")
-        if kappa and not self.multiprocessors_per_head:
-            raise ValueError("kappa needs a set of coefficients with multiprocessors_per_head")
-        return msgspec.structs.replace(
-            self,
-            per_tail_token=kappa * self.per_context_token * self.multiprocessors_per_head,
-            tail_decodes=not_split_from(self.multiprocessors_per_head),
-        )
-
     def times(self, factor: float) -> LinearStepTime:
         """The same on a machine that takes so many times as long."""
         costs = {name: getattr(self, name) * factor for name in COSTS}
@@ -181,11 +152,6 @@ class LinearStepTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def duration_ns(self, batch: BatchComposition) -> int:
         """Time of one step, ns: for fits and for people."""
         return self.cost(EngineParameters()).duration_fs(batch) // FS_PER_NS
-
-
-def not_split_from(multiprocessors_per_head: float) -> int:
-    """Decoding sequences from which on FlashAttention-2 gives each of them one multiprocessor per head."""
-    return math.ceil(NOT_SPLIT_FROM * 2 * multiprocessors_per_head)
 
 
 def _flat(ns: float) -> CostCurve:

@@ -25,8 +25,6 @@ def to_toml(model: LinearStepTime, provenance: Provenance) -> str:
     lines = [f"{name} = {float(getattr(model, name))!r}" for name in COSTS if name == "fixed" or getattr(model, name)]
     if model.tail_decodes:
         lines.append(f"tail_decodes = {model.tail_decodes}")
-    if model.multiprocessors_per_head:
-        lines.append(f"multiprocessors_per_head = {model.multiprocessors_per_head!r}")
     if model.bends:
         lines.append("bends = [" + ", ".join(f"[{tokens}, {ns!r}]" for tokens, ns in model.bends) + "]")
     lines += ["", "[provenance]"]

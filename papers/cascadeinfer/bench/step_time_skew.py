@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from millrace.enginemodel.step_time_models import not_split_from
 
 from bench.published.surface import Surface
 from bench.published.tables_servingsim import Skew, attention, skews
+from papers.cascadeinfer.unequal import not_split_from
 
 SEED = 0
 PENALISED = 1.1  # batches that take a tenth longer than equal ones are looked at on their own

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from millrace.enginemodel.coefficients import load_step_time
 
 from bench.scenarios.rows import key_of
+from papers.cascadeinfer.unequal import load_unequal
 from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.spec import ScenarioSpec
@@ -177,7 +177,7 @@ def _told(rows: Iterator[StageRow]) -> Iterator[StageRow]:
 def run_one(job: Job) -> StageRow:
     """Makes one run."""
     began_s = time.process_time()
-    outcome = run_scenario(job.spec, step_times=load_step_time)
+    outcome = run_scenario(job.spec, step_times=load_unequal)
     return row_of(job.label, outcome, time.process_time() - began_s)
 
 

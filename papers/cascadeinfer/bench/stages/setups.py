@@ -8,9 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.stages import STAGE_POLICIES
 from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.membership import StageShape
@@ -21,6 +19,7 @@ from millrace.workloads.shape import RequestShape
 
 from papers import PAPERS
 from papers.block.bench.bound import fluid_bound
+from papers.cascadeinfer.unequal import WITH, load_unequal
 from simulator.scenarios.load import arrivals
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.spec import ScenarioSpec
@@ -143,7 +142,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     def _table(self, rate_per_s: float) -> dict[str, Any]:
         trace = TRACES[self.trace]
-        group = {"instances": self.instances, "step_time": SET, "kappa": self.kappa, "engine": ENGINE}
+        group = {"instances": self.instances, "step_time": f"{SET}{WITH}{self.kappa:g}", "engine": ENGINE}
         return {
             "cluster": {"groups": [group]},
             "dispatch": {"policy": "join_shortest_queue"},
@@ -170,9 +169,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     def model(self) -> InstanceModel:
         """An instance as planners see it."""
-        step_time, engine = load_step_time(SET), EngineParameters(**ENGINE)  # type: ignore[arg-type]
-        assert isinstance(step_time, LinearStepTime)
-        cost = step_time.unequal(self.kappa).cost(engine)
+        engine = EngineParameters(**ENGINE)  # type: ignore[arg-type]
+        cost = load_unequal(f"{SET}{WITH}{self.kappa:g}").cost(engine)
         return linear_instance(
             cost,
             kv_tokens=engine.blocks_total * engine.block_size,
