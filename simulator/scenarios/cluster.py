@@ -11,9 +11,8 @@ from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
 from millrace.contracts.catalog import Role
 from millrace.contracts.kv import KvEndpoint
-from millrace.enginemodel.scaling import ScaledStepTime
 from millrace.enginemodel.scripted import ScriptedEngine
-from millrace.enginemodel.step_time_models import StepTimeModel
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.registry import Policy, Registry
 from millrace.sim.engine_sim import SimulatedEngine
@@ -54,7 +53,7 @@ WARM_NS = 3 * SECOND
 REPORT_MS_MAX = 500
 
 #: Loads the step-time model of a group by its name or path.
-StepTimes = Callable[[str], StepTimeModel]
+StepTimes = Callable[[str], LinearStepTime]
 
 
 class ScenarioCluster(SimulatedCluster):
@@ -381,6 +380,6 @@ def _set_name(group: Group) -> str:
     return group.step_time if group.speed == 1.0 else f"{group.step_time} at speed {group.speed:g}"
 
 
-def _step_time(group: Group, step_times: StepTimes) -> StepTimeModel:
+def _step_time(group: Group, step_times: StepTimes) -> LinearStepTime:
     model = step_times(group.step_time)
-    return model if group.speed == 1.0 else ScaledStepTime(model=model, factor=1 / group.speed)
+    return model if group.speed == 1.0 else model.times(1 / group.speed)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from millrace.enginemodel.step_time_models import StepTimeModel
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.registry import policy_name
 
 from simulator.scenarios.reading import ScenarioError, read_scenario
@@ -41,7 +41,7 @@ class RunInputs(msgspec.Struct, frozen=True, kw_only=True):
         clock: Real time, seconds.
     """
 
-    step_times: Callable[[str], StepTimeModel]
+    step_times: Callable[[str], LinearStepTime]
     folders: tuple[Path, ...]
     clock: Callable[[], float] = float
 

@@ -19,8 +19,7 @@ from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.registered import scheduler_parameters
-from millrace.enginemodel.scaling import ScaledStepTime
-from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.supervision.service_fields import STEP_TIMES, merged
 from millrace.workloads.recording import RecordedLoad, RequestServed
 
@@ -78,7 +77,7 @@ class FittedCluster(msgspec.Struct, frozen=True, kw_only=True):
     spec: ClusterSpec
     records: dict[str, InstanceRecord] = {}
     kinds: dict[str, str] = {}
-    models: dict[str, StepTimeModel] = {}
+    models: dict[str, LinearStepTime] = {}
     slowdowns: dict[str, float] = {}
     worker_us: float = 0.0
     intervals: int = 0
@@ -120,7 +119,7 @@ class FittedCluster(msgspec.Struct, frozen=True, kw_only=True):
         named = [name for slot in slots if slot.group.name == group.name for name in slot.instances]
         return [*own, *named, *(name for name, record in self.records.items() if record.model == model.name)]
 
-    def step_time(self, name: str) -> StepTimeModel:
+    def step_time(self, name: str) -> LinearStepTime:
         """Loads step times by the name that ``table`` gives."""
         return self.models[name.removeprefix(FITTED)] if name.startswith(FITTED) else load_step_time(name)
 
@@ -211,7 +210,7 @@ def fitted_cluster(spec: ClusterSpec, load: RecordedLoad, file: LoadFile) -> Fit
     half_ns = served[len(served) // 2].at_ns
     records = load.instances
     kinds = _kinds(spec, records)
-    models: dict[str, StepTimeModel] = {}
+    models: dict[str, LinearStepTime] = {}
     slowdowns: dict[str, float] = {}
     intervals = 0
     for model in sorted({record.model for record in records.values()}):
@@ -267,7 +266,7 @@ def _levelled(fitted: FittedCluster, served: Sequence[RequestServed], file: Load
         paced = [(row, sim) for row, sim in done if _long(row)]
         factors = {kind: _factor(kind, fitted.kinds, paced) ** (DAMPED if place else 1.0) for kind in fitted.models}
         late_us = _median([(row.ttft_ns - sim.ttft_ns) / 1e3 for row, sim in done])
-        models = {name: _times(model, factors[name]) for name, model in fitted.models.items()}
+        models = {name: model.times(factors[name]) for name, model in fitted.models.items()}
         before_us = fitted.worker_us
         worker_us = before_us + (late_us / WORKER_HOPS if math.isfinite(late_us) else 0.0)
         worker_us = min(WORKER_US_MAX, max(0.0, worker_us))
@@ -295,7 +294,3 @@ def _long(row: RequestServed) -> bool:
 
 def _median(values: Sequence[float]) -> float:
     return float(np.median(values)) if values else math.nan
-
-
-def _times(model: StepTimeModel, factor: float) -> StepTimeModel:
-    return model.times(factor) if isinstance(model, LinearStepTime) else ScaledStepTime(model=model, factor=factor)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
+from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.workloads.recording import RequestServed, StepsComputed
 from scipy.optimize import nnls
 
@@ -122,8 +122,8 @@ def slowdown(rows: Sequence[ComputedSteps]) -> float:
 
 
 def fit(
-    rows: Sequence[ComputedSteps], base: StepTimeModel | None, parameters: EngineParameters, slowed: float
-) -> StepTimeModel | None:
+    rows: Sequence[ComputedSteps], base: LinearStepTime | None, parameters: EngineParameters, slowed: float
+) -> LinearStepTime | None:
     """Least squares on the intervals' whole times: their sum comes out right, late steps included.
 
     Args:
@@ -137,14 +137,10 @@ def fit(
         return base
     features, walls = matrix(rows)
     walls = walls / (1 + slowed * np.array([row.neighbours for row in rows]))
-    columns = features
-    if isinstance(base, LinearStepTime):
-        told = [_told(row, base, parameters) for row in rows]
-        columns = np.column_stack([told, *features[:, [0, 1, 5]].T])
-    costs = _solved(columns, walls)
-    if not isinstance(base, LinearStepTime):
-        return LinearStepTime.fitted(costs)
-    factor, step, decode, prompted = (*costs, 0.0, 0.0, 0.0)[:4]
+    if base is None:
+        return LinearStepTime.fitted(_solved(features, walls))
+    told = [_told(row, base, parameters) for row in rows]
+    factor, step, decode, prompted = _solved(np.column_stack([told, *features[:, [0, 1, 5]].T]), walls)
     own = base.times(float(factor))
     return msgspec.structs.replace(
         own,

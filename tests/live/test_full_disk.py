@@ -67,7 +67,7 @@ def kill(rig: UpRig, what: str) -> None:
 async def test_requests_go_on_through_kills_and_status_names_the_disk(rig: UpRig, disk: SmallDisk) -> None:
     disk.fill()
     await rig.until_said(lambda said: f"no space is left for {rig.folder}" in said)
-    for what in ("worker-0", "services.migrator", "services.coordinator", "nats-server"):
+    for what in ("worker-0", "deployment.migrator", "services.coordinator", "nats-server"):
         kill(rig, what)
         await asyncio.sleep(2)
         for _ in range(5):

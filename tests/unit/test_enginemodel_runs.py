@@ -13,7 +13,6 @@ from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import PacedEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.runs import DecodeRun
-from millrace.enginemodel.scaling import ScaledStepTime, scaled
 from millrace.enginemodel.scripted import ScriptedEngine
 from millrace.enginemodel.step_cost import CostCurve, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime
@@ -188,18 +187,6 @@ def test_a_runs_time_is_the_sum_of_its_steps(cost: StepCost) -> None:
     run = DecodeRun(cost, first, begins_ns=0, remainder_fs=17)
     for steps in (1, 2, 50):
         assert run.elapsed_fs(steps) == 17 + cost.decode_run_fs(first, steps)
-
-
-def test_a_scaled_engine_takes_the_factor_of_every_cost() -> None:
-    step_time = LinearStepTime(fixed=8e6, per_decode=1e5, per_context_token=100.0, per_prefill_work=2.0)
-    half = ScaledStepTime(model=step_time, factor=0.5).cost(EngineParameters())
-    batch = BatchComposition(decodes=4, prefills=1, prefill_tokens=100, context_tokens=900, prefill_work=5000.0)
-    assert half.duration_fs(batch) * 2 == step_time.cost(EngineParameters()).duration_fs(batch)
-    curved = scaled(StepCost(fixed=10, tokens=CostCurve((0, 8), (100, 300), (10, 20)), prefill_granularity=64), 2.0)
-    assert curved.tokens == CostCurve((0, 8), (200, 600), (20, 40))
-    assert curved.prefill_granularity == 64
-    tail = scaled(StepCost(fixed=10**12, tail_token=10**9, tail_decodes=4), 2.0)
-    assert (tail.tail_token, tail.tail_decodes) == (2 * 10**9, 4)
 
 
 def test_a_scripted_sequence_ends_where_its_script_or_its_bounds_say() -> None:
