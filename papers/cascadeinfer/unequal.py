@@ -1,4 +1,4 @@
-"""What unequal lengths in one decode batch cost, by one number κ without a dimension. Pure."""
+"""Cost of unequal lengths in one decode batch, by one number κ without a dimension. Pure."""
 
 from __future__ import annotations
 
