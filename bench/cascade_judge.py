@@ -6,8 +6,6 @@ Aims: calibration error of at most 0.05; the oracle (area 1, error 0) stands bes
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from millrace.judging.evidence import ConfidenceFeature, feature_of
 from numpy.typing import NDArray
 
 from bench.judged.answers import BATCH, MODELS, STEP_TIMES, recorded, token_costs
-from bench.judged.record_verdicts import JUDGE, PATH
+from bench.judged.record_verdicts import JUDGE, PATH, read_verdicts
 
 
 def main() -> int:
@@ -48,8 +46,7 @@ def main() -> int:
 
 def _trained(seeds: int) -> None:
     """The trained judge and confidence on the same answers, whose texts it has read."""
-    with gzip.open(PATH, "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
+    rows = read_verdicts()
     print(f"\n{JUDGE.name}, {len(rows)} prompts, its curves from one half of the prompts")
     print(f"{'model':<16}{'judge':<26}{'area':>24}{'calibration error':>24}")
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}

@@ -74,7 +74,6 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "block_provisioning": _BLOCK,
         "block_beyond": _BLOCK,
         # migration
-        "family_gap": _MOVING,
         "migration_gap": _MOVING,
         "migration_cap": _MOVING,
         "migration_soak": _MOVING,

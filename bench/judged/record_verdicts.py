@@ -28,16 +28,12 @@ from tokenizers import Tokenizer
 
 from bench.engine.in_process import open_engine, prepare
 from bench.judged.record import MODELS, ROOT, answer, draw
-from models.training.checkpoint import load_model
-from models.training.judge import START
 from models.training.tokenizer import token_id
 
 JUDGE = ROOT / "models" / "millrace-judge"
 PATH = Path(__file__).parent / "recordings" / "verdicts.jsonl.gz"
 SEED, REQUESTS = 23, 600
 TOP_TOKENS = 20
-#: Questions at once in torch.
-ROWS = 32
 
 
 def verdicts(questions: list[list[int]], words: tuple[int, int]) -> tuple[list[float | None], float]:
@@ -58,28 +54,6 @@ def verdicts(questions: list[list[int]], words: tuple[int, int]) -> tuple[list[f
                 if yes + no > 0:
                     shares[int(output.request_id.partition("-")[0])] = yes / (yes + no)
         return shares, time.process_time() - began
-
-
-def verdicts_in_torch(questions: list[list[int]], words: tuple[int, int]) -> tuple[list[float | None], float]:
-    """The same from the weights in torch: for machines on which no engine may be started."""
-    import torch
-
-    model = load_model(START, JUDGE).to(torch.bfloat16).eval()
-    shares: list[float | None] = [None] * len(questions)
-    order, began = sorted(range(len(questions)), key=lambda index: len(questions[index])), time.process_time()
-    with torch.inference_mode():
-        for start in range(0, len(order), ROWS):
-            chosen = order[start : start + ROWS]
-            tokens = torch.zeros(len(chosen), max(len(questions[index]) for index in chosen), dtype=torch.int64)
-            for row, index in enumerate(chosen):
-                tokens[row, : len(questions[index])] = torch.tensor(questions[index])
-            hidden = model.hidden(tokens)
-            for row, index in enumerate(chosen):
-                no, yes = (
-                    hidden[row, len(questions[index]) - 1] @ model.model.embed_tokens.weight[[*words]].T
-                ).tolist()
-                shares[index] = 1 / (1 + math.exp(no - yes))
-    return shares, time.process_time() - began
 
 
 def answers_of(model: str, prompts: list[list[int]], state: Path, threads: int) -> list[dict[str, Any]]:
@@ -128,13 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", type=Path, default=Path(".millrace/verdicts"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--answers-only", action="store_true")
-    parser.add_argument("--torch", action="store_true", help="verdicts in torch instead of on vLLM")
-    parser.add_argument("--calibrate-only", action="store_true", help="fit the recorded verdicts again")
     options = parser.parse_args()
-    if options.calibrate_only:
-        write_llm_judge(JUDGE, calibrate(read_verdicts()))
-        return
     options.state.mkdir(parents=True, exist_ok=True)
     prepare(options.threads)
     tokenizer = Tokenizer.from_file(str(ROOT / "models" / MODELS[0] / "tokenizer.json"))
@@ -142,8 +110,6 @@ def main() -> None:
     texts = [f"<|bos|><|user|>{example.prompt}<|eos|><|assistant|>" for example in examples]
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     told = {model: answers_of(model, prompts, options.state, options.threads) for model in MODELS}
-    if options.answers_only:
-        return
     rows: list[dict[str, Any]] = [{} for _ in examples]
     words = (token_id(tokenizer, NO), token_id(tokenizer, YES))
     for model in MODELS:
@@ -153,7 +119,7 @@ def main() -> None:
             tokenizer.encode(f"<|bos|><|user|>{text}<|eos|><|assistant|>", add_special_tokens=False).ids
             for text in asked
         ]
-        shares, spent_s = (verdicts_in_torch if options.torch else verdicts)(questions, words)
+        shares, spent_s = verdicts(questions, words)
         for row, example, said, one, share, question in zip(
             rows, examples, answered, told[model], shares, questions, strict=True
         ):
