@@ -34,7 +34,7 @@ from services.supervisor.actor import ACCEPTS
 from services.supervisor.build import SupervisedMachine, build
 from services.supervisor.causes import failure_cause
 from services.supervisor.config import ChildSpec, LaunchOptions, SupervisorConfig
-from services.supervisor.display import Display, banner, open_api_warning
+from services.supervisor.display import Display, banner, joined_banner, joining, open_api_warning
 from services.supervisor.effects import ChildStarted, ReadSpecification, SignalChild, SpecificationRead, StartChild
 from services.supervisor.launcher import ForkServers, Launcher, bound_logs, last_lines
 from services.supervisor.layout import Layout
@@ -107,6 +107,7 @@ class Cluster:
             children=[*config.nats, *config.children],
             spares=config.spares,
             provisioned=config.provisioned,
+            leaves=config.leaves,
             devices=config.devices,
         )
         deps = ActorDeps(incarnation=incarnation, rng=actor_rng(config.name, incarnation))
@@ -134,9 +135,12 @@ class Cluster:
                         ReadSpecification: self._read_specification,
                     },
                 )
-                self._order_log = runtime.add(
-                    OrderLog(self._config.bus.cluster), accepts=ORDER_TYPES, handlers={WriteOrder: self._write_order}
-                )
+                if not self._layout.joins:
+                    self._order_log = runtime.add(
+                        OrderLog(self._config.bus.cluster),
+                        accepts=ORDER_TYPES,
+                        handlers={WriteOrder: self._write_order},
+                    )
                 self._adopt(runtime.now_ns())
                 self._listen_for_signals()
                 running = asyncio.create_task(runtime.run())
@@ -148,7 +152,7 @@ class Cluster:
                     await asyncio.wait([running], timeout=WATCH_S)
             await end_task(looking)
             await running
-            display.say("the cluster is down")
+            display.say("the cluster is down" if not self._layout.joins else "this machine has left the cluster")
             return code
         finally:
             self._leave_nothing()
@@ -207,7 +211,7 @@ class Cluster:
         while not running.done():
             display.update()
             self._write_down()
-            if await http_ready(self._config.ingress_url) and self._all_ready():
+            if self._all_ready() and (self._layout.joins or await http_ready(self._config.ingress_url)):
                 self._say_ready(display)
                 return 0
             broken = self._broken()
@@ -224,18 +228,20 @@ class Cluster:
     def _say_ready(self, display: Display) -> None:
         display.update()
         display.__exit__(None, None, None)
-        text = banner(
-            url=self._config.ingress_url,
-            page=self._layout.page_url,
-            models=self._config.models,
-            directory=self._directory,
-            nats_url=self._config.bus.servers[0],
-            took_s=display.elapsed_s,
-            keys=bool(self._layout.spec.api.keys),
-            objectives=self._layout.advised_objectives,
-        )
-        api = self._layout.spec.api
-        text += open_api_warning(api.host, keys=bool(api.keys))
+        text = joined_banner(self._config.bus, self._directory, display.elapsed_s)
+        if not self._layout.joins:
+            api = self._layout.spec.api
+            text = banner(
+                url=self._config.ingress_url,
+                page=self._layout.page_url,
+                models=self._config.models,
+                directory=self._directory,
+                nats_url=self._config.bus.servers[0],
+                took_s=display.elapsed_s,
+                keys=bool(api.keys),
+                objectives=self._layout.advised_objectives,
+            )
+            text += open_api_warning(api.host, keys=bool(api.keys)) + joining(self._layout.spec.nats, self._directory)
         (self._directory / "run" / "banner.txt").write_text(text)
         display.say(text + "Ctrl-C stops everything." if sys.stdout.isatty() else text)
 
@@ -345,7 +351,7 @@ def launch(options: LaunchOptions, check_files: CheckFiles, fork_servers: ForkSe
     with contextlib.ExitStack() as stack:
         stack.enter_context(claim(directory))
         living = survivors(directory)
-        spec = check(_in_force(options), free=(lambda host, port: True) if living else None)
+        spec = check(_in_force(options), free=(lambda host, port: True) if living or options.joins else None)
         if not living:
             if ended := last_end(directory):
                 print(ended)  # noqa: T201  # to the person who typed `up`

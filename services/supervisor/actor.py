@@ -21,7 +21,8 @@ ReadSpecification, or ClusterCompared, StartChild, SignalChild |
 | SpecificationRead | in force from now on, where it shall be taken | ClusterCompared |
 | MachineChecked | trouble that status shows; a store that stays ill | SignalChild(nats, SIGKILL) |
 | MachineChecked(renewed) | | SignalChild(nats, SIGHUP), which reads its certificate |
-| StopRequested | first: STOPPING in stop_order; again: everything is killed | SignalChild, in the end Stop |
+| StopRequested | where it leaves a cluster: workers RETIRING first; then STOPPING in stop_order; again: everything is
+killed | DrainWorker, SignalChild, in the end Stop |
 
 Invariants: a child has at most one process; nothing is started once stopping began; a name is free again only after
 its process has ended, so there are never more instances than workers in the roster.
@@ -80,6 +81,9 @@ HEALTHY_NS = 1_000_000_000
 #: After its drain limit a retiring worker lingers for a second and leaves; then it is asked by signal as well.
 RETIRE_GRACE_NS = 3_000_000_000
 
+#: When its machine leaves a cluster a worker gets so long to move what it has.
+LEAVE_DRAIN_MS = 60_000
+
 #: A worker that drained when it was taken over gets so long anew.
 ADOPTED_DRAIN_NS = 30_000_000_000
 
@@ -104,8 +108,10 @@ class SupervisorActor:
         children: list[ChildSpec],
         roster: Roster | None = None,
         spares: Sequence[ChildSpec] = (),
+        leaves: bool = False,
     ) -> None:
         """Args:
+        leaves: Whether workers drain before anything stops.
         roster: What provisioning may start and stop here; without one it may do nothing.
         spares: Workers beyond the children that a policy may run.
         """
@@ -117,7 +123,7 @@ class SupervisorActor:
         self._wanted = {spec.name: spec for spec in children}
         self._spares = list(spares)
         self._drained: dict[str, ChildSpec] = {}
-        self._stopping = False
+        self._stopping, self._leaves, self._leaving = False, leaves, False
         self._trouble = ""
         self._store_ill: dict[str, tuple[int, str, int]] = {}  # by server: since when it is ill, why, how often seen so
         self._store_again_ns: dict[str, int] = {}
@@ -213,7 +219,7 @@ class SupervisorActor:
             child.state = ChildState.STOPPED
             return [*dead, CancelTimer(name=f"kill/{body.name}"), *self._stop_next(now_ns)]
         if child.state is ChildState.RETIRING:
-            return [*dead, *self._forget(child)]
+            return [*dead, *self._forget(child), *self._left(now_ns)]
         child.failures = 0 if was_ready_ns > HEALTHY_NS else child.failures
         child.start_failures += child.state is ChildState.STARTING
         pause_ns = min(BACKOFF_NS << min(child.failures, 10), BACKOFF_NS_MAX)
@@ -277,7 +283,7 @@ class SupervisorActor:
 
     def _on_start_instance(self, body: StartInstance, reply_to: str, now_ns: int) -> list[Effect]:
         roster = self._roster
-        if roster is None or self._stopping:
+        if roster is None or self._stopping or self._leaving:
             return _refuse(reply_to, OrderRefusal.STOPPING, "nothing is started here any more")
         instance = roster.instance_of(body.order)
         if instance is not None:
@@ -430,11 +436,21 @@ class SupervisorActor:
         if self._stopping:  # asked twice: no more patience
             alive = [child for child in self._children.values() if child.pid]
             return [SignalChild(name=c.spec.name, pid=c.pid, signal=signal.SIGKILL) for c in alive]
+        if self._leaves and not self._leaving:
+            self._leaving = True
+            workers = [child for child in self._children.values() if child.spec.role == Role.WORKER]
+            drains = [effect for child in workers for effect in self._retire(child, LEAVE_DRAIN_MS, now_ns)]
+            return [*drains, *self._left(now_ns)]
         self._stopping = True
         for child in self._children.values():
             if child.state in (ChildState.WAITING, ChildState.BACKING_OFF):
                 child.state = ChildState.STOPPED
         return self._stop_next(now_ns)
+
+    def _left(self, now_ns: int) -> list[Effect]:
+        """The rest stops once no worker is left."""
+        waits = not self._leaving or any(child.spec.role == Role.WORKER for child in self._children.values())
+        return [] if waits else self._on_stop(now_ns)
 
     def _stop_next(self, now_ns: int) -> list[Effect]:
         """Asks the lowest order that still runs to stop; ends this actor when nothing runs."""

@@ -22,6 +22,7 @@ class SupervisedMachine:
         children: Processes to keep running.
         spares: Workers that are not started at first.
         provisioned: Whether a policy starts and stops them.
+        leaves: Whether workers drain before anything stops.
         model: Served by workers that name none.
         devices: By kind, shared by the workers.
     """
@@ -32,6 +33,7 @@ class SupervisedMachine:
     children: Sequence[ChildSpec]
     spares: Sequence[ChildSpec] = ()
     provisioned: bool = False
+    leaves: bool = False
     model: str = ""
     devices: Mapping[str, int] = field(default_factory=dict)
 
@@ -50,4 +52,5 @@ def build(config: SupervisedMachine, deps: ActorDeps) -> SupervisorActor:
             devices=config.devices,
         ),
         spares=list(config.spares) if config.provisioned else [],
+        leaves=config.leaves,
     )

@@ -9,17 +9,31 @@ from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.cluster.spec import ClusterSpec
 
 
+class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Cluster of another machine, which this machine's engines join. Its token is in the folder.
+
+    Attributes:
+        name: Of this machine: instances and processes are called by it.
+        servers: URLs of the cluster's NATS servers.
+    """
+
+    name: str
+    servers: list[str]
+
+
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cluster to run on this machine.
 
     Attributes:
         directory: Folder of the cluster's files.
         cores: Cores that engines are pinned to, one each, in turn; empty for all of this process.
+        joins: Where the cluster is, if it runs on another machine; of the specification only engines start then.
     """
 
     spec: ClusterSpec
     directory: str = ".millrace"
     cores: list[int] = []
+    joins: Joined | None = None
 
 
 class Imports(StrEnum):
@@ -74,6 +88,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         provisioned: Whether a policy starts and stops workers.
         devices: Devices by kind that its workers share; kinds that are not named have no bound but the spares.
         host: Under this name provisioning reaches this machine.
+        leaves: Whether it leaves a cluster that goes on: its workers drain before anything here stops.
         ingress_url: Base URL of the API; it is polled for ``/ready`` at start.
         models: Served model names; the first is in the example that is printed.
         ready_limit_s: How long the whole start may take before it is called failed, seconds. A first start compiles the
@@ -90,6 +105,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     provisioned: bool = False
     devices: dict[str, int] = {}
     host: str = "local"
+    leaves: bool = False
     ingress_url: str
     models: list[str]
     ready_limit_s: float = 600.0

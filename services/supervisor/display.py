@@ -8,7 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from millrace.actor.config import BusConfig
+from millrace.cluster.spec import NatsSpec
 from millrace.supervision.cluster_folder import command, shown
+from millrace.supervision.joining import TOKEN
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
@@ -124,6 +127,23 @@ def banner(
             "",
         ]
     )
+
+
+def joined_banner(bus: BusConfig, directory: Path, took_s: float) -> str:
+    """Text for a machine that has joined another one's cluster."""
+    return (
+        f"This machine's engines serve in the cluster {bus.cluster} at {bus.servers[0]} after {took_s:.1f} s.\n"
+        f"  watch    {command('status', directory)}\n  logs     {shown(directory)}/logs\n"
+        "What runs here moves away before this ends.\n"
+    )
+
+
+def joining(nats: NatsSpec, directory: Path) -> str:
+    """Text that says how other machines join; empty where NATS cannot be reached from there."""
+    if nats.host == "127.0.0.1":
+        return ""
+    plain = "" if nats.tls else "WARNING: NATS speaks no TLS: passwords and prompts pass as they are (nats.tls).\n"
+    return f"  join     millrace join nats://THIS_MACHINE:{nats.port} --token @{shown(directory)}/run/{TOKEN}\n{plain}"
 
 
 def open_api_warning(host: str, *, keys: bool) -> str:

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 from millrace.actor.config import BusConfig, TelemetryConfig
 from millrace.cluster.model_folders import judge_files, llm_calibration
-from millrace.cluster.spec import ClusterSpec, EngineName
+from millrace.cluster.spec import ClusterSpec, EngineName, reachable
 from millrace.cluster.toml_text import cluster_toml
 from millrace.cluster.workers import WorkerSlot, workers_of
 from millrace.contracts.catalog import Role
 from millrace.policies.objectives import configured_objectives, objectives_text
 from millrace.policies.step_bounds import StepObjectives
 from millrace.supervision.cascade_fields import judge_fields
+from millrace.supervision.joining import TOKEN, Token, read_token, token_text
 from millrace.supervision.nats_config import NatsServerOptions, nats_config
 from millrace.supervision.service_fields import (
     broker_fields,
@@ -36,14 +37,16 @@ from millrace.supervision.service_fields import (
 )
 from millrace.supervision.survivors import created
 
-from services.supervisor.config import ChildSpec, Imports, LaunchOptions, SupervisorConfig
+from services.supervisor.config import ChildSpec, Imports, Joined, LaunchOptions, SupervisorConfig
 
-#: Provisioning reaches this machine under this name.
+#: Provisioning reaches the machine that a cluster began on under this name.
 HOST = "local"
-
 
 #: What the next supervisor needs of a layout, below ``run``.
 KEPT = "layout.json"
+
+#: Roles whose passwords a machine that joins needs: of its processes, and of the command line there.
+JOINING = (Role.SUPERVISOR, Role.WORKER, Role.MIGRATOR, Role.BROKER, Role.OBSERVER, Role.OPERATOR)
 
 
 class _Kept(msgspec.Struct):
@@ -63,6 +66,7 @@ class Layout:
             before: Of the same cluster, whose passwords, ports and names of ingresses stay.
         """
         self.spec: ClusterSpec = options.spec
+        self.joins: Joined | None = options.joins
         self.root = Path(options.directory).absolute()
         self.run_dir = self.root / "run"
         self.passwords = {role: secrets.token_hex(18) for role in Role}  # no dash: `--password -x` is an error
@@ -72,6 +76,8 @@ class Layout:
         self._configurations: list[tuple[str, Path]] = []
         self._metrics_ports: dict[str, int] = {}
         self.clock_offset_ns: int = before.clock_offset_ns if before is not None else 0
+        if self.joins is not None:
+            self.passwords |= read_token((self.run_dir / TOKEN).read_text()).passwords
         if before is not None:
             self.passwords, self._metrics_ports = before.passwords, dict(before._metrics_ports)
 
@@ -106,21 +112,26 @@ class Layout:
         """Decides every process and prepares its files."""
         spec, services = self.spec, self.spec.services
         self._files, self._configurations = {}, []
-        nats = self._nats()
+        joins, nats = self.joins, [] if self.joins else self._nats()
         slots = workers_of(spec)
         running = [slot for slot in slots if not slot.spare]
-        children = [
-            *self._taggers(),
-            *self._services("coordinator", range(services.coordinators), self._coordinator_fields(), stop_order=3),
-            *self._predictors(),
-            *self._workers(running, slots),
-            *self._migrators(),
-            *self._judges(),
-            *self._extra_services(),
-            *self._page(),
-            *self._ingresses(),
-        ]
+        children = (
+            [*self._workers(running, slots), *self._migrators()]
+            if joins
+            else [
+                *self._taggers(),
+                *self._services("coordinator", range(services.coordinators), self._coordinator_fields(), stop_order=3),
+                *self._predictors(),
+                *self._workers(running, slots),
+                *self._migrators(),
+                *self._judges(),
+                *self._extra_services(),
+                *self._page(),
+                *self._ingresses(),
+            ]
+        )
         config = SupervisorConfig(
+            name=self._named("supervisor"),
             directory=str(self.root),
             bus=msgspec.convert(self._bus(Role.SUPERVISOR), BusConfig),
             telemetry=msgspec.convert(
@@ -131,12 +142,16 @@ class Layout:
             spares=[self._stamped(child) for child in self._workers([slot for slot in slots if slot.spare], slots)],
             provisioned=spec.policies.provisioning.name not in ("", "none"),
             devices=spec.devices,
-            host=HOST,
+            host=joins.name if joins else HOST,
+            leaves=joins is not None,
             ingress_url=self.ingress_url,
             models=[*([spec.cascade.name] if spec.cascade else []), *(model.name for model in spec.models)],
         )
         kept = _Kept(self.passwords, self._metrics_ports, self.ingresses, self.clock_offset_ns)
         self._files[self.run_dir / KEPT] = msgspec.json.encode(kept)
+        if not joins and spec.nats.host != "127.0.0.1":
+            token = Token(cluster=spec.name, passwords={role: self.passwords[role] for role in JOINING})
+            self._files[self.run_dir / TOKEN] = token_text(token).encode()
         self._files[self.run_dir / "supervisor.json"] = msgspec.json.encode(config)
         self._files[self.run_dir / "cluster.toml"] = cluster_toml(spec).encode()
         return config
@@ -148,21 +163,23 @@ class Layout:
 
     @property
     def ingress_url(self) -> str:
-        """Base URL of the API, as this machine reaches it."""
+        """Base URL of the API, as this machine reaches it; empty where another one has it."""
+        if self.joins:
+            return ""
         api = self.spec.api
-        return f"{api.scheme}://{_reachable(api.host)}:{api.port}"
+        return f"{api.scheme}://{reachable(api.host)}:{api.port}"
 
     @property
     def page_url(self) -> str:
         """Of the page; empty where there is none."""
         page = self.spec.page
-        return f"http://{_reachable(page.host)}:{page.port}/" if page.port else ""
+        return f"http://{reachable(page.host)}:{page.port}/" if page.port else ""
 
     @property
     def advised_objectives(self) -> str:
         """Objectives that the autopilot advises for; empty where it is off."""
         fields = self._coordinator_fields()
-        if fields.get("autopilot") == "off" or not fields["recording"]:
+        if self.joins or fields.get("autopilot") == "off" or not fields["recording"]:
             return ""
         steps = msgspec.convert(fields.get("step_bounds", {}), StepObjectives)
         return objectives_text(configured_objectives(fields.get("stages", {}).get("parameters", {}), steps))
@@ -185,7 +202,7 @@ class Layout:
         return msgspec.json.encode(
             {
                 "cluster": spec.name,
-                "nats_url": ",".join(spec.nats.urls),
+                "nats_url": ",".join(self._servers),
                 "nats_tls": spec.nats.tls,
                 "observer_user": str(Role.OBSERVER),
                 "observer_password": self.passwords[Role.OBSERVER],
@@ -202,6 +219,14 @@ class Layout:
             }
         )
 
+    @property
+    def _servers(self) -> list[str]:
+        return self.joins.servers if self.joins else self.spec.nats.urls
+
+    def _named(self, name: str) -> str:
+        """The name of a process: unique in the cluster also where it is another machine's."""
+        return f"{self.joins.name}-{name}" if self.joins else name
+
     def _nats(self) -> list[ChildSpec]:
         nats = self.spec.nats
         return [self._nats_server(name, index) for index, name in enumerate(nats_names(nats.servers))]
@@ -211,6 +236,7 @@ class Layout:
         routes = [f"127.0.0.1:{port}" for port in spec.nats.ports[count:]]
         server = NatsServerOptions(
             cluster=spec.name,
+            host=spec.nats.host,
             port=spec.nats.ports[index],
             store_dir=str(self.root / "jetstream" / (name if count > 1 else "")),
             server_name=server_name(name),
@@ -226,7 +252,7 @@ class Layout:
     def _bus(self, role: Role) -> dict[str, Any]:
         return {
             "cluster": self.spec.name,
-            "servers": self.spec.nats.urls,
+            "servers": self._servers,
             "user": str(role),
             "password": self.passwords[role],
             "tls": self.spec.nats.tls,
@@ -276,7 +302,7 @@ class Layout:
         return [self._service(noun, index, fields, stop_order=stop_order) for index in indices]
 
     def _service(self, noun: str, index: int, fields: dict[str, Any], *, stop_order: int) -> ChildSpec:
-        name = f"{noun}-{index}"
+        name = self._named(f"{noun}-{index}")
         path = self._config_file(Role(noun), name, fields)
         return _child(noun, name, f"services.{noun}", path, stop_order=stop_order)
 
@@ -314,7 +340,7 @@ class Layout:
             return child
         command = [part.replace("services.", "deployment.") for part in child.command]
         for role, fields in hosted.items():
-            command += [f"--{role}", str(self._config_file(role, f"{role}-{index}", fields))]
+            command += [f"--{role}", str(self._config_file(role, self._named(f"{role}-{index}"), fields))]
         return msgspec.structs.replace(child, command=command)
 
     def _taggers(self) -> list[ChildSpec]:
@@ -417,7 +443,3 @@ def server_name(child: str) -> str:
 def _child(noun: str, name: str, module: str, config: Path, *, stop_order: int) -> ChildSpec:
     command = [sys.executable, "-m", module, "--config", str(config)]
     return ChildSpec(name=name, role=noun, command=command, presences=[name], stop_order=stop_order)
-
-
-def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host

@@ -40,7 +40,7 @@ def reread(
     spec = check(read_cluster(layout.root / WANTED), free=lambda host, port: True)
     if why := impossible(layout.spec, spec):
         raise ConfigError(f"{why}; this needs a restart: {_RESTART}")
-    options = LaunchOptions(spec=spec, directory=str(layout.root), cores=cores)
+    options = LaunchOptions(spec=spec, directory=str(layout.root), cores=cores, joins=layout.joins)
     after = Layout.following(options, layout, taken)
     config = after.plan()
     with tempfile.TemporaryDirectory() as folder:

@@ -45,6 +45,7 @@ ELSEWHERE = {
     r"\./task kubernetes:prepare .*": "tests/unit/test_kubernetes_manifests.py, tests/live/test_kubernetes_pods.py",
     r"millrace apply .*": "tests/live/test_apply.py",
     r"millrace certs .*": "tests/live/test_bus_tls.py",
+    r"millrace join .*": "tests/live/test_join.py",
     r"hf download .*": "needs a model hub; tests/unit/test_cli_cluster_flags.py: models in the hub's cache",
     r"\./task compose:prepare .*|docker .*": "needs docker: ./task test:compose",
     r"python -m bench .*": "minutes: tests/unit/test_bench_*.py",

@@ -12,12 +12,13 @@ from millrace.actor.effects import Effect, Publish, StartTimer, Stop
 from millrace.actor.errors import ConfigError
 from millrace.cluster.reading import parse_cluster
 from millrace.cluster.settings import with_cluster_settings
-from millrace.cluster.spec import ClusterSpec
+from millrace.cluster.spec import ClusterSpec, NatsSpec
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.files import open_private
+from millrace.supervision.joining import TOKEN, read_token
 from millrace.supervision.survivors import created
 
 from services.supervisor.actor import (
@@ -28,11 +29,11 @@ from services.supervisor.actor import (
     STORE_PATIENCE_NS,
     SupervisorActor,
 )
-from services.supervisor.config import ChildSpec, Imports, LaunchOptions
+from services.supervisor.config import ChildSpec, Imports, Joined, LaunchOptions
 from services.supervisor.display import banner, open_api_warning
 from services.supervisor.effects import ChildExited, ChildStarted, MachineChecked, SignalChild, StartChild
 from services.supervisor.launcher import bound_logs, last_lines
-from services.supervisor.layout import Layout
+from services.supervisor.layout import JOINING, Layout
 from services.supervisor.preflight import (
     SOCKET_FOLDER_BYTES_MAX,
     check,
@@ -50,9 +51,11 @@ INGRESS = ChildSpec(name="ingress-0", role="ingress", command=["ingress"], prese
 class Bench:
     """A supervisor over three children; nats-server runs already."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaves: bool = False) -> None:
         children = [NATS, WORKER, INGRESS]
-        self.actor = SupervisorActor(name="supervisor", cluster="local", incarnation=1, children=children)
+        self.actor = SupervisorActor(
+            name="supervisor", cluster="local", incarnation=1, children=children, leaves=leaves
+        )
         self.now_ns = 1_000_000_000_000
         self.actor.adopt("nats", 10, self.now_ns)
         self.effects = self.actor.start(self.now_ns)
@@ -614,3 +617,48 @@ def test_a_process_is_known_again_after_the_system_s_clock_was_set(monkeypatch: 
     assert before
     assert created(os.getpid()) == before
     assert created(2**22) == ""  # no pid is that high
+
+
+def test_who_leaves_a_cluster_drains_its_workers_before_anything_stops() -> None:
+    bench = Bench(leaves=True)
+    bench.all_ready()
+    effects = bench.send(StopRequested())
+    assert [effect.subject for effect in effects if isinstance(effect, Publish)] == ["mr.local.engine.w.drain"]
+    assert not [effect for effect in effects if isinstance(effect, SignalChild)]
+    effects = bench.send(ChildExited(name="w", pid=12, status=0))
+    assert [effect.name for effect in effects if isinstance(effect, SignalChild)] == ["ingress-0"]
+    bench.send(ChildExited(name="ingress-0", pid=13, status=0))
+    assert isinstance(bench.send(ChildExited(name="nats", pid=10, status=0))[-1], Stop)
+
+
+def test_who_is_asked_again_leaves_at_once() -> None:
+    bench = Bench(leaves=True)
+    bench.all_ready()
+    bench.send(StopRequested())
+    effects = bench.send(StopRequested())
+    assert [effect.name for effect in effects if isinstance(effect, SignalChild)] == ["ingress-0"]
+    effects = bench.send(ChildExited(name="ingress-0", pid=13, status=0))
+    assert [effect.name for effect in effects if isinstance(effect, SignalChild)] == ["w"]
+
+
+def test_a_machine_that_joins_runs_engines_and_what_moves_their_sequences(tmp_path: Path) -> None:
+    spec = parse_cluster(
+        '[[models]]\nname = "m"\npath = "m"\n[[models.groups]]\nname = "b-worker"\nengine = "modelled"'
+    )
+    first = Layout(
+        LaunchOptions(spec=msgspec.structs.replace(spec, nats=NatsSpec(host="0.0.0.0")), directory=str(tmp_path))
+    )
+    first.plan()
+    first.write()
+    told = (first.run_dir / TOKEN).read_text()
+    assert set(read_token(told).passwords) == set(JOINING)
+    with pytest.raises(ConfigError, match="no token"):
+        read_token(told[:-5])
+    (tmp_path / "b/run").mkdir(parents=True)
+    (tmp_path / "b/run" / TOKEN).write_text(told)
+    joins = Joined(name="b", servers=["nats://a:4222"])
+    config = Layout(LaunchOptions(spec=spec, directory=str(tmp_path / "b"), joins=joins)).plan()
+    assert (config.nats, config.name, config.host, config.leaves) == ([], "b-supervisor", "b", True)
+    assert [child.name for child in config.children] == ["b-worker-0", "b-migrator-0"]
+    assert config.children[1].presences == ["b-migrator-0"]
+    assert (config.bus.servers, config.bus.password) == (joins.servers, first.passwords[Role.SUPERVISOR])

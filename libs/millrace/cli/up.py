@@ -16,12 +16,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from millrace.cli.cluster import SUPERVISOR_MODULE
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
+from millrace.cluster.spec import ClusterSpec
 from millrace.files import open_private
 from millrace.supervision.cluster_folder import command
 
@@ -38,11 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-d", "--detach", action="store_true", help="return once it is ready")
 
 
-def run(arguments: argparse.Namespace) -> int:  # noqa: RET503  # execv does not return
+def run(arguments: argparse.Namespace) -> int:
     """Hands over to the supervisor."""
+    return start(arguments, cluster_of(arguments, len(os.sched_getaffinity(0))))
+
+
+def start(arguments: argparse.Namespace, spec: ClusterSpec, **further: Any) -> int:  # noqa: RET503  # execv does not
+    """Starts the supervisor of a specification, with further fields of its options; returns if detached."""
     directory = Path(arguments.dir).absolute()
-    spec = cluster_of(arguments, len(os.sched_getaffinity(0)))
-    options = {"directory": str(directory), "spec": msgspec.to_builtins(spec)}
+    options = {"directory": str(directory), "spec": msgspec.to_builtins(spec), **further}
     words = [sys.executable, "-m", SUPERVISOR_MODULE, "--options", json.dumps(options)]
     if arguments.detach:
         return _detach(words, directory)

@@ -24,6 +24,7 @@ class Verb(NamedTuple):
 
 VERBS: tuple[Verb, ...] = (
     Verb("up", "start a cluster on this machine, in the foreground", "millrace.cli.up"),
+    Verb("join", "add this machine's engines to a cluster that runs on another one", "millrace.cli.join"),
     Verb("down", "stop the cluster that was started here", "millrace.cli.down"),
     Verb("service", "write a systemd unit that keeps a cluster up", "millrace.cli.service"),
     Verb("apply", "change the running cluster to what a file says", "millrace.cli.apply"),

@@ -262,25 +262,32 @@ class PageSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     port: PortOrNone = 8001
 
 
+def reachable(host: str) -> str:
+    """Address that reaches a server of this machine which listens on ``host``."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+
+
 class NatsSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings of nats-server.
 
     Attributes:
-        port: On 127.0.0.1, for services and the command line; another free one is taken where it is in use. Several
+        port: For services and the command line; another free one is taken where it is in use. Several
             servers take those behind it, too: one each for clients, and one each for each other.
         servers: 1, or 3 that keep the buckets together: any one may then end without a pause.
         tls: Folder that ``millrace certs`` made, relative to the cluster's file: servers and everybody who connects
             show each other its certificate. Empty for no TLS.
+        host: Address that clients are heard on, other than 127.0.0.1 (0.0.0.0 for all) for machines that join.
     """
 
+    host: str = "127.0.0.1"
     port: PortNumber = 4222
     servers: Literal[1, 3] = 1
     tls: str = ""
 
     @property
     def urls(self) -> list[str]:
-        """Of every server, for clients."""
-        return [f"nats://127.0.0.1:{port}" for port in self.ports[: self.servers]]
+        """Of every server, for clients on its machine."""
+        return [f"nats://{reachable(self.host)}:{port}" for port in self.ports[: self.servers]]
 
     @property
     def ports(self) -> range:

@@ -1,0 +1,85 @@
+"""Another machine's engines join a running cluster, are cut off from it, come back, and leave; no stream is lost.
+
+The other machine is a network namespace with a host name of its own, behind a cable of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from millrace.supervision.joining import TOKEN
+
+from tests.live.faults import PROMPTS, expect_identical, undisturbed
+from tests.live.ingress_rig import write_model_folder
+from tests.testbed.up_cluster import UpRig, offer_during
+
+HERE, THERE = "10.231.77.1", "10.231.77.2"
+NAME = f"millrace{os.getpid()}"
+CABLE = f"mr{os.getpid()}"
+FIELDS = {"max_tokens": 250, "ignore_eos": True}
+
+
+def _ip(*words: str) -> int:
+    return subprocess.run(["ip", *words], check=False, capture_output=True).returncode
+
+
+@pytest.fixture
+def machine() -> Iterator[list[str]]:
+    """Words before a command that run it on the other machine."""
+    if not shutil.which("ip") or _ip("netns", "add", NAME):
+        pytest.skip("network namespaces are not allowed here, or there is no `ip`")
+    try:
+        assert not _ip("link", "add", CABLE, "type", "veth", "peer", "name", "cable", "netns", NAME)
+        assert not _ip("addr", "add", f"{HERE}/30", "dev", CABLE) + _ip("link", "set", CABLE, "up")
+        assert not _ip("-n", NAME, "addr", "add", f"{THERE}/30", "dev", "cable")
+        assert not _ip("-n", NAME, "link", "set", "cable", "up") + _ip("-n", NAME, "link", "set", "lo", "up")
+        yield ["ip", "netns", "exec", NAME, "unshare", "--uts", "sh", "-c", 'hostname other && exec "$@"', "sh"]
+    finally:
+        found = subprocess.run(["ip", "netns", "pids", NAME], check=False, capture_output=True, text=True).stdout
+        for pid in found.split():
+            os.kill(int(pid), signal.SIGKILL)
+        _ip("link", "del", CABLE)
+        _ip("netns", "del", NAME)
+
+
+async def test_a_machine_that_joins_is_cut_off_and_leaves_costs_no_stream(tmp_path: Path, machine: list[str]) -> None:
+    model = write_model_folder(tmp_path / "model")
+    with UpRig(
+        tmp_path / "c", model_path=model, engine="modelled", instances=2, extra=("--set", f"nats.host={HERE}")
+    ) as rig:
+        token = rig.folder / "run" / TOKEN
+        assert token.stat().st_mode & 0o777 == 0o600
+        assert "millrace join nats://THIS_MACHINE" in rig.output()
+        words = [rig.cluster_file()["nats_url"], "--token", f"@{token}", "--dir", str(tmp_path / "there")]
+        words += ["--model", str(model), "--served-name", "m", "--engine", "modelled", "--instances", "2"]
+        expected = await undisturbed(rig, **FIELDS)
+
+        async def joins_and_leaves() -> None:
+            with (tmp_path / "join.out").open("wb") as out:
+                command = [*machine, sys.executable, "-m", "millrace.cli", "join", *words]
+                joined = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
+            await rig.well(4, 60)
+            await asyncio.sleep(2)
+            assert not _ip("link", "set", CABLE, "down")
+            await rig.well(2)
+            await asyncio.sleep(1)
+            assert not _ip("link", "set", CABLE, "up")
+            await rig.well(4)
+            await asyncio.sleep(2)
+            assert "other-worker-0" in await asyncio.to_thread(rig.cli, "status")
+            joined.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(joined.wait(), 90) == 0, (tmp_path / "join.out").read_text()
+            await rig.well(2)
+
+        results = await offer_during(rig, joins_and_leaves(), rate=6.0, prompts=PROMPTS, **FIELDS)
+        expect_identical(results, expected)
+        assert "this machine has left the cluster" in (tmp_path / "join.out").read_text()
+        assert await rig.metric("millrace_ingress_migrations_total", 'outcome="moved"')
