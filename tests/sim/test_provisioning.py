@@ -80,11 +80,11 @@ def test_preempt_acts_before_relief_where_a_queue_builds() -> None:
 
     Where batches only slow down, the cause is later arrivals, which no forecast knows: there the two act together.
     """
-    flood: dict[str, Any] = {"workload": {"count": 1200, "arrivals": {"kind": "poisson", "rate_per_s": 30.0}}}
+    flood: dict[str, Any] = {"workload": {"count": 600, "arrivals": {"kind": "poisson", "rate_per_s": 30.0}}}
     rules: dict[str, Any] = {"threshold_s": 20.0}
     preempt = run("preempt", policy="forecast", rules=rules, **flood)
     relief = run("relief", policy="forecast", rules=rules, **flood)
-    assert preempt.outcomes == relief.outcomes == {"completed": 1200}
+    assert preempt.outcomes == relief.outcomes == {"completed": 600}
     assert first_addition_s(preempt) + 5 < first_addition_s(relief)
 
 

@@ -81,7 +81,7 @@ def test_sequences_are_traded_under_faults_and_some_moves_fail():
 
 
 def test_sequences_move_for_balance_under_faults_and_some_moves_fail():
-    reports = [passed(seed, balance=True) for seed in range(4, 8)]
+    reports = [passed(seed, balance=True) for seed in range(4, 6)]
     deals = sum((Counter(report.deals) for report in reports), Counter[str]())
     assert any(report.faults for report in reports)
     assert deals["balance moved"] > 2 * len(reports)
@@ -137,13 +137,13 @@ def short_of_memory(seed: int, *reasons: MoveReason) -> tuple[SoakReport, int]:
 
 
 def test_moves_for_memory_avoid_preemptions():
-    with_moves = [short_of_memory(seed, MoveReason.MEMORY) for seed in range(4)]
-    without = [short_of_memory(seed) for seed in range(4)]
+    with_moves = [short_of_memory(seed, MoveReason.MEMORY) for seed in range(2)]
+    without = [short_of_memory(seed) for seed in range(2)]
     assert sum(report.deals["memory moved"] for report, _ in with_moves if "memory moved" in report.deals) > 0
     assert sum(preempted for _, preempted in with_moves) < sum(preempted for _, preempted in without)
 
 
-@pytest.mark.parametrize("seed", SEEDS[:6])
+@pytest.mark.parametrize("seed", SEEDS[:3])
 def test_estimates_that_are_wrong_or_no_numbers_are_ignored_and_break_no_promise(seed: int):
     report = passed(seed, trading=True, trading_policy="delay", wrong_estimates=True)
     assert report.outcomes
