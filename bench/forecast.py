@@ -18,7 +18,8 @@ from functools import partial
 import msgspec
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.coefficients import load_coefficients
-from millrace.enginemodel.forecast import Candidate, Forecaster
+from millrace.enginemodel.forecast.forecaster import Forecaster
+from millrace.enginemodel.forecast.question import Candidate
 from millrace.enginemodel.parameters import EngineParameters
 
 from bench.results_pages import report

@@ -20,7 +20,7 @@ import msgspec
 from millrace.actor.config import ProcessConfig
 from millrace.actor.config_marks import is_constant, is_wired, plain_type
 from millrace.cluster.spec import ClusterSpec, PolicyChoice, ServiceSettings
-from millrace.membership import MembershipConfig
+from millrace.membership.config import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.registry import Registry

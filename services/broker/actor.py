@@ -52,7 +52,7 @@ from millrace.contracts.migration import EvacuateInstance, MigrateSequence, Migr
 from millrace.contracts.status import InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.step_time_models import StepTimeModel
-from millrace.membership import Heartbeat
+from millrace.membership.heartbeat import Heartbeat
 
 from services.broker.asks import ASK, MOVE, Asks
 from services.broker.bids import BIDS_MAX, Bids

@@ -12,7 +12,7 @@ from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MoveSequence
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import InstanceRecord, SequenceStatus
-from millrace.enginemodel.forecast import LeaveForecast
+from millrace.enginemodel.forecast.question import LeaveForecast
 from millrace.policies.trading import BidView, LoadView, MovableSequence, PickDecision, PickView, TriggerView
 from millrace.policies.trading.loads import lightest
 

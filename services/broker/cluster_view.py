@@ -10,7 +10,9 @@ from millrace.contracts.local import KeyChanged
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, ServicePresence
 from millrace.contracts.subjects import subject_token
-from millrace.membership import Membership, MembershipConfig, MemberState
+from millrace.membership.config import MembershipConfig
+from millrace.membership.member import MemberState
+from millrace.membership.members import Membership
 from millrace.policies.stages.routing import stage_order
 from millrace.policies.trading import LoadView
 from millrace.policies.trading.loads import load_view

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from millrace.contracts.status import BatchComposition
-from millrace.enginemodel.forecast import LeaveForecast
+from millrace.enginemodel.forecast.question import LeaveForecast
 from millrace.policies.trading import BidView, BurdenView, JoinView, LoadView
 
 from services.broker.ask_states import OutgoingAsk, asked_sequence

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from millrace.contracts.broker import AskForMove, LoadCurve
 from millrace.contracts.status import BatchComposition, InstanceRecord, StatusSnapshot
-from millrace.enginemodel.forecast import Candidate, Forecaster, LeaveForecast, LoadForecast
+from millrace.enginemodel.forecast.forecaster import Forecaster
+from millrace.enginemodel.forecast.question import Candidate, LeaveForecast, LoadForecast
 from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import StepTimeModel

@@ -44,7 +44,9 @@ from millrace.contracts.message import Message
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
 from millrace.contracts.subjects import Subjects
-from millrace.membership import Heartbeat, Membership, MemberState
+from millrace.membership.heartbeat import Heartbeat
+from millrace.membership.member import MemberState
+from millrace.membership.members import Membership
 
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.leased_plans import LeasedPlans

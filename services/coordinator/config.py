@@ -10,7 +10,7 @@ from millrace.actor.config_marks import CONSTANT, WIRED
 from millrace.actor.errors import ConfigError
 from millrace.contracts.bounds import Span, Wait
 from millrace.contracts.plan import InstanceRole
-from millrace.membership import MembershipConfig
+from millrace.membership.config import MembershipConfig
 from millrace.policies.provisioning import PROVISIONING_POLICIES, ProvisioningPolicy
 from millrace.policies.stages.fixed.policy import FixedRange
 from millrace.policies.stages.fixed.policy import Parameters as FixedParameters

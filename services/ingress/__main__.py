@@ -32,7 +32,7 @@ from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
 from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, read_judge
-from millrace.membership import Member
+from millrace.membership.member import Member
 from millrace.telemetry import Telemetry, open_telemetry
 
 from services.ingress.actor import ACCEPTS

@@ -62,7 +62,7 @@ from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.migration import AllotEpoch, KvReplicated, SequenceMoved
 from millrace.contracts.plan import Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
-from millrace.membership import Heartbeat
+from millrace.membership.heartbeat import Heartbeat
 
 from services.ingress import inspection
 from services.ingress.adapters import AdapterAsked, ask_adapter

@@ -9,7 +9,7 @@ from millrace.actor.config import ProcessConfig
 from millrace.actor.config_marks import CONSTANT, WIRED
 from millrace.actor.errors import ConfigError
 from millrace.contracts.bounds import Count, PortOrNone, Share, Span, Wait
-from millrace.membership import MembershipConfig
+from millrace.membership.config import MembershipConfig
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchPolicy, QueryParameters
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from millrace.actor.histograms import Histogram
 from millrace.contracts.status import EngineTotals
-from millrace.membership import Member
+from millrace.membership.member import Member
 from millrace.telemetry.vllm_engines import EngineFigures, engine_families
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry

@@ -24,7 +24,7 @@ from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.subjects import Subjects
-from millrace.membership import Heartbeat
+from millrace.membership.heartbeat import Heartbeat
 from millrace.policies.judges import Judged, JudgePolicy, Verdict
 
 from services.judge.config import JudgeConfig

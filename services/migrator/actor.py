@@ -35,7 +35,7 @@ from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.migration import MoveSequence
 from millrace.contracts.status import InstanceMigrations, InstanceRecord, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
-from millrace.membership import Heartbeat
+from millrace.membership.heartbeat import Heartbeat
 
 from services.migrator.config import MigratorConfig
 from services.migrator.context import MS, OUT, REPLICA, MigratorContext

@@ -45,7 +45,9 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePr
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.enginemodel.registered import scheduler_parameters
 from millrace.enginemodel.step_time_models import StepTimeModel
-from millrace.membership import Heartbeat, Member, Membership, MemberState
+from millrace.membership.heartbeat import Heartbeat
+from millrace.membership.member import Member, MemberState
+from millrace.membership.members import Membership
 from msgspec.structs import replace
 
 from services.predictor.answering import Answers, candidate, fault

@@ -10,9 +10,10 @@ from millrace.contracts.predictor import (
     NoPredictionReason,
     PredictLatency,
 )
-from millrace.enginemodel.forecast import Candidate, Forecaster
+from millrace.enginemodel.forecast.forecaster import Forecaster
+from millrace.enginemodel.forecast.question import Candidate
 from millrace.enginemodel.step_cost import StepCost
-from millrace.membership import MemberState
+from millrace.membership.member import MemberState
 
 from services.predictor.metrics import PredictorMetrics
 from services.predictor.outcomes import OutcomeStatistics

@@ -7,7 +7,7 @@ from typing import Annotated
 from millrace.actor.config import ProcessConfig
 from millrace.actor.config_marks import CONSTANT, WIRED
 from millrace.contracts.bounds import Count, Natural
-from millrace.membership import MembershipConfig
+from millrace.membership.config import MembershipConfig
 
 
 class PredictorConfig(ProcessConfig, frozen=True, kw_only=True):

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.contracts.status import InstanceRecord, StatusSnapshot
-from millrace.enginemodel.forecast import Candidate, Forecaster
+from millrace.enginemodel.forecast.forecaster import Forecaster
+from millrace.enginemodel.forecast.question import Candidate
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.membership import Member
+from millrace.membership.member import Member
 
 from services.predictor.calibration import Calibration
 from services.predictor.prefixes import Prefixes

@@ -52,7 +52,7 @@ from millrace.contracts.provisioner import (
 from millrace.contracts.status import DrainedInstance, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import DrainWorker
-from millrace.membership import Heartbeat
+from millrace.membership.heartbeat import Heartbeat
 
 from services.supervisor.comparing import compared
 from services.supervisor.config import ChildSpec, SupervisorConfig

@@ -32,7 +32,7 @@ from millrace.contracts.observers import RequestFinished
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.lengths.quantile import ModelUnreadable, decode_model
-from millrace.membership import Heartbeat
+from millrace.membership.heartbeat import Heartbeat
 
 from services.tagger.config import NO_TRAINING, LearningConfig
 from services.tagger.effects import (

@@ -89,7 +89,7 @@ from millrace.contracts.worker import (
     SubmitSequence,
 )
 from millrace.lengths.remaining import status_of
-from millrace.membership import ServiceLiveness
+from millrace.membership.services import ServiceLiveness
 
 from services.worker import step_budget
 from services.worker.adapters import Adapters

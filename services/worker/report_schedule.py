@@ -9,7 +9,7 @@ from millrace.actor.engine import EngineInfo, EngineLiveness, EngineSnapshot
 from millrace.contracts.catalog import Role
 from millrace.contracts.subjects import Subjects
 from millrace.lengths.remaining import RemainingLengths
-from millrace.membership import Heartbeat
+from millrace.membership.heartbeat import Heartbeat
 
 from services.worker import status_messages
 from services.worker.config import WorkerLimits

@@ -7,7 +7,7 @@ from millrace.contracts.local import BucketReady, BusReconnected, KeyChanged, St
 from millrace.contracts.message import Message
 from millrace.contracts.plan import InstanceRole, Lease, Plan, Stage
 from millrace.contracts.status import PresenceState, ServicePresence
-from millrace.membership import MembershipConfig
+from millrace.membership.config import MembershipConfig
 
 from services.coordinator.actor import TICK_NS
 from services.coordinator.config import CoordinatorConfig

@@ -7,7 +7,8 @@ from millrace.actor.engine import EngineSequence, EngineSnapshot
 from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.forecast import Candidate, Forecaster, JoinForecast, LoadForecast
+from millrace.enginemodel.forecast.forecaster import Forecaster
+from millrace.enginemodel.forecast.question import Candidate, JoinForecast, LoadForecast
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime

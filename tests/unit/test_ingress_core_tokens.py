@@ -23,7 +23,7 @@ from millrace.contracts.worker import (
     SequenceAccepted,
     SubmitSequence,
 )
-from millrace.membership import MembershipConfig
+from millrace.membership.config import MembershipConfig
 
 from services.ingress.calls.messages import AcceptCall, CompleteCall, DeliverDeltas, FailCall, RefuseCall
 from services.ingress.config import IngressConfig

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from millrace.contracts.ingress import FinishReason, TokenChunk
 from millrace.contracts.worker import Pooled, Pooling, Sampling
-from millrace.membership import Member
+from millrace.membership.member import Member
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from services.ingress.api.errors import ApiError

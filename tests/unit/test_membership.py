@@ -5,15 +5,10 @@ import random
 import msgspec
 import pytest
 from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceState, ServicePresence
-from millrace.membership import (
-    Member,
-    MemberEvent,
-    Membership,
-    MembershipConfig,
-    MemberState,
-    ServiceLiveness,
-    next_state,
-)
+from millrace.membership.config import MembershipConfig
+from millrace.membership.member import Member, MemberEvent, MemberState, next_state
+from millrace.membership.members import Membership
+from millrace.membership.services import ServiceLiveness
 
 from tests.testbed.messages import plain_record, plain_summary
 

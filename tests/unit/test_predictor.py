@@ -8,7 +8,7 @@ from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason
 from millrace.contracts.status import BatchComposition, InstanceSummary, PresenceState, ServicePresence
-from millrace.membership import MembershipConfig
+from millrace.membership.config import MembershipConfig
 
 from services.predictor.answering import STUCK_NS_MAX
 from services.predictor.placements import PLACEMENT_NS_MAX, PLACEMENTS_MAX

@@ -17,7 +17,8 @@ from millrace.contracts.status import (
     PresenceState,
     ServicePresence,
 )
-from millrace.membership import HEARTBEAT_NS, MembershipConfig
+from millrace.membership.config import MembershipConfig
+from millrace.membership.heartbeat import HEARTBEAT_NS
 
 #: An instance without a summary for this long is suspect, as ingress sees it.
 SUSPECT_NS = MembershipConfig().instance_silence_ns

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import msgspec
 from millrace.cluster.model_parsers import ModelParsers
 from millrace.contracts.worker import Adapter
-from millrace.membership import Member
+from millrace.membership.member import Member
 
 from services.ingress.api.errors import ApiError, unknown_model
 from services.ingress.api.tokenizer import ModelTokenizer

@@ -7,7 +7,9 @@ from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, ServicePresence
 from millrace.contracts.subjects import subject_token
 from millrace.contracts.worker import Adapter
-from millrace.membership import Member, Membership, MembershipChange, MembershipConfig, MemberState
+from millrace.membership.config import MembershipConfig
+from millrace.membership.member import Member, MemberState
+from millrace.membership.members import Membership, MembershipChange
 
 from services.ingress.cluster.instances import KnownInstance, StageCandidates
 from services.ingress.cluster.stage_routing import StageBoundaries, in_order

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from millrace.contracts.observers import CandidateScore
 from millrace.contracts.plan import Stage
 from millrace.contracts.status import InstanceSummary
-from millrace.membership import Member, MemberState
+from millrace.membership.member import Member, MemberState
 from millrace.policies.dispatch.view import InstanceView
 
 #: Fresh summaries that must come after an acceptance until it no longer counts as in flight.
