@@ -1,4 +1,4 @@
-"""Many seeds of the cluster simulation: ``python -m simulator.soak --seeds 500``.
+"""Many seeds of the cluster simulation: ``millrace sim --seeds 500``.
 
 Prints one line per failing seed and a summary; exit code 1 where a seed failed. One seed again, with its faults and
 outcomes: ``--first 17 --seeds 1 --verbose``.
@@ -91,7 +91,7 @@ def run_seed(seed: int, choice: SoakChoice | None = None) -> SoakReport | str:
 
 def replay_command(seed: int, choice: SoakChoice) -> str:
     """The command that runs a seed again."""
-    words = [f"python -m simulator.soak --first {seed} --seeds 1 --verbose"]
+    words = [f"millrace sim --first {seed} --seeds 1 --verbose"]
     for name, value in msgspec.structs.asdict(choice).items():
         flag = f"--{name.replace('_', '-')}"
         words += [flag] if value is True else [f"{flag} {value}"] if isinstance(value, str) and value else []

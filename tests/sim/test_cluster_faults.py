@@ -1,6 +1,6 @@
 """The whole cluster in virtual time under random load and random faults, seed after seed.
 
-``MILLRACE_SIM_SEEDS=500`` runs more; ``python -m simulator.soak --seeds 500`` is the same without pytest.
+``MILLRACE_SIM_SEEDS=500`` runs more; ``millrace sim --seeds 500`` is the same without pytest.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Sequences that move all the time in a cluster under random faults: seed after seed, and single promises.
 
-``MILLRACE_SIM_SEEDS=500`` runs more; ``python -m simulator.soak --seeds 500 --migrations`` is the same without pytest.
+``MILLRACE_SIM_SEEDS=500`` runs more; ``millrace sim --seeds 500 --migrations`` is the same without pytest.
 """
 
 import functools

@@ -33,7 +33,7 @@ def test_the_replay_command_names_every_choice_and_is_accepted(monkeypatch: pyte
     monkeypatch.setattr(soak, "run_seed", lambda *args: ran.append(args) or "failed")
     parser = argparse.ArgumentParser()
     soak.add_arguments(parser)
-    options = parser.parse_args(command.split()[3:])
+    options = parser.parse_args(command.split()[2:])
     assert list(soak._results(options)) == [(23, "failed")]
     assert ran == [(23, choice)]
 

@@ -1,6 +1,6 @@
 """Brokers that trade under random faults and plans that change every two seconds: seed after seed, single promises.
 
-``python -m simulator.soak --seeds 1000 --trading`` runs more.
+``millrace sim --seeds 1000 --trading`` runs more.
 """
 
 import functools
