@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--goal", metavar="FIGURE<BOUND", help="search for the fewest instances, such as ttft_p99<1s")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     add("--most", type=int, default=0, metavar="N", help="only the last N requests")
-    add("--plot", type=Path, metavar="FILE", help="draw the distributions, PNG")
     add("--output", type=Path, metavar="FILE", help="write all figures, JSON")
     page = "show the recording and its replays side by side in the browser, at this port (default: 8001)"
     add("--page", type=int, nargs="?", const=8001, metavar="PORT", help=page)
@@ -245,18 +244,14 @@ def _print_answer(console: Console, answer: ChangeAnswer) -> None:
 def _write(arguments: argparse.Namespace, question: Asked, found: list[ChangeAnswer], advised: Advice | None) -> None:
     import msgspec
 
-    if arguments.output is not None:
-        document = {
-            "requests": question.file.count,
-            "fidelity": question.fidelity,
-            "objectives": question.objectives,
-            "changes": found,
-            "advice": advised,
-            "cpu_s": time.process_time(),
-        }
-        arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
-    if arguments.plot is not None:
-        from simulator.whatif.picture import draw
-
-        draw(question, found, arguments.plot)
-        print(f"written to {arguments.plot}")
+    if arguments.output is None:
+        return
+    document = {
+        "requests": question.file.count,
+        "fidelity": question.fidelity,
+        "objectives": question.objectives,
+        "changes": found,
+        "advice": advised,
+        "cpu_s": time.process_time(),
+    }
+    arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
