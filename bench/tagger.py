@@ -143,9 +143,9 @@ def online(requests: list[LengthRecord], *, step: int) -> None:
         asked = one.asked("m", str(number))
         tag = _tag(actor, asked, number)
         errors.append(abs((tag.p50 or 0.0) - one.output_tokens[0]))
-        for job in actor.handle(Message(_finished(one, asked)), number):
-            if isinstance(job, TrainLengths):
-                result = train_candidate(job.samples, model="m", incumbent=job.incumbent, trained_ns=0)
+        for effect in actor.handle(Message(_finished(one, asked)), number):
+            if isinstance(effect, TrainLengths):
+                result = train_candidate(effect.job)
                 actor.handle(Message(LengthsTrained(model="m", result=result)), number)
         if (number + 1) % step == 0:
             print(f"  {number + 1 - step:>5} to {number + 1:<5} {np.mean(errors[-step:]):>7.1f}  {tag.source}")

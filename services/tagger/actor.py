@@ -32,6 +32,7 @@ from millrace.contracts.observers import RequestFinished
 from millrace.contracts.subjects import Subjects, subject_token
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.lengths.quantile import ModelUnreadable, decode_model
+from millrace.lengths.training import TrainingJob
 from millrace.membership.heartbeat import Heartbeat
 
 from services.tagger.config import NO_TRAINING, LearningConfig
@@ -188,7 +189,8 @@ class TaggerActor:
         served.since_training = 0
         served.trained_ns = now_ns
         incumbent = served.model.encode() if served.model is not None else b""
-        return [TrainLengths(model=model, samples=list(served.samples), incumbent=incumbent, at_ns=now_ns)]
+        job = TrainingJob(model=model, samples=list(served.samples), incumbent=incumbent, at_ns=now_ns)
+        return [TrainLengths(job=job)]
 
     def _on_trained(self, body: LengthsTrained) -> list[Effect]:
         served = self._served[subject_token(body.model)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.actor.effects import Effect
 from millrace.contracts.message import Body
 from millrace.lengths.samples import LengthSample
-from millrace.lengths.training import TrainingResult
+from millrace.lengths.training import TrainingJob, TrainingResult
 
 
 class LoadLengths(Effect, frozen=True, kw_only=True):
@@ -13,17 +13,9 @@ class LoadLengths(Effect, frozen=True, kw_only=True):
 
 
 class TrainLengths(Effect, frozen=True, kw_only=True):
-    """Trains a candidate, outside the actor's process: LengthsTrained or TrainingFailed follows, exactly one.
+    """Trains a candidate, outside the actor's process: LengthsTrained or TrainingFailed follows, exactly one."""
 
-    Attributes:
-        samples: In order of time.
-        incumbent: The model in force; empty where history answers.
-    """
-
-    model: str
-    samples: list[LengthSample]
-    incumbent: bytes
-    at_ns: int
+    job: TrainingJob
 
 
 class KeepModel(Effect, frozen=True, kw_only=True):

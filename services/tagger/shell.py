@@ -14,7 +14,7 @@ from millrace.actor.task_shell import TaskShell
 from millrace.lengths.files import load_warm, model_token, outcome_writer, read_models, write_model
 from millrace.lengths.frames import FileUnreadable, FrameWriter
 from millrace.lengths.samples import LengthSample
-from millrace.lengths.training_job import TrainingJob, train
+from millrace.lengths.training import train_candidate
 
 from services.tagger.config import LearningConfig, TaggerConfig
 from services.tagger.effects import (
@@ -69,12 +69,12 @@ class TaggerShell(TaskShell):
         self.tell(load(self._name, self._learning))
 
     async def _train(self, effect: TrainLengths) -> None:
-        job = TrainingJob(model=effect.model, samples=effect.samples, incumbent=effect.incumbent, at_ns=effect.at_ns)
+        model = effect.job.model
         try:
-            result = await asyncio.wait_for(run_in_child(train, job), TRAINING_LIMIT_S)
-            self.tell(LengthsTrained(model=effect.model, result=result))
+            result = await asyncio.wait_for(run_in_child(train_candidate, effect.job), TRAINING_LIMIT_S)
+            self.tell(LengthsTrained(model=model, result=result))
         except (OSError, TimeoutError, msgspec.DecodeError, ChildProcessError) as error:
-            self.tell(TrainingFailed(model=effect.model, detail=f"training: {error!r}"))
+            self.tell(TrainingFailed(model=model, detail=f"training: {error!r}"))
 
     def _on_keep_model(self, effect: KeepModel) -> None:
         try:

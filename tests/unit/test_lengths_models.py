@@ -16,7 +16,7 @@ from millrace.lengths.frames import FileUnreadable
 from millrace.lengths.quantile import ModelUnreadable, QuantileModel, decode_model
 from millrace.lengths.samples import LengthSample, matrix, pack, usable_lengths
 from millrace.lengths.scoring import interval, score
-from millrace.lengths.training import train, train_candidate
+from millrace.lengths.training import TrainingJob, train, train_candidate
 from millrace.lengths.trees import FlatTrees, Forest, flatten
 
 from services.tagger.config import LearningConfig
@@ -164,7 +164,7 @@ def test_a_cut_file_is_refused_wherever_it_was_cut(trained: QuantileModel) -> No
 
 
 def test_a_better_candidate_replaces_history() -> None:
-    result = train_candidate(_samples(800), model="m", incumbent=b"", trained_ns=0)
+    result = train_candidate(TrainingJob(model="m", samples=_samples(800), incumbent=b"", at_ns=0))
     assert result.accepted, result.reason
     assert result.candidate.error < result.incumbent.error / 2
 
@@ -172,13 +172,13 @@ def test_a_better_candidate_replaces_history() -> None:
 def test_a_worse_candidate_never_replaces_a_better_model(trained: QuantileModel) -> None:
     # The older outcomes, which the candidate learns from, are three times as long as what comes now.
     samples = [*_samples(600, scale=3.0), *_samples(200, seed=2)]
-    result = train_candidate(samples, model="m", incumbent=trained.encode(), trained_ns=0)
+    result = train_candidate(TrainingJob(model="m", samples=samples, incumbent=trained.encode(), at_ns=0))
     assert not result.accepted
     assert "not better" in result.reason
 
 
 def test_too_few_outcomes_give_no_model() -> None:
-    result = train_candidate(_samples(30), model="m", incumbent=b"", trained_ns=0)
+    result = train_candidate(TrainingJob(model="m", samples=_samples(30), incumbent=b"", at_ns=0))
     assert (result.model, result.accepted) == (b"", False)
 
 

@@ -11,7 +11,7 @@ from millrace.contracts.message import Message
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.tagger import LengthTag, TagRequest
-from millrace.lengths.training import TrainingResult, train_candidate
+from millrace.lengths.training import TrainingJob, TrainingResult, train_candidate
 from prometheus_client import CollectorRegistry
 
 from services.tagger.actor import MODELS_MAX, TaggerActor
@@ -52,7 +52,7 @@ class Talk:
         self.number = 0
         self.now_ns = 1
         self.others: list[Effect] = []
-        self.trainings: list[TrainLengths] = []
+        self.trainings: list[TrainingJob] = []
 
     def tell(self, body) -> list[Effect]:
         self.now_ns += 1_000_000
@@ -60,15 +60,15 @@ class Talk:
         self.tagger.check_invariants()
         for effect in effects:
             if isinstance(effect, TrainLengths):
-                self._train(effect)
+                self._train(effect.job)
             else:
                 self.others.append(effect)
         return effects
 
-    def _train(self, job: TrainLengths) -> None:
+    def _train(self, job: TrainingJob) -> None:
         self.trainings.append(job)
         if self.trains:
-            result = train_candidate(job.samples, model=job.model, incumbent=job.incumbent, trained_ns=job.at_ns)
+            result = train_candidate(job)
             self.tell(LengthsTrained(model=job.model, result=result))
 
     def ask(self, prompt: str = "", **fields) -> LengthTag:

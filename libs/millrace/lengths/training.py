@@ -6,7 +6,6 @@ was trained on never lie in there, because the window only moves forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -48,6 +47,20 @@ TUNING = 0.15
 #: A leaf holds at least these outcomes, and at least this share of them.
 LEAF_MIN = 8
 LEAF_SHARE = 0.005
+
+
+class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be trained.
+
+    Attributes:
+        samples: In order of time.
+        incumbent: The model in force; empty where history answers.
+    """
+
+    model: str
+    samples: list[LengthSample]
+    incumbent: bytes
+    at_ns: int
 
 
 class TrainingResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,23 +126,17 @@ def _both_ways(rows: Numbers, targets: Numbers) -> tuple[Numbers, Numbers]:
     return np.vstack([rows, without_history(rows)]), np.tile(targets, 2)
 
 
-def train_candidate(
-    samples: Sequence[LengthSample], *, model: str, incumbent: bytes, trained_ns: int
-) -> TrainingResult:
-    """Trains on the older outcomes and judges by the newer ones.
-
-    Args:
-        samples: In order of time.
-        incumbent: The model in force; empty where history answers.
-    """
+def train_candidate(job: TrainingJob) -> TrainingResult:
+    """Trains on the older outcomes and judges by the newer ones."""
+    samples = job.samples
     held_from = int(len(samples) * (1.0 - HOLDOUT))
     rows, lengths = matrix(samples[:held_from])
     held_rows, held_lengths = matrix(samples[held_from:])
     if len(held_lengths) < HOLDOUT_MIN:
         return TrainingResult(model=b"", accepted=False, reason=f"{len(samples)} outcomes are too few")
-    candidate = train(rows, lengths, model=model, trained_ns=trained_ns)
+    candidate = train(rows, lengths, model=job.model, trained_ns=job.at_ns)
     predicted = candidate.estimate_many(held_rows)
-    in_force = _in_force(incumbent, (rows, lengths), held_rows)
+    in_force = _in_force(job.incumbent, (rows, lengths), held_rows)
     accepted, reason = judge(predicted, in_force, held_lengths)
     scores = {"candidate": score(predicted, held_lengths), "incumbent": score(in_force, held_lengths)}
     file = msgspec.structs.replace(candidate.file, figures=msgspec.to_builtins(scores))
