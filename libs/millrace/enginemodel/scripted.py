@@ -24,8 +24,6 @@ OutputLength = Callable[[str], int]
 class ScriptedSequence(ModelledSequence):
     """Says TOKEN until its length is reached. Its list of tokens stays the prompt without prefix caching."""
 
-    __slots__ = ("_ends_at", "_keeps")
-
     def __init__(self, source: EngineSequence, output_tokens: int, parameters: EngineParameters) -> None:
         sampling = source.sampling
         assert not sampling.stop_token_ids, "a scripted sequence knows no stop tokens"

@@ -35,29 +35,6 @@ class ModelledSequence(ScheduledSequence):
         counts_only: Whether tokens between first and last are only counted: ``extend`` does nothing else.
     """
 
-    __slots__ = (
-        "_digest",
-        "_digested",
-        "_eos_index",
-        "_eos_token_id",
-        "_key",
-        "_salt",
-        "_stops",
-        "_stops_from",
-        "_table",
-        "_total_limit",
-        "announced",
-        "borders",
-        "check_at",
-        "counts_only",
-        "expected_output_tokens",
-        "found",
-        "found_digest",
-        "logprobs",
-        "reported",
-        "scheduled_ns",
-    )
-
     def __init__(
         self,
         source: EngineSequence,
