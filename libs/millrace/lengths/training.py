@@ -50,7 +50,7 @@ LEAF_SHARE = 0.005
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be trained.
+    """Input of a training.
 
     Attributes:
         samples: In order of time.
