@@ -34,6 +34,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "autopilot": ("services/coordinator/autopilot.py", "simulator/whatif"),
         "what_if": _SIMULATOR,
         "disturbed_streams": ("services/ingress/failover", *_MOVING),
+        "upgrades": ("services/ingress/failover", *_MOVING, _LIBS + "cli/apply.py"),
         # forecasting
         "step_time": _ENGINES,
         "heterogeneity": _ENGINES,

@@ -13,7 +13,7 @@ ordered; and the boundaries that its instances keep. It moves nothing itself: th
 | Replied, RequestFailed(move/...) | the move is over, or the next bid is awarded | MoveSequence; MigrationFinished |
 | MigrationFinished | what came to an instance of ours is remembered | |
 | MigrateSequence | an intent, by order | AskForMove; in the end MigrationFinished |
-| EvacuateInstance | everything shall leave the instance | AskForMove; in the end ReturnSequences, InstanceEvacuated |
+| EvacuateInstance | everything shall leave the instance | AskForMove; in the end InstanceEvacuated |
 | BoundaryMoved | the cut's boundary | |
 | KeyChanged(plan) | what was not awarded is void | Subscribe |
 | BusDisconnected, BusReconnected | nothing is asked for until a fresh snapshot came | |

@@ -172,7 +172,7 @@ class Asks:
         return effects
 
     def _gave_up(self, own: OwnInstance, intent: Intent) -> bool:
-        """Whether a drain computes it anew instead: it is cheap, or has failed too often."""
+        """Whether a drain leaves it: it cannot move, or has failed too often."""
         return intent.reason is MoveReason.DRAIN and bool(self.stays_because(own, intent.status))
 
     def stays_because(self, own: OwnInstance, status: SequenceStatus) -> str:
@@ -183,10 +183,6 @@ class Asks:
             return ""
         if own.evacuation.failures.get(status.sequence, 0) >= FAILURES_MAX:
             return f"failed {FAILURES_MAX} times: {own.evacuation.refusals.get(status.sequence, '')}"
-        tokens = status.prompt_tokens + status.output_tokens
-        recompute_ns = own.forecasts.prefill_ns(tokens) if own.forecasts is not None else None
-        if recompute_ns is not None and recompute_ns + RETURN_NS < own.costs.cost_ns:
-            return CHEAPER
         return ""
 
     def is_full(self, own: OwnInstance) -> bool:
@@ -578,11 +574,5 @@ class Asks:
         return now_ns + int(span_ms * MS * (1 - 0.25 * self._ctx.rng.random()))
 
 
-#: What a sequence waits besides its prefill where it is handed back: its ingress dispatches it anew.
-RETURN_NS = 50 * MS
-
 #: Failures of one sequence within one evacuation before it is left alone.
 FAILURES_MAX = 5
-
-#: Why an evacuation lets a sequence be computed anew.
-CHEAPER = "computed anew in less time than a move costs"

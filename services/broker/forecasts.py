@@ -104,25 +104,6 @@ class InstanceForecasts:
         """Time that a step with that batch takes here; None without a step-time set."""
         return round(self._cost.duration_fs(batch) / FS_PER_NS * self.scale) if self._cost is not None else None
 
-    def prefill_ns(self, tokens: int) -> int | None:
-        """Time that so many tokens take to be computed anew, alone in their steps; None without a step-time set."""
-        chunk, computed, total_ns = max(1, self.parameters.token_budget), 0, 0
-        while computed < tokens:
-            size = min(chunk, tokens - computed)
-            work = size * (computed + size / 2)
-            batch = BatchComposition(
-                prefills=1,
-                prefill_tokens=size,
-                context_tokens=computed + size,
-                prefill_work=work,
-                prefill_context_tokens=computed + size,
-            )
-            step_ns = self.step_ns(batch)
-            if step_ns is None:
-                return None
-            computed, total_ns = computed + size, total_ns + step_ns
-        return total_ns
-
 
 def _candidate(ask: AskForMove) -> Candidate:
     rest = ask.rest_p50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from millrace.actor.effects import Effect, Publish, Reply
+from millrace.actor.effects import Effect, Reply
 from millrace.contracts.broker import BidRefusal, MoveReason
 from millrace.contracts.kv import KvRefusal, compatible
 from millrace.contracts.message import Body
@@ -18,10 +18,9 @@ from millrace.contracts.migration import (
 )
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import SequenceStatus
-from millrace.contracts.worker import ReturnSequences
 
 from services.broker.ask_states import OutgoingAsk
-from services.broker.asks import CHEAPER, Asks
+from services.broker.asks import Asks
 from services.broker.fences import can_move
 from services.broker.intents import Intent
 from services.broker.state import MS, BrokerContext, Evacuation, MoveOrder, OwnInstance
@@ -228,32 +227,20 @@ class Orders:
         evacuation = own.evacuation
         assert evacuation is not None
         left: Counter[str] = Counter()
-        cheap: list[str] = []
         elsewhere = self._ctx.view.has_others(own.instance)
         for status in self._left(own):
             why = "" if status.sequence in own.taken else self._asks.stays_because(own, status)
             if not elsewhere:
                 why = "no other instance serves the model"
-            elif why == CHEAPER:
-                cheap.append(status.sequence)
-                continue
             elif not why:
                 last = evacuation.refusals.get(status.sequence, "")
                 why = f"not taken: {last}" if last else "the limit was reached first"
             left[why] += 1
         own.evacuation = None
         answer = InstanceEvacuated(
-            instance=own.instance,
-            moved=evacuation.moved,
-            failed=evacuation.failed,
-            returned=len(cheap),
-            left=dict(left),
+            instance=own.instance, moved=evacuation.moved, failed=evacuation.failed, left=dict(left)
         )
-        returned: list[Effect] = []
-        if cheap:
-            body = ReturnSequences(sequences=cheap, running=True)
-            returned.append(Publish(subject=self._ctx.subjects.engine(own.instance, "return"), body=body))
-        return [*returned, *(Reply(to=to, body=answer) for to in evacuation.waiters)]
+        return [Reply(to=to, body=answer) for to in evacuation.waiters]
 
     def abandon(self, own: OwnInstance, now_ns: int) -> list[Effect]:
         """This process ends: nobody waits in vain."""

@@ -275,12 +275,11 @@ class WorkerActor:
         return dropped + self._ctx.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
 
     def _on_return(self, body: ReturnSequences, now_ns: int) -> list[Effect]:
-        """Hands back those that wait without KV, by the engine's last snapshot, and running ones where asked to. While
-        the bus is away nobody would hear of it. One that stands still for a move stays: its target may be reading.
+        """Hands back those that wait without KV, by the engine's last snapshot. While the bus is away nobody would hear
+        of it.
         """
         queued = {status.sequence for status in self.reporter.snapshot.waiting if not status.blocks}
-        names = [name for name in body.sequences if body.running or name in queued]
-        held = [held for name in names if (held := self.ledger.get(name)) is not None]
+        held = [held for name in body.sequences if name in queued and (held := self.ledger.get(name)) is not None]
         group = [each for each in held if each.live and each.added and not self._moving.freezes(each)]
         if not group or not self.reporter.bus_up:
             return []

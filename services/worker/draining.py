@@ -97,7 +97,7 @@ class Draining:
         if not isinstance(body.body, InstanceEvacuated):
             return [Log(level="info", event="not_evacuated", fields={"why": type(body.body).__name__})]
         answer = body.body
-        fields = {"moved": answer.moved, "failed": answer.failed, "returned": answer.returned, "left": answer.left}
+        fields = {"moved": answer.moved, "failed": answer.failed, "left": answer.left}
         return [Log(level="info", event="evacuated", fields=fields)]
 
     def on_limit(self, now_ns: int) -> list[Effect]:

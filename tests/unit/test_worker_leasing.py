@@ -9,6 +9,7 @@ from millrace.actor.engine import (
     AddToEngine,
     CancelInEngine,
     EndLeaseInEngine,
+    EngineObserved,
     FreezeInEngine,
     KvLeaseTaken,
     LeaseInEngine,
@@ -20,7 +21,7 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import EndLease, FreezeSequence, KvLeased, KvRefused, LeaseKv, SequenceFrozen
 from millrace.contracts.local import BusDisconnected, TimerFired
 from millrace.contracts.message import ErrorReply
-from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.status import PresenceState, SequenceState, SequenceStatus, ServicePresence
 from millrace.contracts.worker import (
     CancelSequence,
     DrainWorker,
@@ -32,7 +33,22 @@ from millrace.contracts.worker import (
 )
 
 from services.worker.config import MigrationConfig
-from tests.unit.worker_rig import INFO, KV, MOVING, MS, TRACE, Bench, bodies, chunks, denied, only, out, refusal, submit
+from tests.unit.worker_rig import (
+    INFO,
+    KV,
+    MOVING,
+    MS,
+    TRACE,
+    Bench,
+    bodies,
+    chunks,
+    denied,
+    only,
+    out,
+    refusal,
+    snapshot,
+    submit,
+)
 
 TOLD = msgspec.structs.replace(KV, freeze_ms_max=MigrationConfig().freeze_ms_max)
 NAMES = ["r1.0", "r2.0", "r3.0"]
@@ -550,10 +566,13 @@ def test_a_frozen_sequence_that_is_cancelled_leaves_the_engine() -> None:
 
 
 def test_a_frozen_sequence_is_not_handed_back_since_its_blocks_may_be_read() -> None:
+    """The last snapshot is of the time before it began to run."""
     made = frozen()
-    assert made.say(ReturnSequences(sequences=["r1.0"], running=True)) == []
+    waited = SequenceStatus("r1.0", SequenceState.WAITING, 10, 0, 0, 20, 0, made.now)
+    made.say(EngineObserved(snapshot=msgspec.structs.replace(snapshot(made.now), waiting=[waited])))
+    assert made.say(ReturnSequences(sequences=["r1.0"])) == []
     due(made, 250)
-    effects = made.say(ReturnSequences(sequences=["r1.0"], running=True))
+    effects = made.say(ReturnSequences(sequences=["r1.0"]))
     assert only(effects, CancelInEngine) == [CancelInEngine(sequences=["r1.0"])]
 
 

@@ -137,7 +137,7 @@ async def _say_left(bus: Client, subjects: Subjects, instance: str, limit_s: flo
 
 def evacuated_text(instance: str, answer: InstanceEvacuated) -> str:
     """Say what became of the requests of an instance that was emptied, and why some are left."""
-    text = f"{instance}: {answer.moved} moved, {answer.returned} handed back to ingress"
+    text = f"{instance}: {answer.moved} moved"
     text += f", {answer.failed} attempts failed" if answer.failed else ""
     left = "; ".join(f"{count} {why}" for why, count in sorted(answer.left.items()))
     return f"{text}, {sum(answer.left.values())} left ({left})" if left else f"{text}, none left"

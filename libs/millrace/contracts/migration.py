@@ -84,14 +84,12 @@ class InstanceEvacuated(Body, frozen=True, kw_only=True, tag="InstanceEvacuated/
 
     Attributes:
         failed: Attempts that did not succeed; their sequences are still there, or were tried again.
-        returned: Handed back to their ingresses, as they are computed anew in less time than a move costs.
         left: Reasons why sequences are still there, and how many for each.
     """
 
     instance: str
     moved: int
     failed: int
-    returned: int = 0
     left: dict[str, int] = {}
 
 

@@ -252,14 +252,11 @@ class AcknowledgeSequences(Body, frozen=True, kw_only=True, tag="AcknowledgeSequ
 
 
 class ReturnSequences(Body, frozen=True, kw_only=True, tag="ReturnSequences/2"):
-    """Asks a worker to hand sequences back to their ingresses, which dispatch them anew. No answer.
-
-    Attributes:
-        running: Hand back those that run, too; else only those without KV, waiting and preempted ones.
+    """Asks a worker to hand sequences back to their ingresses, which dispatch them anew: those without KV, waiting and
+    preempted ones. No answer.
     """
 
     sequences: list[str]
-    running: bool = False
 
 
 class SetStepBudget(Body, frozen=True, kw_only=True, tag="SetStepBudget/1"):
