@@ -19,10 +19,10 @@ from millrace.actor.deps import ActorDeps
 from millrace.contracts.catalog import Role
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.step_time_models import StepTimeModel
+from millrace.hosting.step_times import StepTimeDeps
 from millrace.sim.runtime_sim import SECOND
 
 from services.predictor.actor import PredictorActor
-from services.predictor.build import PredictorDeps
 from services.predictor.build import build as build_predictor
 from services.predictor.metrics import PredictorMetrics
 from simulator.scenarios.cluster import ScenarioCluster
@@ -79,9 +79,7 @@ class MisledCluster(ScenarioCluster):
         known = msgspec.structs.replace(config, **self._config)
         return build_predictor(
             known,
-            PredictorDeps(
-                incarnation=deps.incarnation, rng=deps.rng, clock=time.perf_counter_ns, step_times=self._sets
-            ),
+            StepTimeDeps(incarnation=deps.incarnation, rng=deps.rng, clock=time.perf_counter_ns, step_times=self._sets),
         )
 
 

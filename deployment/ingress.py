@@ -15,6 +15,7 @@ from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.loop import run_to_end
 from millrace.contracts.catalog import Role
 from millrace.hosting.companion import Companion
+from millrace.hosting.step_times import with_step_times
 from millrace.telemetry import Telemetry
 
 from services.ingress.__main__ import serve
@@ -22,7 +23,6 @@ from services.ingress.config import IngressConfig
 from services.predictor.actor import ACCEPTS as PREDICTOR_ACCEPTS
 from services.predictor.build import build as build_predictor
 from services.predictor.config import PredictorConfig
-from services.predictor.process import with_step_times
 from services.tagger.actor import ACCEPTS as TAGGER_ACCEPTS
 from services.tagger.build import build as build_tagger
 from services.tagger.config import TaggerConfig

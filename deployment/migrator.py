@@ -13,11 +13,11 @@ from millrace.actor.deps import ActorDeps
 from millrace.contracts.catalog import Role
 from millrace.hosting.companion import Companion
 from millrace.hosting.service import host
+from millrace.hosting.step_times import with_step_times
 from millrace.telemetry import Telemetry
 
 from services.broker.actor import ACCEPTS as BROKER_ACCEPTS
 from services.broker.build import build as build_broker
-from services.broker.build import with_step_times
 from services.broker.config import BrokerConfig
 from services.migrator.actor import ACCEPTS
 from services.migrator.build import build

@@ -19,11 +19,11 @@ from millrace.contracts.message import Body
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import StepTimeModel
+from millrace.hosting.step_times import StepTimeDeps
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.process import Handlers, SimProcess
 
 from services.broker.actor import ACCEPTS as BROKER_ACCEPTS
-from services.broker.build import BrokerDeps
 from services.broker.build import build as build_broker
 from services.coordinator.build import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.build import CoordinatorDeps
@@ -107,7 +107,7 @@ def migrator() -> SimService:
 def broker(step_times: Mapping[str, StepTimeModel]) -> SimService:
     """Configured by a BrokerConfig. ``step_times``: by the name that instances give."""
     return SimService(
-        BROKER_ACCEPTS, lambda config, deps: build_broker(config, BrokerDeps(**vars(deps), step_times=step_times))
+        BROKER_ACCEPTS, lambda config, deps: build_broker(config, StepTimeDeps(**vars(deps), step_times=step_times))
     )
 
 
@@ -115,9 +115,9 @@ def predictor(step_times: Mapping[str, StepTimeModel]) -> SimService:
     """Configured by a PredictorConfig. ``step_times``: by the name that instances give."""
     # Brings scipy, half a second of it, which a cluster without predictors does not need.
     from services.predictor.actor import ACCEPTS
-    from services.predictor.build import PredictorDeps, build
+    from services.predictor.build import build
 
-    return SimService(ACCEPTS, lambda config, deps: build(config, PredictorDeps(**vars(deps), step_times=step_times)))
+    return SimService(ACCEPTS, lambda config, deps: build(config, StepTimeDeps(**vars(deps), step_times=step_times)))
 
 
 def ingress(models: Mapping[str, TextModel], handlers: Callable[[SimProcess], Handlers]) -> SimService:

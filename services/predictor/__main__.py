@@ -6,11 +6,11 @@ import sys
 
 from millrace.contracts.catalog import Role
 from millrace.hosting.service import host
+from millrace.hosting.step_times import with_step_times
 
 from services.predictor.actor import ACCEPTS
 from services.predictor.build import build
 from services.predictor.config import PredictorConfig
-from services.predictor.process import with_step_times
 
 if __name__ == "__main__":
     sys.exit(host(Role.PREDICTOR, PredictorConfig, ACCEPTS, build, deps_of=with_step_times))

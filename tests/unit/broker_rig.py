@@ -41,10 +41,11 @@ from millrace.contracts.migration import (
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, InstanceSummary, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.step_time_models import LinearStepTime
+from millrace.hosting.step_times import StepTimeDeps
 
 from papers import PAPERS
 from services.broker.actor import BrokerActor
-from services.broker.build import BrokerDeps, build
+from services.broker.build import build
 from services.broker.config import BrokerConfig, BrokerLimits, FenceConfig, MemoryConfig, TradingConfig
 from services.broker.metrics import BrokerMetrics
 from tests.testbed.messages import plain, plain_record, plain_snapshot, plain_summary
@@ -257,7 +258,7 @@ class BrokerWorld:
             limits=BrokerLimits(**config),
             bus=BusConfig(cluster="test"),
         )
-        deps = BrokerDeps(
+        deps = StepTimeDeps(
             incarnation=self.now_ns, rng=Random(f"{self.seed}/{name}/{self.now_ns}"), step_times={"linear": STEP_TIME}
         )
         actor = self.brokers[instance] = build(broker_config, deps)

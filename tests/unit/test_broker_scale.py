@@ -9,9 +9,10 @@ from millrace.contracts.broker import BoundaryMoved, LoadReported, LoadsReported
 from millrace.contracts.local import KeyChanged, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import InstanceRole
+from millrace.hosting.step_times import StepTimeDeps
 
 from services.broker.actor import BrokerActor
-from services.broker.build import BrokerDeps, build
+from services.broker.build import build
 from services.broker.config import BrokerConfig, TradingConfig
 from tests.testbed.messages import plain
 from tests.unit.broker_rig import MODEL, MS, START_NS, STEP_TIME, FakeInstance, plan
@@ -31,7 +32,7 @@ class Process:
         config = BrokerConfig(
             name="p", instances=OWN, trading=TradingConfig(policy="delay"), bus=BusConfig(cluster="test")
         )
-        deps = BrokerDeps(incarnation=1, rng=Random(1), step_times={"linear": STEP_TIME})
+        deps = StepTimeDeps(incarnation=1, rng=Random(1), step_times={"linear": STEP_TIME})
         self.actor: BrokerActor = build(config, deps)
         self.now_ns = START_NS
         self.started = self.actor.start(self.now_ns)
