@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.local import (
     BucketReady,
@@ -37,8 +37,7 @@ from millrace.contracts.local import (
 )
 from millrace.contracts.message import Message
 from millrace.contracts.observers import RequestFinished
-from millrace.contracts.plan import Lease, Plan
-from millrace.contracts.status import InstanceRecord
+from millrace.contracts.plan import Lease
 from millrace.contracts.subjects import Subjects, subject_token
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
@@ -54,14 +53,13 @@ from services.coordinator.cascade_planning import (
 )
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.leased_plans import LeasedPlan, LeasedPlans
+from services.coordinator.led_models import TICK_NS, LedModels
 
 #: Author of plans that a person put.
 OPERATOR = "operator"
 
 #: A planner that takes longer is killed, seconds.
 PLAN_LIMIT_S = 120.0
-
-TICK_NS = 1_000_000_000
 
 
 class CascadesActor:
@@ -81,23 +79,22 @@ class CascadesActor:
         )
         for state in self.states.values():
             self.leased.ensure(state.config.name)
-        self._records: dict[str, InstanceRecord] = {}
-        self._plans: dict[str, Plan] = {}
+        self._led = LedModels(config.name, incarnation)
 
     def start(self, now_ns: int) -> list[Effect]:
         learns = any(state.config.plans for state in self.states.values())
         return [
             *self.leased.start(),
-            WatchKeys(bucket="instance"),
-            WatchKeys(bucket="plan"),
+            *self._led.start(),
             *([Subscribe(subject=self._subjects.outcomes())] if learns else []),
             StartTimer(name="tick", at_ns=now_ns + TICK_NS),
         ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         match message.body:
-            case KeyChanged(bucket="instance" | "plan") as body:
-                return self._on_instances(body, now_ns)
+            case KeyChanged(bucket="instance" | "plan" | "lease") as body:
+                self._led.on_key(body, now_ns)
+                return self._write(now_ns)
             case KeyChanged() as body:
                 return self._on_key(body, now_ns)
             case RequestFinished() as body:
@@ -132,15 +129,6 @@ class CascadesActor:
 
     # what the store says
 
-    def _on_instances(self, body: KeyChanged, now_ns: int) -> list[Effect]:
-        if body.bucket == "plan" and isinstance(body.value, Plan):
-            self._plans[body.value.model] = body.value
-        elif body.bucket == "instance" and isinstance(body.value, InstanceRecord):
-            self._records[body.value.instance] = body.value
-        elif body.bucket == "instance":
-            self._records = {name: r for name, r in self._records.items() if subject_token(name) != body.key}
-        return self._write(now_ns)
-
     def _on_key(self, body: KeyChanged, now_ns: int) -> list[Effect]:
         """A plan or a lease changed. Those of cascades that are not configured are somebody else's."""
         state = self.states.get(body.key)
@@ -162,11 +150,9 @@ class CascadesActor:
         return [*self.leased.lead(now_ns), *self._write(now_ns), *self._start_planners(now_ns)]
 
     def serving(self) -> Serving:
-        """Instances by model, as the models' plans name them."""
-        return {
-            model: [self._records[name] for stage in plan.stages for name in stage.instances if name in self._records]
-            for model, plan in self._plans.items()
-        }
+        """Instances by model of a tier, as the models' plans name them."""
+        tiers = (tier for state in self.states.values() for tier in state.config.tiers)
+        return {tier.model: self._led.serving(tier.model) for tier in tiers}
 
     def _write(self, now_ns: int) -> list[Effect]:
         """Writes plans that are led here and change."""
