@@ -24,7 +24,9 @@ if importlib.util.find_spec("vllm") is not None:
     environment.prepare()
     from services.worker.vllm_engine import preload
 
+    gc.disable()
     preload.preload()
+    gc.enable()
     # Forked engines collect garbage three times while they start: half a second each over all that vLLM has imported.
     gc.collect()
     gc.freeze()

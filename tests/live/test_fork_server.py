@@ -54,14 +54,14 @@ def said_by(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def test_a_program_runs_as_python_would_run_it(tmp_path: Path) -> None:
     program = """
-        import atexit, json, os, signal, sys
+        import atexit, gc, json, os, signal, sys
         atexit.register(print, "at exit")
         print(json.dumps({
             "name": __name__, "arguments": sys.argv[1:], "pid": os.getpid(), "parent": os.getppid(),
             "session": os.getsid(0), "group": os.getpgid(0), "environment": dict(os.environ), "folder": os.getcwd(),
             "cores": sorted(os.sched_getaffinity(0)), "input": sys.stdin.read(),
             "title": open("/proc/self/cmdline").read().rstrip("\\0"),
-            "default": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+            "default": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "collects": gc.isenabled(),
         }))
         print("error", file=sys.stderr)
         sys.exit(7)
@@ -89,6 +89,7 @@ def test_a_program_runs_as_python_would_run_it(tmp_path: Path) -> None:
         "input": "",
         "title": f"{sys.executable} -m program --word two words",
         "default": True,
+        "collects": True,
     }
 
 

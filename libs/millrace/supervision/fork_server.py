@@ -204,6 +204,7 @@ def _run(sock: socket.socket, owner: int, preload: Sequence[str], log: Path | No
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
             os.close(descriptor)
+        gc.disable()  # it would look at all that was imported again and again: a sixth of vLLM's import
         for name in preload:
             module, _, function = name.partition(":")
             loaded = importlib.import_module(module)
@@ -212,6 +213,7 @@ def _run(sock: socket.socket, owner: int, preload: Sequence[str], log: Path | No
         _refuse_threads()
         gc.collect()
         gc.freeze()
+        gc.enable()
         if os.getppid() == owner:
             _serve(sock)
         code = 0

@@ -43,8 +43,4 @@ def _replace_kernels_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated names that it reads
         current_platform.register_triton_kernel_overrides()
-    type(current_platform).register_triton_kernel_overrides = staticmethod(_nothing_left)
-
-
-def _nothing_left() -> None:
-    """Replaces the method in this process and its forks: the kernels are replaced already."""
+    type(current_platform).register_triton_kernel_overrides = staticmethod(lambda: None)
