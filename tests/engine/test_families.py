@@ -8,6 +8,7 @@ import pytest
 from millrace.actor.engine import EndLeaseInEngine, FreezeInEngine, LeaseInEngine, SequenceStopped
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.worker import Sampling
+from vllm.model_executor.models import registry
 
 from services.worker.config import MigrationConfig
 from services.worker.vllm_engine.startup import checked_config, engine_args
@@ -54,6 +55,8 @@ def test_a_model_whose_module_cannot_be_imported_is_refused_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))  # it may know the model from where it could be
+    # Its process for this imports all of vLLM anew: ten seconds.
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda inspect: inspect())
     with pytest.raises(EngineStartFailed) as refused:
         start(tiny_families.build(tmp_path, "qwen3.5"))
     assert "\n" not in str(refused.value)

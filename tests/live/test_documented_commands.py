@@ -53,6 +53,7 @@ ELSEWHERE = {
     r"millrace (profile models/|selftest).*": "real engines: tests/engine/test_profile_vllm.py",
     r"millrace scale .* --shape .*": "needs a GPU; tests/unit/test_scaling_by_order.py",
     r"millrace sim .*considerate\.py.*": "tests/sim/test_policy_files.py",
+    r"millrace what-if --(rate x2|set .*round_robin) .*": "tests/sim/test_what_if_replays.py",
     r".*--sweep .*|.*--seeds .*": "minutes: tests/unit/test_cli_sim.py, tests/sim",
     r".*\b(FILE|NAME|DIR|nano\.toml|cluster\.toml|cascade\.toml)\b.*": "needs a file of the reader's",
     r"curl .*_lora_adapter.*": "needs an adapter: tests/live/test_ingress_adapters.py",

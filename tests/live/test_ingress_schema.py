@@ -1,7 +1,7 @@
 """Schemathesis against ingress's own OpenAPI document: what the document allows is taken, what it does not is refused,
 and nothing is a server error. Then bodies that no document has: valid ones whose bytes were changed.
 
-MILLRACE_FUZZ_EXAMPLES sets how many examples a route gets (default 10); 1,000 are over 20,000 bodies of either kind.
+MILLRACE_FUZZ_EXAMPLES sets how many examples a route gets (default 4); 1,000 are over 20,000 bodies of either kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import httpx
 from tests.live.ingress_rig import MemoryValues, Rig, served
 
 SEED = 20260
-EXAMPLES = int(os.environ.get("MILLRACE_FUZZ_EXAMPLES", "10"))
+EXAMPLES = int(os.environ.get("MILLRACE_FUZZ_EXAMPLES", "4"))
 #: Requests that are sent at once.
 AT_ONCE = 16
 TURNS = [{"role": "user", "content": [{"type": "text", "text": "hi \u00e9"}]}]
