@@ -18,13 +18,16 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from tests.clients.scripted_model import build
 from tests.testbed.up_cluster import UpRig
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT, AGENTS = HERE.parents[1], HERE / "test_agent_programs.py"
 LOCKS, ENVIRONMENTS = ROOT / "setup" / "locks", ROOT / ".millrace"
 MODEL = "millrace-agent"
-#: Agents' programs from npm, with the versions that were tried.
-PROGRAMS = ("@openai/codex@0.169.0", "@anthropic-ai/claude-code@2.1.197")
+#: OpenAI's SDK for JavaScript and agents' programs, from npm, with the versions that were tried.
+PROGRAMS = ("openai@7.59.0", "@openai/codex@0.169.0", "@anthropic-ai/claude-code@2.1.197")
+NPM = ENVIRONMENTS / "npm" / "node_modules"
 
 #: The file of the vocabulary o200k_base: the hash of where tiktoken would load it from.
 O200K = "fb374d419588a4632f3f557e76b4b70aebbca790"
@@ -33,24 +36,16 @@ O200K = "fb374d419588a4632f3f557e76b4b70aebbca790"
 def main(words: list[str]) -> int:
     """Return pytest's exit status."""
     if shutil.which("npm"):
-        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", ENVIRONMENTS / "npm"]
+        install = ["npm", "install", "--no-audit", "--no-fund", "--prefix", NPM.parent]
         subprocess.run([*install, *PROGRAMS], check=True)
-        tried = subprocess.run(
-            [sys.executable, "-m", "pytest", ROOT / "tests/live/test_agent_programs.py"], check=False
-        )
-        if tried.returncode:
-            return tried.returncode
     python, guidellm = environment("clients"), environment("guidellm", on_top=True)
     if failed := harmony(python):
         return failed
     with tempfile.TemporaryDirectory(prefix="millrace-clients-") as folder:
-        start = ("--model", str(ROOT / "models" / MODEL), "--instances", "1")
-        rig = UpRig.of_words(Path(folder), start, MODEL)
-        try:
-            rig.start()
-            return tested(python, {"MILLRACE_URL": rig.url, "MILLRACE_GUIDELLM_PYTHON": str(guidellm)}, words)
-        finally:
-            rig.stop()
+        scripted = build(Path(folder, "scripted"))
+        if failed := tested(python, guidellm, scripted, [AGENTS]):
+            return failed
+    return tested(python, guidellm, ROOT / "models" / MODEL, [HERE, "--ignore", AGENTS, *words])
 
 
 def harmony(python: Path) -> int:
@@ -83,13 +78,20 @@ def environment(name: str, *, on_top: bool = False) -> Path:
     return python
 
 
-def tested(python: Path, told: dict[str, str], words: list[str]) -> int:
-    """Run the tests in that environment, without this repository on its path."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    variables |= {"MILLRACE_MODEL": MODEL, "MILLRACE_PYTHON": sys.executable, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    here = Path(__file__).parent
-    command = [python, "-m", "pytest", "-c", os.devnull, "--rootdir", here, "--confcutdir", here, "-ra", here, *words]
-    return subprocess.run(command, env=variables | told, check=False).returncode
+def tested(python: Path, guidellm: Path, model: Path, words: list[str | Path]) -> int:
+    """Run the tests in that environment, without this repository on its path, against a cluster with the model."""
+    command = [python, "-m", "pytest", "-c", os.devnull, "--rootdir", HERE, "--confcutdir", HERE, "-ra", *words]
+    with tempfile.TemporaryDirectory(prefix="millrace-clients-") as folder:
+        rig = UpRig.of_words(Path(folder), ("--model", str(model), "--instances", "1"), model.name)
+        try:
+            rig.start()
+            told = {"MILLRACE_URL": rig.url, "MILLRACE_MODEL": model.name, "MILLRACE_NPM": str(NPM)}
+            told |= {"MILLRACE_PYTHON": sys.executable, "MILLRACE_GUIDELLM_PYTHON": str(guidellm)}
+            variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            variables |= told | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            return subprocess.run(command, env=variables, check=False).returncode
+        finally:
+            rig.stop()
 
 
 if __name__ == "__main__":

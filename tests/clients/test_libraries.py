@@ -6,6 +6,10 @@ it, so what comes back there fits the schema and means nothing.
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import instructor
@@ -19,7 +23,7 @@ from llama_index.llms.openai_like import OpenAILike
 from openai import OpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 BASE, MODEL = os.environ["MILLRACE_URL"] + "/v1", os.environ["MILLRACE_MODEL"]
@@ -53,6 +57,15 @@ class Person(BaseModel):
 
 
 ADA = Person(name="Ada", age=31)
+
+
+class Family(BaseModel):
+    """A schema with a schema in it, which becomes a reference into ``$defs``."""
+
+    head: Person
+    others: list[Person]
+
+
 TOLD = "My name is Ada. Age 31."
 PERSON_TOLD: Any = [{"role": "user", "content": TOLD}]
 WEATHER_ASKED: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -85,8 +98,13 @@ def chat() -> ChatOpenAI:
 
 
 @pytest.fixture
-def agent_model() -> OpenAIChatModel:
-    return OpenAIChatModel(MODEL, provider=OpenAIProvider(**WHERE))
+def responses() -> ChatOpenAI:
+    return ChatOpenAI(**WHERE, model=MODEL, temperature=0, use_responses_api=True, max_retries=0)
+
+
+@pytest.fixture(params=[OpenAIChatModel, OpenAIResponsesModel], ids=["chat", "responses"])
+def agent_model(request: pytest.FixtureRequest) -> Any:
+    return request.param(MODEL, provider=OpenAIProvider(**WHERE))
 
 
 def test_openai_whole_and_streamed(client: OpenAI) -> None:
@@ -206,6 +224,21 @@ def test_langchain_bound_tools_by_the_models_choice_and_their_result(chat: ChatO
     assert bound.invoke([*turn, answer, result]).content == "18 degrees"
 
 
+def test_langchain_responses_whole_streamed_and_structured(responses: ChatOpenAI) -> None:
+    assert responses.invoke(PROMPT).text == ANSWER
+    assert "".join(chunk.text for chunk in responses.stream(PROMPT)) == ANSWER
+    assert responses.with_structured_output(Person, method="json_schema").invoke(TOLD) == ADA
+
+
+def test_langchain_responses_by_the_models_choice_and_their_result(responses: ChatOpenAI) -> None:
+    bound = responses.bind_tools([get_weather])
+    turn = HumanMessage("What is the weather in Oslo?")
+    answer = bound.invoke([turn])
+    (call,) = answer.tool_calls
+    result = ToolMessage(get_weather(**call["args"]), tool_call_id=call["id"])
+    assert bound.invoke([turn, answer, result]).text == "18 degrees"
+
+
 def test_litellm_whole_and_streamed() -> None:
     asked: Any = {
         "model": f"openai/{MODEL}",
@@ -250,17 +283,50 @@ def test_instructor_in_json_mode_is_not_held_to_the_schema() -> None:
 
 
 @pytest.mark.parametrize("kind", [NativeOutput, ToolOutput], ids=["native", "tool"])
-def test_pydantic_ai_output_type_finds_the_values(agent_model: OpenAIChatModel, kind: Any) -> None:
+def test_pydantic_ai_output_type_finds_the_values(agent_model: Any, kind: Any) -> None:
     settings: Any = {"max_tokens": 100, "temperature": 0}
     assert Agent(agent_model, output_type=kind(Person)).run_sync(TOLD, model_settings=settings).output == ADA
 
 
-def test_pydantic_ai_runs_a_tool_and_tells_its_result(agent_model: OpenAIChatModel) -> None:
+@pytest.mark.parametrize("kind", [NativeOutput, ToolOutput], ids=["native", "tool"])
+def test_pydantic_ai_nested_output_fits_its_schema(agent_model: Any, kind: Any) -> None:
+    settings: Any = {"max_tokens": TOKENS, "temperature": 0}
+    assert isinstance(
+        Agent(agent_model, output_type=kind(Family)).run_sync(TOLD, model_settings=settings).output, Family
+    )
+
+
+def test_pydantic_ai_runs_a_tool_and_tells_its_result(agent_model: Any) -> None:
     settings: Any = {"max_tokens": 200, "temperature": 0}
     agent = Agent(agent_model, tools=[get_weather])
     assert agent.run_sync("What is the weather in Oslo?", model_settings=settings).output == "18 degrees"
 
 
-def test_pydantic_ai_text(agent_model: OpenAIChatModel) -> None:
+def test_pydantic_ai_text(agent_model: Any) -> None:
     settings: Any = {"max_tokens": 60, "temperature": 0}
     assert Agent(agent_model).run_sync(PROMPT, model_settings=settings).output == ANSWER
+
+
+def test_llm_whole_streamed_and_with_a_schema(tmp_path: Path) -> None:
+    """Its models are told by a file in its folder."""
+    served = {"model_id": "served", "model_name": MODEL, "api_base": BASE, "supports_schema": True}
+    (tmp_path / "extra-openai-models.yaml").write_text(json.dumps([served]))
+
+    def said(*words: str) -> str:
+        command = [Path(sys.executable).with_name("llm"), "-m", "served", "-o", "temperature", "0", *words]
+        told = os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
+        return subprocess.run(
+            command, env=told, stdout=subprocess.PIPE, text=True, check=True, timeout=60
+        ).stdout.strip()
+
+    assert said(PROMPT) == said("--no-stream", PROMPT) == ANSWER
+    assert json.loads(said("--schema", "name, age int", TOLD)) == ADA.model_dump()
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs Node")
+def test_openais_javascript() -> None:
+    """``openai_sdk.mjs`` asserts what it gets."""
+    told = os.environ | {"OPENAI_BASE_URL": BASE, "OPENAI_API_KEY": "none"}
+    script = Path(__file__).with_name("openai_sdk.mjs")
+    done = subprocess.run(["node", script], env=told, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
