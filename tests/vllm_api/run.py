@@ -4,7 +4,8 @@
 
 The distribution goes to a cache outside the repository and nothing of it is kept here. The tests are as they come, but
 for the model that they name, and for ``tests/utils.py``, in whose place stands ``served.py``. ``--url`` takes another
-server, such as `vllm serve`, in place of the cluster.
+server, such as `vllm serve`, in place of the cluster. MILLRACE_FUZZ_EXAMPLES sets how many bodies a route gets of
+schemathesis (default 50).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.testbed.up_cluster import UpRig
 HERE = Path(__file__).parent
 MODELS = HERE.parents[1] / "models"
 MODEL = "millrace-agent"
+EXAMPLES = int(os.environ.get("MILLRACE_FUZZ_EXAMPLES", "50"))
 #: Folders of vLLM's tests that ask a server.
 FOLDERS = (
     "openai",
@@ -35,6 +37,8 @@ FOLDERS = (
 )
 #: A name that their servers get by a flag.
 _ALIAS = b'"claude-3-7-sonnet-latest"'
+#: Bodies that schemathesis makes of a route.
+_EXAMPLES = re.compile(rb"max_examples=\d+")
 _NAMED = re.compile(rb'^(MODEL(?:_NAME)? =|    "text":) ".*"', re.MULTILINE)
 
 
@@ -84,6 +88,7 @@ def unpacked(file: Path, folder: Path) -> Path:
             next(Path(fresh).iterdir()).rename(folder)
     for test in folder.rglob("*.py"):
         named = _NAMED.sub(rb'\1 "%s"' % MODEL.encode(), test.read_bytes())
+        named = _EXAMPLES.sub(b"max_examples=%d" % EXAMPLES, named)
         test.write_bytes(named.replace(_ALIAS, b'"%s"' % MODEL.encode()))
     for replaced in ("utils.py", "conftest.py"):
         (folder / "tests" / replaced).write_bytes((HERE / "served.py").read_bytes())
@@ -92,7 +97,7 @@ def unpacked(file: Path, folder: Path) -> Path:
 
 def tested(tests: Path, url: str, words: list[str]) -> int:
     """Run them; their model's name is a folder's, where they look for its tokenizer."""
-    told = {"MILLRACE_URL": url, "PYTHONPATH": os.pathsep.join((str(tests), str(HERE)))}
+    told = {"MILLRACE_URL": url, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join((str(tests), str(HERE)))}
     options = [
         "-c",
         os.devnull,
