@@ -17,6 +17,7 @@ from millrace.cluster.spec import ClusterSpec, EngineName, reachable
 from millrace.cluster.toml_text import cluster_toml
 from millrace.cluster.workers import WorkerSlot, workers_of
 from millrace.contracts.catalog import Role
+from millrace.contracts.kv import CopierKind
 from millrace.policies.objectives import configured_objectives, objectives_text
 from millrace.policies.step_bounds import StepObjectives
 from millrace.supervision.cascade_fields import judge_fields
@@ -149,7 +150,7 @@ class Layout:
         )
         kept = _Kept(self.passwords, self._metrics_ports, self.ingresses, self.clock_offset_ns)
         self._files[self.run_dir / KEPT] = msgspec.json.encode(kept)
-        if not joins and spec.nats.host != "127.0.0.1":
+        if self._spans and not joins:
             token = Token(cluster=spec.name, passwords={role: self.passwords[role] for role in JOINING})
             self._files[self.run_dir / TOKEN] = token_text(token).encode()
         self._files[self.run_dir / "supervisor.json"] = msgspec.json.encode(config)
@@ -222,6 +223,11 @@ class Layout:
     @property
     def _servers(self) -> list[str]:
         return self.joins.servers if self.joins else self.spec.nats.urls
+
+    @property
+    def _spans(self) -> bool:
+        """Whether machines may join, or this one has."""
+        return self.joins is not None or self.spec.nats.host != "127.0.0.1"
 
     def _named(self, name: str) -> str:
         """The name of a process: unique in the cluster also where it is another machine's."""
@@ -411,6 +417,8 @@ class Layout:
         fields = worker_fields(slot, slot.model.path)
         core = self._cores[vllm_index % len(self._cores)] if vllm_index >= 0 and slot.group.device == "cpu" else -1
         fields |= {"engine_cores": [core]} if core >= 0 else {}
+        if core >= 0 and self._spans:  # by default engines on CPUs exchange KV within a machine only
+            fields["migration"] = {"copiers": [CopierKind.SHARED_MEMORY, CopierKind.NIXL]}
         path = self._config_file(Role.WORKER, slot.name, merged(fields, worker_settings_of(self.spec, slot)))
         child = ChildSpec(
             name=slot.name,

@@ -661,4 +661,10 @@ def test_a_machine_that_joins_runs_engines_and_what_moves_their_sequences(tmp_pa
     assert (config.nats, config.name, config.host, config.leaves) == ([], "b-supervisor", "b", True)
     assert [child.name for child in config.children] == ["b-worker-0", "b-migrator-0"]
     assert config.children[1].presences == ["b-migrator-0"]
+    vllm = parse_cluster('[[models]]\nname = "m"\npath = "m"')
+    real = Layout(LaunchOptions(spec=vllm, directory=str(tmp_path / "b"), cores=[0], joins=joins))
+    real.plan()
+    real.write()
+    worker = msgspec.json.decode((tmp_path / "b/run/worker-0.json").read_bytes())
+    assert worker["migration"]["copiers"] == ["shared_memory", "nixl"]
     assert (config.bus.servers, config.bus.password) == (joins.servers, first.passwords[Role.SUPERVISOR])
