@@ -8,9 +8,8 @@ import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.contracts.kv import blocks_for
 from millrace.contracts.status import InstanceRecord
-from millrace.enginemodel.coefficients import coefficient_names, load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.registered import scheduler_parameters
+from millrace.enginemodel.registered import load_step_times, scheduler_parameters
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.policies.stages.instance import InstanceModel, linear_instance
 
@@ -64,8 +63,7 @@ def read_step_times(files: Mapping[str, str]) -> dict[str, StepTimeModel]:
     Raises:
         ConfigError: a file cannot be read.
     """
-    try:
-        shipped: dict[str, StepTimeModel] = {name: load_step_time(name) for name in coefficient_names()}
-        return shipped | {name: load_step_time(path) for name, path in files.items()}
-    except ValueError as error:
-        raise ConfigError(f"stages.step_times: {error}") from error
+    found, unreadable = load_step_times(files)
+    if unreadable:
+        raise ConfigError(f"stages.step_times: {next(iter(unreadable.values()))}")
+    return found

@@ -119,7 +119,7 @@ class ScenarioCluster(SimulatedCluster):
         self._choose_services()
         self._add_actors()
         simulation.after(WARM_NS, self._sample)
-        host = self._provisioned() if spec.spares() or spec.provisioning.strategy != "none" else None
+        host = self._provisioned() if spec.spare_groups() or spec.provisioning.strategy != "none" else None
         if spec.faults or harmed:
             restart_ns = int(spec.cluster.restart_s * SECOND)
             self.restart_dead(lambda: restart_ns, but=(Role.WORKER,) if host is not None else ())

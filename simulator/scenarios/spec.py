@@ -332,14 +332,6 @@ class ScenarioSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         loads, names = self.workload.models, dict.fromkeys(group.model for group in self.cluster.groups)
         return {name: loads.get(name, ModelLoad(share=0.0)) if loads else ModelLoad() for name in names}
 
-    def spares(self) -> tuple[str, ...]:
-        """Names of the instances that may be started.
-
-        Raises:
-            ConfigError: no such strategy, or its parameters are wrong.
-        """
-        return tuple(self.spare_groups())
-
     def spare_groups(self) -> dict[str, Group]:
         """Group of each instance that may be started, by its name. A strategy has those of the first group at least
         that its bound allows.

@@ -5,7 +5,7 @@ and as it would be with a change.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,11 @@ from millrace.supervision.service_fields import STEP_TIMES, merged
 from millrace.workloads.recording import RecordedLoad, RequestServed
 
 from simulator.scenarios.cluster_file import cluster_tables
-from simulator.scenarios.observer import EngineSample, FinishedRequest
+from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.reading import ScenarioError, scenario_of
 from simulator.scenarios.running import run_scenario
 from simulator.scenarios.spec import ScenarioSpec
+from simulator.scenarios.statistics import last_samples
 from simulator.whatif.step_fit import ComputedSteps, computed, fit, slowdown
 
 if TYPE_CHECKING:
@@ -190,13 +191,9 @@ def replay(spec: ScenarioSpec, fitted: FittedCluster, shown: ShownRun | None = N
         finished=done,
         batch=float(np.mean(busy)) if busy else 0.0,
         waiting=float(np.mean([sample.waiting for sample in outcome.samples])) if outcome.samples else 0.0,
-        preemptions=sum(last.preemptions for last in _last(outcome.samples).values()),
+        preemptions=sum(last.preemptions for last in last_samples(outcome.samples).values()),
         lost=spec.workload.count - len(done),
     )
-
-
-def _last(samples: Iterable[EngineSample]) -> dict[str, EngineSample]:
-    return {sample.instance: sample for sample in samples}
 
 
 def fitted_cluster(spec: ClusterSpec, load: RecordedLoad, file: LoadFile) -> FittedCluster:

@@ -116,7 +116,7 @@ def test_faults_of_those_who_provision_fail_no_request_and_break_no_bound(fault:
 def test_spares_are_what_the_bound_leaves() -> None:
     def spares(running: int, **fields: Any) -> int:
         table = {"cluster": {"groups": [{"instances": running}]}, "provisioning": fields}
-        return len(scenario_of(table).spares())
+        return len(scenario_of(table).spare_groups())
 
     rules = {"strategy": "relief", "parameters": {"instances_max": 10}}
     assert [spares(6, **rules), spares(12, **rules), spares(6)] == [4, 0, 0]
