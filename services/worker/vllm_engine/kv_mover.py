@@ -65,15 +65,9 @@ class Mover:
         self._jobs: list[Job] = []
         self._worked_s = time.monotonic()
         self.groups = groups
-        self.leases = RequestLeases(self._scheduler, groups, verify=settings.verify, row_bytes=row_bytes)
-        self.reservations = Reservations(
-            self._scheduler,
-            groups,
-            hasher=core.request_block_hasher,
-            verify=settings.verify,
-            row_bytes=row_bytes,
-            ranks=self._ranks,
-        )
+        summing: dict[str, Any] = {"verify": settings.verify, "row_bytes": row_bytes, "ranks": self._ranks}
+        self.leases = RequestLeases(self._scheduler, groups, **summing)
+        self.reservations = Reservations(self._scheduler, groups, hasher=core.request_block_hasher, **summing)
         self._give_way(core.scheduler.kv_cache_manager)
 
     def _give_way(self, cache: Any) -> None:
@@ -107,17 +101,17 @@ class Mover:
         command = call.command
         match command:
             case LeaseInEngine():
-                return self.leases.lease(command, call.request_id, self._ranks)
+                return self.leases.lease(command, call.request_id)
             case FreezeInEngine():
-                return self.leases.freeze(command, self._ranks)
+                return self.leases.freeze(command)
             case EndLeaseInEngine():
                 self.leases.end(command)
             case ReserveInEngine():
                 return self._reserve(command, call)
             case PullIntoEngine():
-                return self.reservations.pull(command, self._ranks)
+                return self.reservations.pull(command)
             case UnreserveInEngine():
-                self.reservations.unreserve(command, self._ranks)
+                self.reservations.unreserve(command.migration)
         return None
 
     def _reserve(self, command: ReserveInEngine, call: KvCall) -> KvDenied | KvRoomReserved:
@@ -149,7 +143,7 @@ class Mover:
 
     def take_over(self, request: Request, arrival: bytes) -> None:
         """Gives an arriving request its KV."""
-        self.reservations.take_over(request, kv_words.decode_arrival(arrival), self._ranks)
+        self.reservations.take_over(request, kv_words.decode_arrival(arrival))
 
     def offer(self) -> Offer:
         """Location of the ranks' KV."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millrace.contracts.kv import CopierKind
+from millrace.contracts.kv import CopierKind, KvRank
 
 from services.worker.vllm_engine import kv_copiers, kv_words
 from services.worker.vllm_engine.kv_memory import KvAllocation, KvMemory, on_device, on_host
@@ -38,27 +38,21 @@ class PlacedMixin(_Runner):
 
 
 class KvRankMixin(_Worker):
-    """A worker that offers its KV and reads others'."""
+    """A worker that offers its KV and reads others'. The engine core asks for the offer before anything else."""
 
     _region: KvRegion | None = None
 
-    def millrace_kv_offer(self) -> tuple[str, Any]:
-        """The rank as an encoded KvRank, and its copiers."""
-        return attempt(self._offer)
+    def millrace_kv_offer(self, columns: list[int]) -> tuple[str, Any]:
+        """The rank as an encoded KvRank, and its copiers. Args: columns: the group of each column of a row."""
+        return attempt(lambda: self._offer(columns))
 
-    def _offer(self) -> tuple[bytes, list[str]]:
+    def _offer(self, columns: list[int]) -> tuple[bytes, list[str]]:
         settings = kv_words.decode_settings(self.vllm_config.additional_config[kv_words.SETTINGS])
-        if self._region is None:
-            self._region = self._make_region(settings)
-        rank = self._region.offer()
-        return kv_words.encode(rank), [str(kind) for kind in self._region.kinds]
-
-    def _make_region(self, settings: kv_words.KvSettings) -> KvRegion:
-        layout = self.cache_config.get_resolved_kv_cache_layout().name
-        kv_planes = planes(self.model_runner.kv_cache_config, layout)
-        memory = self._memory()
-        socket = Path(settings.socket.format(rank=self.rank))
-        return KvRegion(memory, kv_planes, kv_copiers.build(memory, socket, settings.copiers))
+        by_group = planes(self.model_runner.kv_cache_config, self.cache_config.get_resolved_kv_cache_layout().name)
+        memory, socket = self._memory(), Path(settings.socket.format(rank=self.rank))
+        copiers = kv_copiers.build(memory, socket, settings.copiers)
+        self._region = region = KvRegion(memory, [by_group[group] for group in columns], copiers)
+        return kv_words.encode(region.offer()), [str(kind) for kind in region.kinds]
 
     def _memory(self) -> KvMemory:
         caches = self.model_runner.kv_caches
@@ -69,54 +63,40 @@ class KvRankMixin(_Worker):
             raise Unplaceable("the KV cache was not allocated where other processes could read it")
         return on_host(placement.region)
 
-    def millrace_kv_connect(self, kind: str, peers: bytes) -> tuple[str, Any]:
-        """Opens the peer of the same rank."""
-        region = self._region
-        assert region is not None
-        return attempt(lambda: region.connect(CopierKind(kind), kv_words.decode_ranks(peers)[self.rank]))
+    @property
+    def _offered(self) -> KvRegion:
+        assert self._region is not None, "millrace_kv_offer first"
+        return self._region
 
-    def millrace_kv_checksums(self, rows: list[list[int]], columns: list[int]) -> list[int]:
+    def _peer(self, peers: bytes) -> KvRank:
+        """That of the same rank."""
+        return kv_words.decode_ranks(peers)[self.rank]
+
+    def millrace_kv_connect(self, kind: str, peers: bytes) -> tuple[str, Any]:
+        """Opens the peer."""
+        return attempt(lambda: self._offered.connect(CopierKind(kind), self._peer(peers)))
+
+    def millrace_kv_checksums(self, rows: list[list[int]]) -> list[int]:
         """Checksum of each row, over this rank's planes."""
-        assert self._region is not None
-        return self._region.checksums(rows, columns)
+        return self._offered.checksums(rows)
 
     def millrace_kv_begin(
-        self,
-        key: str,
-        kind: str,
-        peers: bytes,
-        source_rows: list[list[int]],
-        target_rows: list[list[int]],
-        columns: list[int],
+        self, key: str, kind: str, peers: bytes, source_rows: list[list[int]], target_rows: list[list[int]]
     ) -> tuple[str, Any]:
-        """Starts a read from the peer of the same rank: bytes and descriptors."""
-        region = self._region
-        assert region is not None
-        return attempt(
-            lambda: region.begin(
-                key,
-                kind=CopierKind(kind),
-                peer=kv_words.decode_ranks(peers)[self.rank],
-                source_rows=source_rows,
-                target_rows=target_rows,
-                columns=columns,
-            )
-        )
+        """Starts a read from the peer: bytes and descriptors."""
+        rows = {"source_rows": source_rows, "target_rows": target_rows}
+        return attempt(lambda: self._offered.begin(key, kind=CopierKind(kind), peer=self._peer(peers), **rows))
 
     def millrace_kv_advance(self, key: str, bytes_max: int) -> tuple[str, Any]:
         """Whether a read is done."""
-        region = self._region
-        assert region is not None
-        return attempt(lambda: region.advance(key, bytes_max))
+        return attempt(lambda: self._offered.advance(key, bytes_max))
 
     def millrace_kv_cancel(self, key: str) -> None:
-        if self._region is not None:
-            self._region.cancel(key)
+        self._offered.cancel(key)
 
     def millrace_kv_forget(self, kind: str, peers: bytes) -> None:
-        """Gives up the link to a peer."""
-        if self._region is not None:
-            self._region.forget(CopierKind(kind), kv_words.decode_ranks(peers)[self.rank])
+        """Gives up the link to the peer."""
+        self._offered.forget(CopierKind(kind), self._peer(peers))
 
     def shutdown(self) -> None:
         """Gives up the sockets besides what vLLM gives up."""

@@ -40,7 +40,7 @@ class Ranks:
     def offer(self) -> Offer:
         """Every rank's KV; or the first refusal."""
         try:
-            offered = self._results("millrace_kv_offer")
+            offered = self._results("millrace_kv_offer", self._columns)
         except ReadFailed as error:
             return Offer(refusal=str(error))
         kinds = [CopierKind(kind) for kind in offered[0][1] if all(kind in others for _, others in offered)]
@@ -61,7 +61,7 @@ class Ranks:
 
     def checksums(self, rows: Sequence[list[int]]) -> list[list[int]]:
         """Per rank, one per row."""
-        return self._ask("millrace_kv_checksums", list(rows), self._columns)
+        return self._ask("millrace_kv_checksums", list(rows))
 
     def begin(
         self,
@@ -78,7 +78,7 @@ class Ranks:
         """
         peers = msgspec.msgpack.encode(peer.ranks)
         try:
-            started = self._results("millrace_kv_begin", key, str(kind), peers, source_rows, target_rows, self._columns)
+            started = self._results("millrace_kv_begin", key, str(kind), peers, source_rows, target_rows)
         except ReadFailed:
             self.cancel(key)
             self._ask("millrace_kv_forget", str(kind), peers)

@@ -59,10 +59,10 @@ class _Peer(msgspec.Struct):
 class KvRegion:
     """One rank's KV: offers it, checks it, and reads other engines' into it."""
 
-    def __init__(self, memory: KvMemory, group_planes: list[list[KvPlane]], copiers: dict[CopierKind, Copier]) -> None:
-        """Owns the copiers from now on."""
-        self._kinds = [planes for index, planes in enumerate(group_planes) if planes not in group_planes[:index]]
-        self._kind_of_group = [self._kinds.index(planes) for planes in group_planes]
+    def __init__(self, memory: KvMemory, columns: list[list[KvPlane]], copiers: dict[CopierKind, Copier]) -> None:
+        """Owns the copiers from now on. Args: columns: planes of the group that each column of a row is of."""
+        self._kinds = [planes for index, planes in enumerate(columns) if planes not in columns[:index]]
+        self._kind_of_column = [self._kinds.index(planes) for planes in columns]
         kv_planes = [plane for planes in self._kinds for plane in planes]
         self.rank = KvRank(planes=kv_planes, region_bytes=memory.size, device=memory.device)
         self._memory = memory
@@ -104,15 +104,15 @@ class KvRegion:
         left = iter(rank.planes)
         return [msgspec.structs.replace(rank, planes=[next(left) for _ in planes]) for planes in self._kinds]
 
-    def checksums(self, rows: Sequence[Sequence[int]], columns: Sequence[int]) -> list[int]:
-        """CRC-32C of each row's block; of several, the CRC-32 of theirs. ``columns``: the group of each."""
+    def checksums(self, rows: Sequence[Sequence[int]]) -> list[int]:
+        """CRC-32C of each row's block; of several, the CRC-32 of theirs."""
         found: list[list[int]] = [[] for _ in rows]
         for kind in range(len(self._kinds)):
             places = [
                 (at, block)
                 for at, row in enumerate(rows)
-                for group, block in zip(columns, row, strict=True)
-                if block != NO_BLOCK and self._kind_of_group[group] == kind
+                for of, block in zip(self._kind_of_column, row, strict=True)
+                if of == kind and block != NO_BLOCK
             ]
             sums = self._sums(kind, [block for _, block in places])
             for (at, _), value in zip(places, sums, strict=True):
@@ -132,15 +132,14 @@ class KvRegion:
         peer: KvRank,
         source_rows: Sequence[Sequence[int]],
         target_rows: Sequence[Sequence[int]],
-        columns: Sequence[int],
     ) -> tuple[int, int]:
         """Starts a read; returns its bytes and descriptors. Raises CopierError; ValueError: a row is malformed."""
         reached = self._peer(kind, peer)
         pairs: list[list[tuple[int, int]]] = [[] for _ in self._kinds]
         for here, there in zip(source_rows, target_rows, strict=True):
-            for group, source, target in zip(columns, here, there, strict=True):
+            for of, source, target in zip(self._kind_of_column, here, there, strict=True):
                 if source != NO_BLOCK:
-                    pairs[self._kind_of_group[group]].append((source, target))
+                    pairs[of].append((source, target))
         plans = [
             planner.plan([source for source, _ in blocks], [target for _, target in blocks])
             for planner, blocks in zip(reached.planners, pairs, strict=True)
@@ -166,8 +165,7 @@ class KvRegion:
 
     def cancel(self, key: str) -> None:
         """Ends a read; nothing writes any more when this returns. Unknown ones are no error."""
-        transfer = self._transfers.pop(key, None)
-        if transfer is not None:
+        if (transfer := self._transfers.pop(key, None)) is not None:
             transfer.cancel()
 
     def close(self) -> None:
@@ -191,15 +189,14 @@ class KvRegion:
         return peer
 
     def _connect(self, kind: CopierKind, rank: KvRank) -> _Peer:
-        copier = self._copiers.get(kind)
-        if copier is None:
+        if kind not in self._copiers:
             raise CopierError(f"no {kind} copier here")
         try:
             parts = zip(self._parts(rank), self._parts(self.rank), strict=True)
             planners = [Planner(source, target) for source, target in parts]
         except ValueError as error:
             raise CopierError(str(error)) from error
-        return _Peer(copier.connect(rank), planners)
+        return _Peer(self._copiers[kind].connect(rank), planners)
 
     def forget(self, kind: CopierKind, rank: KvRank) -> None:
         """Closes the link to a peer that failed, so that the next read connects anew."""
@@ -209,8 +206,6 @@ class KvRegion:
 
 
 def _joined(plans: list[CopyPlan]) -> CopyPlan:
-    if len(plans) == 1:
-        return plans[0]
     columns = zip(*((plan.source, plan.target, plan.lengths) for plan in plans), strict=True)
     source, target, lengths = (np.concatenate(column) for column in columns)
     return CopyPlan(source=source, target=target, lengths=lengths)

@@ -55,8 +55,8 @@ class RequestLease:
 class RequestLeases:
     """All leases of an engine."""
 
-    def __init__(self, scheduler: Any, groups: CacheGroups, *, verify: float, row_bytes: int) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Any, groups: CacheGroups, *, verify: float, row_bytes: int, ranks: Ranks) -> None:
+        self._scheduler, self._ranks = scheduler, ranks
         self._pool = scheduler.kv_cache_manager.block_pool
         self._groups = groups
         self._sample = BlockSampler(verify)
@@ -66,7 +66,7 @@ class RequestLeases:
 
     # --- commands
 
-    def lease(self, command: LeaseInEngine, request_id: str, ranks: Ranks) -> KvDenied | Told:
+    def lease(self, command: LeaseInEngine, request_id: str) -> KvDenied | Told:
         """Takes or renews a lease."""
         lease = self._leases.get(command.migration)
         if lease is None:
@@ -78,7 +78,7 @@ class RequestLeases:
             if refused := self._refused(command, request):
                 return refused
             lease = self._leases[command.migration] = RequestLease(command.migration, request)
-        return LeaseTold(self, lease, command, ranks)
+        return Told(self, lease, command)
 
     def _refused(self, command: LeaseInEngine, request: Request) -> KvDenied | None:
         if why := immovable(request):
@@ -91,7 +91,7 @@ class RequestLeases:
             return denied(command, KvRefusal.NOT_RUNNING, "its prompt is not done")
         return None
 
-    def freeze(self, command: FreezeInEngine, ranks: Ranks) -> KvDenied | Told:
+    def freeze(self, command: FreezeInEngine) -> KvDenied | Told:
         """Takes a leased request out of the running batch; the answer comes when no step of it is under way."""
         lease = self._leases.get(command.migration)
         if lease is None:
@@ -103,7 +103,7 @@ class RequestLeases:
             lease.place = running.index(lease.request)
             del running[lease.place]
             self._scheduler.max_num_active_reqs -= 1
-        return FreezeTold(self, lease, command, ranks)
+        return Told(self, lease, command)
 
     def end(self, command: EndLeaseInEngine) -> None:
         """Lets the request go where it moved; else thaws it where it was frozen."""
@@ -160,90 +160,52 @@ class RequestLeases:
         lease.pinned |= leaving
         return rows
 
-    def summing(self, rows: list[list[int]], ranks: Ranks) -> Summing:
+    def summing(self, rows: list[list[int]]) -> Summing:
         """Checksums of these, of as many as are verified."""
-        return Summing(ranks, rows, row_bytes=self._row_bytes, wanted=self._sample.take(len(rows)))
+        return Summing(self._ranks, rows, row_bytes=self._row_bytes, wanted=self._sample.take(len(rows)))
 
 
 class Told:
-    """An answer owed, worked off between steps."""
+    """An answer owed, worked off between steps: to a lease with the full blocks there are when it is asked for, to a
+    freeze with all that is left and every token, when no step of the request is under way.
+    """
 
-    def __init__(self, leases: RequestLeases, lease: RequestLease, from_block: int, ranks: Ranks) -> None:
+    def __init__(self, leases: RequestLeases, lease: RequestLease, command: LeaseInEngine | FreezeInEngine) -> None:
         self.answer: Future[bytes] = Future()
         lease.answers.append(self.answer)
-        self._leases, self._lease, self._from_block, self._ranks = leases, lease, from_block, ranks
+        self._leases, self._lease, self._command = leases, lease, command
+        self._freezes = isinstance(command, FreezeInEngine)
         self._rows: list[list[int]] = []
-        self._summing: Summing | None = None
+        self._summing: Summing | None = None if self._freezes else self._begin()
 
     def advance(self, bytes_max: int) -> None:
         """Goes on; a lease that was lost meanwhile has answered already."""
-        if self.answer.done() or not self._ready():
+        if self.answer.done() or (self._freezes and self._lease.request.num_in_flight_tokens):
             return
-        if self._summing is None:
-            self._begin()
-        assert self._summing is not None
-        if self._summing.advance(bytes_max):
+        self._summing = self._summing or self._begin()
+        # A frozen one's client waits: what its sums cost the others at once is little beside that.
+        if self._summing.advance(_ALL if self._freezes else bytes_max):
             self._lease.answers.remove(self.answer)
-            settle(self.answer, self._say(self._summing.sums))
+            settle(self.answer, self._said(self._summing.sums))
 
-    def _ready(self) -> bool:
-        return True
+    def _begin(self) -> Summing:
+        self._rows = self._leases.rows(self._lease, self._command.from_block, tail=self._freezes)
+        return self._leases.summing(self._rows)
 
-    def _begin(self, *, tail: bool = False) -> None:
-        self._rows = self._leases.rows(self._lease, self._from_block, tail=tail)
-        self._summing = self._leases.summing(self._rows, self._ranks)
-
-    def _say(self, sums: list[list[int]]) -> KvLeaseTaken | SequenceStopped:
-        raise NotImplementedError
-
-
-class LeaseTold(Told):
-    """Answers with the full blocks there are when it begins."""
-
-    def __init__(self, leases: RequestLeases, lease: RequestLease, command: LeaseInEngine, ranks: Ranks) -> None:
-        super().__init__(leases, lease, command.from_block, ranks)
-        self._begin()
-
-    def _say(self, sums: list[list[int]]) -> KvLeaseTaken:
+    def _said(self, sums: list[list[int]]) -> KvLeaseTaken | SequenceStopped:
         request = self._lease.request
-        return KvLeaseTaken(
-            migration=self._lease.migration,
-            sequence=sequence_of(request.request_id),
-            from_block=self._from_block,
-            blocks=self._rows,
-            prompt_tokens=request.num_prompt_tokens,
-            output_tokens=request.num_output_tokens,
-            computed_tokens=settled_tokens(request),
-            checksums=sums,
-        )
-
-
-class FreezeTold(Told):
-    """Answers when no step of the request is under way, with all that is left and every token."""
-
-    def __init__(self, leases: RequestLeases, lease: RequestLease, command: FreezeInEngine, ranks: Ranks) -> None:
-        super().__init__(leases, lease, command.from_block, ranks)
-
-    def _ready(self) -> bool:
-        return not self._lease.request.num_in_flight_tokens
-
-    def _begin(self, *, tail: bool = True) -> None:
-        super()._begin(tail=tail)
-        assert self._summing is not None
-        self._summing.advance(_ALL)  # its client waits: what this costs the others is little beside that
-
-    def _say(self, sums: list[list[int]]) -> SequenceStopped:
-        request = self._lease.request
-        return SequenceStopped(
-            migration=self._lease.migration,
-            sequence=sequence_of(request.request_id),
-            from_block=self._from_block,
-            blocks=self._rows,
-            output_token_ids=list(request._output_token_ids),
-            computed_tokens=settled_tokens(request),
-            at_ns=unix_ns(),
-            checksums=sums,
-        )
+        both: dict[str, Any] = {
+            "migration": self._lease.migration,
+            "sequence": sequence_of(request.request_id),
+            "from_block": self._command.from_block,
+            "blocks": self._rows,
+            "computed_tokens": settled_tokens(request),
+            "checksums": sums,
+        }
+        if self._freezes:
+            return SequenceStopped(output_token_ids=list(request._output_token_ids), at_ns=unix_ns(), **both)
+        prompt, output = request.num_prompt_tokens, request.num_output_tokens
+        return KvLeaseTaken(prompt_tokens=prompt, output_tokens=output, **both)
 
 
 def denied(command: Any, reason: KvRefusal, detail: str = "") -> KvDenied:

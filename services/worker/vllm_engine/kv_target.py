@@ -21,7 +21,6 @@ from millrace.actor.engine import (
     KvRoomReserved,
     PullIntoEngine,
     ReserveInEngine,
-    UnreserveInEngine,
 )
 from millrace.contracts.kv import UNSUMMED, CopierKind, KvEndpoint, KvRefusal
 from vllm.lora.request import LoRARequest
@@ -84,7 +83,7 @@ class Reservations:
     ) -> None:
         self._scheduler = scheduler
         self.groups = groups
-        self._ranks = ranks
+        self.ranks = ranks
         self._pool = scheduler.kv_cache_manager.block_pool
         self._hasher = hasher
         self.verify = verify
@@ -161,7 +160,7 @@ class Reservations:
         newest = next((held for held in reversed(self._held.values()) if held.replica), None)
         if newest is None:
             return False
-        self.unreserve(UnreserveInEngine(migration=newest.migration), self._ranks)
+        self.unreserve(newest.migration)
         return True
 
     def _make_room(self, blocks: int) -> bool:
@@ -174,7 +173,7 @@ class Reservations:
 
     # --- pull
 
-    def pull(self, command: PullIntoEngine, ranks: Ranks) -> KvDenied | BlockRead:
+    def pull(self, command: PullIntoEngine) -> KvDenied | BlockRead:
         """Begins to read blocks into a reservation."""
         held = self._held.get(command.migration)
         if held is None:
@@ -191,41 +190,40 @@ class Reservations:
         missing = held.blocks.lacks_for(command.from_block, command.blocks)
         if not (missing <= self._pool.get_num_free_blocks() if held.replica else self._make_room(missing)):
             return denied(command, KvRefusal.NO_BLOCKS, f"{missing} blocks more wanted")
-        held.reading = BlockRead(self, held, command, ranks)
+        held.reading = BlockRead(self, held, command)
         return held.reading
 
     # --- the end of a reservation
 
-    def unreserve(self, command: UnreserveInEngine, ranks: Ranks) -> None:
+    def unreserve(self, migration: str) -> None:
         """Frees a reservation that nobody took over."""
-        held = self._end(command.migration, ranks)
-        if held is not None:
+        if (held := self._end(migration)) is not None:
             held.blocks.free()
 
-    def _end(self, migration: str, ranks: Ranks) -> BlockReservation | None:
+    def _end(self, migration: str) -> BlockReservation | None:
         """Ends a reservation and what is read into it; its blocks are the caller's."""
         held = self._held.pop(migration, None)
         if held is None:
             return None
         self._scheduler.max_num_active_reqs += not held.replica
         if held.reading is not None:
-            ranks.cancel(migration)
+            self.ranks.cancel(migration)
             settle(held.reading.answer, KvDenied(migration=migration, reason=KvRefusal.CANCELLED))
         return held
 
-    def take_over(self, request: Request, arrival: TimedHandover, ranks: Ranks) -> None:
+    def take_over(self, request: Request, arrival: TimedHandover) -> None:
         """Gives a request that is about to be queued its reservation, after the rest was read.
 
         What cannot be read in time, or fails its check, is computed anew: the request then begins where the good
         blocks end. Without a single good one it is an ordinary continuation.
         """
-        held = self._end(arrival.handover.migration, ranks)
+        held = self._end(arrival.handover.migration)
         if held is None:
             return
         tokens = 0
         if self._is_for(held, request):
             tokens = max(0, min(arrival.handover.computed_tokens, request.num_tokens - 1))
-            self._read_rest(held, arrival, self.groups.needed(tokens), ranks)
+            self._read_rest(held, arrival, self.groups.needed(tokens))
             if tokens == arrival.handover.computed_tokens or not self.groups.has_state:
                 tokens = held.blocks.reach(tokens, held.good_prefix())
             else:
@@ -242,7 +240,7 @@ class Reservations:
         same = held.token_ids[:known] == request._all_token_ids[:known]
         return same and sequence_of(request.request_id) == held.sequence
 
-    def _read_rest(self, held: BlockReservation, arrival: TimedHandover, needed: int, ranks: Ranks) -> None:
+    def _read_rest(self, held: BlockReservation, arrival: TimedHandover, needed: int) -> None:
         """Reads the blocks that the handover names and nobody has pulled; at once, for nothing else can go on."""
         handover = arrival.handover
         first = max(handover.from_block, held.good_prefix())
@@ -259,7 +257,7 @@ class Reservations:
             checksums=[sums[skipped : skipped + len(blocks)] for sums in handover.checksums],
             until_ns=arrival.until_ns,
         )
-        BlockRead(self, held, command, ranks).advance(_ALL)
+        BlockRead(self, held, command).advance(_ALL)
 
     def _first_step(self, request: Request) -> int:
         """Tokens of it after its first step, drafted ones with them."""
@@ -275,35 +273,23 @@ class Reservations:
         request.num_computed_tokens = tokens
         setattr(request, KV_TOKENS, tokens)
 
-    # --- for Reading
-
-    def finished(self, held: BlockReservation) -> None:
-        """A read is over."""
-        held.reading = None
-
 
 class BlockRead:
     """One read: copies, compares, tells."""
 
-    def __init__(
-        self, reservations: Reservations, held: BlockReservation, command: PullIntoEngine, ranks: Ranks
-    ) -> None:
+    def __init__(self, reservations: Reservations, held: BlockReservation, command: PullIntoEngine) -> None:
         self.answer: Future[bytes] = Future()
-        self._reservations, self._held, self._command, self._ranks = reservations, held, command, ranks
-        self._skipped = max(0, held.matched - command.from_block)
-        self._sources = command.blocks[self._skipped :]
-        self._targets = held.blocks.place(self._first, self._sources)
+        self._ranks, self._row_bytes = reservations.ranks, reservations.row_bytes
+        self._held, self._command = held, command
+        skipped = max(0, held.matched - command.from_block)
+        self._positions = range(command.from_block + skipped, command.from_block + len(command.blocks))
+        self._sources = command.blocks[skipped:]
+        self._targets = held.blocks.place(command.from_block + skipped, self._sources)
+        #: Checksums by the source of the blocks that are read.
+        self._told = [sums[skipped:] for sums in command.checksums] if reservations.verify else []
         self._began_ns = 0
         self._bytes = self._descriptors = 0
         self._comparing: Summing | None = None
-
-    @property
-    def _first(self) -> int:
-        return self._command.from_block + self._skipped
-
-    @property
-    def _end(self) -> int:
-        return self._command.from_block + len(self._command.blocks)
 
     def advance(self, bytes_max: int) -> None:
         """Goes on; answers when it is done or has failed."""
@@ -311,7 +297,7 @@ class BlockRead:
             return
         try:
             if self._advance(bytes_max):
-                self._succeed()
+                self._end()
             elif unix_ns() > self._command.until_ns:
                 self._ranks.cancel(self._held.migration)
                 self._fail(KvRefusal.LEASE_LOST, _LATE)
@@ -324,52 +310,46 @@ class BlockRead:
         if self._comparing is None:
             if not self._ranks.advance(self._held.migration, bytes_max):
                 return False
-            told = self._told() if self._reservations.verify else []
-            wanted = [UNSUMMED not in sums for _, *sums in zip(self._targets, *told, strict=False)] if told else []
-            self._comparing = Summing(self._ranks, self._targets, row_bytes=self._reservations.row_bytes, wanted=wanted)
+            wanted = [UNSUMMED not in sums for sums in zip(*self._told, strict=False)]
+            self._comparing = Summing(self._ranks, self._targets, row_bytes=self._row_bytes, wanted=wanted)
         return self._comparing.advance(bytes_max)
-
-    def _told(self) -> list[list[int]]:
-        """Checksums by the source of the blocks that are read."""
-        return [sums[self._skipped :] for sums in self._command.checksums]
 
     def _begin(self) -> None:
         self._began_ns = unix_ns()
         held = self._held
-        held.good.difference_update(range(self._first, self._end))  # what is read again is garbage until it is read
-        if not self._sources:
-            return
-        self._bytes, self._descriptors = self._ranks.begin(
-            held.migration,
-            kind=held.copier,
-            peer=held.endpoint,
-            source_rows=self._sources,
-            target_rows=self._targets,
-        )
+        held.good.difference_update(self._positions)  # what is read again is garbage until it is read
+        if self._sources:
+            self._bytes, self._descriptors = self._ranks.begin(
+                held.migration,
+                kind=held.copier,
+                peer=held.endpoint,
+                source_rows=self._sources,
+                target_rows=self._targets,
+            )
 
-    def _succeed(self) -> None:
+    def _end(self) -> None:
         assert self._comparing is not None
         ended_ns = unix_ns()
-        if self._comparing.sums and self._comparing.sums != self._told():
+        if self._comparing.sums and self._comparing.sums != self._told:
             self._fail(KvRefusal.COPY_FAILED, "a block's checksum does not match")
         elif ended_ns > self._command.until_ns:
             self._fail(KvRefusal.LEASE_LOST, _LATE)
         else:
-            self._held.good.update(range(self._first, self._end))
-            self._reservations.finished(self._held)
-            settle(self.answer, self._read(ended_ns))
-
-    def _read(self, ended_ns: int) -> KvBlocksRead:
-        return KvBlocksRead(
-            migration=self._held.migration,
-            from_block=self._command.from_block,
-            blocks=len(self._command.blocks),
-            bytes=self._bytes,
-            descriptors=self._descriptors,
-            duration_ns=ended_ns - self._began_ns,
-            copier=self._held.copier,
-        )
+            self._held.good.update(self._positions)
+            read = KvBlocksRead(
+                migration=self._held.migration,
+                from_block=self._command.from_block,
+                blocks=len(self._command.blocks),
+                bytes=self._bytes,
+                descriptors=self._descriptors,
+                duration_ns=ended_ns - self._began_ns,
+                copier=self._held.copier,
+            )
+            self._answer(read)
 
     def _fail(self, reason: KvRefusal, detail: str) -> None:
-        self._reservations.finished(self._held)
-        settle(self.answer, KvDenied(migration=self._held.migration, reason=reason, detail=detail))
+        self._answer(denied(self._command, reason, detail))
+
+    def _answer(self, said: KvBlocksRead | KvDenied) -> None:
+        self._held.reading = None
+        settle(self.answer, said)
