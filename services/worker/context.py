@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from millrace.actor.effects import Effect, Publish, Reply
 from millrace.actor.engine import CancelInEngine, EngineInfo
 from millrace.contracts.ingress import FinishReason, ReturnReason
+from millrace.contracts.leases import KvRefused
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.subjects import Subjects
@@ -117,6 +118,11 @@ class WorkerContext:
         """Answers everybody who waits for the engine to take this sequence."""
         refused = SequenceRefused(sequence=held.sequence, epoch=held.epoch, reason=reason, detail=detail)
         return [effect for waiter in held.waiters for effect in answer(waiter, held.sequence, refused)]
+
+    def refuse_kv(self, sequence: str, reply_to: str, refused: KvRefused) -> list[Effect]:
+        """The answer to a migrator's question that the engine is not asked."""
+        self.figures.kv_refused[refused.reason] += 1
+        return answer(reply_to, sequence, refused)
 
     def spans(self, held: Held, end_ns: int, outcome: str) -> list[Effect]:
         """The spans of a sequence that ends here."""

@@ -102,7 +102,7 @@ class Leasing:
         """Takes or renews a lease."""
         no = self._refusal(body)
         if no is not None:
-            return self._refuse(body.sequence, reply_to, no)
+            return self._ctx.refuse_kv(body.sequence, reply_to, no)
         held = self._ctx.ledger.get(body.sequence)
         assert held is not None
         lease = self._leases.get(body.migration)
@@ -147,9 +147,9 @@ class Leasing:
         lease = self._leases.get(body.migration)
         if lease is None or not lease.granted:
             no = refused(body.migration, KvRefusal.LEASE_LOST, "there is no such lease")
-            return self._refuse(body.sequence, reply_to, no)
+            return self._ctx.refuse_kv(body.sequence, reply_to, no)
         if lease.held.sequence != body.sequence or lease.held.epoch != body.epoch:
-            return self._refuse(body.sequence, reply_to, refused(body.migration, KvRefusal.UNKNOWN_SEQUENCE))
+            return self._ctx.refuse_kv(body.sequence, reply_to, refused(body.migration, KvRefusal.UNKNOWN_SEQUENCE))
         if lease.frozen is not None and lease.frozen.from_block == body.from_block:
             return answer(reply_to, body.sequence, lease.frozen)
         if lease.frozen_until_ns is None and body.new_blocks_max is not None:  # first it is asked what is full
@@ -190,10 +190,6 @@ class Leasing:
                 return [FreezeInEngine(migration=body.migration, sequence=body.sequence, from_block=body.from_block)]
             case _:
                 return []
-
-    def _refuse(self, sequence: str, reply_to: str, body: KvRefused) -> list[Effect]:
-        self._ctx.figures.kv_refused[body.reason] += 1
-        return answer(reply_to, sequence, body)
 
     # The engine's answers
 
@@ -238,7 +234,7 @@ class Leasing:
     def stopped(self, body: SequenceStopped, now_ns: int) -> list[Effect]:
         """It stands still. Its tokens go out first, then the answer."""
         lease = self._leases.get(body.migration)
-        if lease is None or not _asks(lease, FreezeSequence):
+        if lease is None or not lease.questions.asks(FreezeSequence):
             return []
         held = lease.held
         known = held.output_token_ids()
@@ -275,7 +271,7 @@ class Leasing:
         if lease is None or lease.questions.first is None:
             return []
         self._ctx.figures.kv_refused[body.reason] += 1
-        froze = _asks(lease, FreezeSequence)
+        froze = lease.questions.asks(FreezeSequence)
         told = lease.questions.answer(lease.held.sequence, refused(body.migration, body.reason, body.detail))
         if body.reason is KvRefusal.LEASE_LOST:
             self._ctx.figures.leases_lost += 1
@@ -350,8 +346,3 @@ class Leasing:
         for lease in self._leases.values():
             assert not self._gone(lease), f"{lease.held.sequence} is leased and gone"
             assert lease.frozen is None or lease.frozen_until_ns is not None, "frozen without a deadline"
-
-
-def _asks(lease: SequenceLease, kind: type[msgspec.Struct]) -> bool:
-    first = lease.questions.first
-    return first is not None and isinstance(first.body, kind)

@@ -42,6 +42,10 @@ class Questions:
         """Question that the engine is asked now; None where there is none."""
         return self._asked[0] if self._asked else None
 
+    def asks(self, kind: type[Question]) -> bool:
+        """Whether the engine is asked such a one now."""
+        return bool(self._asked) and isinstance(self._asked[0].body, kind)
+
     def put(self, body: Question, reply_to: str, now_ns: int) -> bool:
         """Notes a question. Returns whether the engine is to be asked now."""
         for asked in self._asked:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from millrace.actor.effects import CancelTimer, Effect, Log, StartTimer
 from millrace.actor.engine import (
     EngineInfo,
@@ -89,7 +88,7 @@ class Reserving:
         if reservation is None:
             no = self._refusal(body, now_ns)
             if no is not None:
-                return self._refuse(body.sequence, reply_to, no)
+                return self._ctx.refuse_kv(body.sequence, reply_to, no)
             reserve_ms = min(max(0, body.reserve_ms), self._config.reserve_ms_max)
             reserve_ns = (self._config.replicas.hold_ms if body.replica else reserve_ms) * _MS
             reservation = SequenceReservation(
@@ -97,7 +96,9 @@ class Reserving:
             )
             self._reservations[body.migration] = reservation
         elif (reservation.sequence, reservation.epoch) != (body.sequence, body.epoch):
-            return self._refuse(body.sequence, reply_to, refused(body.migration, KvRefusal.INVALID, "another sequence"))
+            return self._ctx.refuse_kv(
+                body.sequence, reply_to, refused(body.migration, KvRefusal.INVALID, "another sequence")
+            )
         elif reservation.granted is not None:
             return [self._renew(reservation, now_ns), *answer(reply_to, body.sequence, reservation.granted)]
         return [self._renew(reservation, now_ns), *self._ask(reservation, body, reply_to, now_ns)]
@@ -150,16 +151,16 @@ class Reserving:
         reservation = self._reservations.get(body.migration)
         if reservation is None:
             no = refused(body.migration, KvRefusal.INVALID, "nothing is reserved for this migration")
-            return self._refuse("", reply_to, no)
+            return self._ctx.refuse_kv("", reply_to, no)
         if body.from_block < 0 or any(len(rank) != len(body.blocks) for rank in body.checksums):
             no = refused(body.migration, KvRefusal.INVALID, "blocks and checksums do not fit together")
-            return self._refuse(reservation.sequence, reply_to, no)
+            return self._ctx.refuse_kv(reservation.sequence, reply_to, no)
         reservation.proven = max(reservation.proven, body.proven)
         more = body.from_block + len(body.blocks) - reservation.blocks
         if reservation.replica and more > 0:
             if not self._has_share(more):
                 no = refused(body.migration, KvRefusal.NO_BLOCKS, "replicas have their share of the blocks")
-                return [self._renew(reservation, now_ns), *self._refuse(reservation.sequence, reply_to, no)]
+                return [self._renew(reservation, now_ns), *self._ctx.refuse_kv(reservation.sequence, reply_to, no)]
             reservation.blocks += more
         if not body.blocks and reservation.granted is not None:
             nothing = nothing_pulled(body, reservation.granted, now_ns)
@@ -239,16 +240,12 @@ class Reserving:
         assert isinstance(asked.body, PrepareMigration | PullKv)
         return asked.at_ns + min(max(0, asked.body.read_ms), self._config.lease_ms_max) * _MS
 
-    def _refuse(self, sequence: str, reply_to: str, body: KvRefused) -> list[Effect]:
-        self._ctx.figures.kv_refused[body.reason] += 1
-        return answer(reply_to, sequence, body)
-
     # The engine's answers
 
     def reserved(self, body: KvRoomReserved, now_ns: int) -> list[Effect]:
         """There is room: the first blocks are read, if there are any."""
         reservation = self._reservations.get(body.migration)
-        if reservation is None or not _asks(reservation, PrepareMigration) or reservation.room is not None:
+        if reservation is None or not reservation.questions.asks(PrepareMigration) or reservation.room is not None:
             return []
         reservation.room, reservation.proven = body, body.matched_blocks
         first, asked = first_blocks(reservation.asked, body), reservation.questions.first
@@ -354,8 +351,3 @@ class Reserving:
         assert len(self) <= self._config.reservations_max
         assert len(self.replicas) <= self._config.replicas.count_max
         assert not self.replicas or self._has_share(0), "replicas have more than their share"
-
-
-def _asks(reservation: SequenceReservation, kind: type[msgspec.Struct]) -> bool:
-    first = reservation.questions.first
-    return first is not None and isinstance(first.body, kind)

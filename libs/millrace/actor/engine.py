@@ -246,6 +246,11 @@ class KvDenied(Body, frozen=True, kw_only=True, tag="local.KvDenied/1"):
     detail: str = ""
 
 
+def denied(command: KvCommand, reason: KvRefusal, detail: str = "") -> KvDenied:
+    """The engine's no to this command."""
+    return KvDenied(migration=command.migration, reason=reason, detail=detail)
+
+
 class SequenceAdded(Body, frozen=True, kw_only=True, tag="local.SequenceAdded/1"):
     """The engine took the sequence. ``kv_tokens``: those whose KV it brought, of one with a handover; else 0."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.actor.engine import KvDenied, KvRoomReserved, ReserveInEngine
+from millrace.actor.engine import KvDenied, KvRoomReserved, ReserveInEngine, denied
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
 from millrace.contracts.status import SequenceState
 from millrace.enginemodel.scheduler import Scheduler
@@ -30,18 +30,6 @@ class ModelledReservation:
         self.matched = len(hits)
         self.replica = command.replica
         self.good = set(range(len(hits)))
-
-    def covers(self, from_block: int, count: int) -> bool:
-        """Whether these positions are in its room, past what was matched."""
-        return self.matched <= from_block and from_block + count <= len(self.blocks)
-
-    def overwritten(self, from_block: int, count: int) -> None:
-        """A read into these positions begins."""
-        self.good.difference_update(range(from_block, from_block + count))
-
-    def filled(self, from_block: int, count: int) -> None:
-        """A read into these positions ended without a reported error."""
-        self.good.update(range(from_block, from_block + count))
 
     def known_tokens(self, computed: int, block_size: int) -> int:
         """Tokens, at most ``computed``, whose KV is there without a gap."""
@@ -86,16 +74,15 @@ class Arrivals:
 
     def reserve(self, command: ReserveInEngine) -> KvRoomReserved | KvDenied:
         """Takes idle blocks, those of the sequence's prefix among them, and a place in the batch."""
-        denied = self._refusal(command)
-        if denied is not None:
-            return denied
+        if (refusal := self._refusal(command)) is not None:
+            return refusal
         pool = self._scheduler.pool
         hits = self._hits(command.token_ids)
         fresh = max(0, command.blocks - len(hits))
         if not command.replica and self._scheduler.places() < 1:
-            return _denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
+            return denied(command, KvRefusal.NO_BLOCKS, "the batch has no place left")
         if not self._has_room(command, fresh + pool.unreferenced(hits)):
-            return _denied(command, KvRefusal.NO_BLOCKS, f"{fresh} blocks wanted, {pool.free} free")
+            return denied(command, KvRefusal.NO_BLOCKS, f"{fresh} blocks wanted, {pool.free} free")
         pool.share(hits)
         reservation = ModelledReservation(command, hits, pool.take(fresh))
         self._reservations[command.migration] = reservation
@@ -122,13 +109,13 @@ class Arrivals:
     def _refusal(self, command: ReserveInEngine) -> KvDenied | None:
         mine, theirs = self._endpoint, command.endpoint
         if mine is None:
-            return _denied(command, KvRefusal.UNABLE, "this engine moves nothing")
+            return denied(command, KvRefusal.UNABLE, "this engine moves nothing")
         if self.get(command.migration) is not None:
-            return _denied(command, KvRefusal.INVALID, "reserved already")
+            return denied(command, KvRefusal.INVALID, "reserved already")
         if mine.fingerprint != theirs.fingerprint or mine.block_tokens != theirs.block_tokens:
-            return _denied(command, KvRefusal.INCOMPATIBLE, f"{theirs.fingerprint} here, {mine.fingerprint} there")
+            return denied(command, KvRefusal.INCOMPATIBLE, f"{theirs.fingerprint} here, {mine.fingerprint} there")
         if CopierKind.MODELLED not in theirs.copiers:
-            return _denied(command, KvRefusal.INCOMPATIBLE, "no copier in common")
+            return denied(command, KvRefusal.INCOMPATIBLE, "no copier in common")
         return None
 
     def _hits(self, token_ids: list[int]) -> list[int]:
@@ -185,7 +172,3 @@ class Arrivals:
         assert mine == self._scheduler.aside | self._scheduler.replicas, "set aside, but not reserved"
         for reservation in self._reservations.values():
             assert reservation.good <= set(range(len(reservation.blocks)))
-
-
-def _denied(command: ReserveInEngine, reason: KvRefusal, detail: str) -> KvDenied:
-    return KvDenied(migration=command.migration, reason=reason, detail=detail)

@@ -20,6 +20,7 @@ from millrace.actor.engine import (
     ReserveInEngine,
     SequenceStopped,
     UnreserveInEngine,
+    denied,
 )
 from millrace.contracts.kv import CopierKind, KvRefusal, read_until_ns
 from millrace.enginemodel.arrivals import ModelledReservation
@@ -37,7 +38,7 @@ class _Reading:
     """
 
     read: KvRead
-    first: int
+    positions: range
     began_ns: int
     over: Callable[[KvReadEnded], None]
     cancel: Callable[[], None] = field(default=lambda: None)
@@ -102,12 +103,15 @@ class Transfers:
         migration, count = command.migration, len(command.blocks)
         reservation = self._engine.moves.arrivals.get(migration)
         if reservation is None or migration in self._sources:
-            return [KvDenied(migration=migration, reason=KvRefusal.INVALID, detail="nothing is reserved")]
+            return [denied(command, KvRefusal.INVALID, "nothing is reserved")]
         if not self._engine.moves.arrivals.grow(reservation, command.from_block + count):
-            return [KvDenied(migration=migration, reason=KvRefusal.NO_BLOCKS, detail="no block is free to grow")]
-        if not reservation.covers(command.from_block, count) or migration in self._reading:
+            return [denied(command, KvRefusal.NO_BLOCKS, "no block is free to grow")]
+        if (
+            not reservation.matched <= command.from_block <= len(reservation.blocks) - count
+            or migration in self._reading
+        ):
             detail = f"positions {command.from_block} to {command.from_block + count} of {len(reservation.blocks)}"
-            return [KvDenied(migration=migration, reason=KvRefusal.INVALID, detail=detail)]
+            return [denied(command, KvRefusal.INVALID, detail)]
         read = self._read_of(reservation, command.from_block, command.blocks, command.checksums, lease=command.lease)
         self._begin(read, command.from_block, command.until_ns, partial(self._pulled, command))
         return []
@@ -135,7 +139,7 @@ class Transfers:
         reading = self._reading.pop(command.migration)
         answer: EngineEvent
         if ended.refusal is not None:
-            answer = KvDenied(migration=command.migration, reason=ended.refusal, detail=ended.detail)
+            answer = denied(command, ended.refusal, ended.detail)
         else:
             self._filled(reading, ended)
             answer = KvBlocksRead(
@@ -152,7 +156,7 @@ class Transfers:
     def _filled(self, reading: _Reading, ended: KvReadEnded) -> None:
         reservation = self._engine.moves.arrivals.get(reading.read.migration)
         if reservation is not None:
-            reservation.filled(reading.first, len(reading.read.blocks))
+            reservation.good.update(reading.positions)
             self._engine.moves.wrote(reading.read.into, ended.contents)
 
     # Arrivals
@@ -221,9 +225,9 @@ class Transfers:
         assert self.network is not None
         reservation = self._engine.moves.arrivals.get(read.migration)
         assert reservation is not None
-        reservation.overwritten(first, len(read.blocks))
+        reading = _Reading(read, range(first, first + len(read.blocks)), self._clock.now_ns(), over)
+        reservation.good.difference_update(reading.positions)
         self._engine.moves.wrote(read.into, [NOTHING] * len(read.into))
-        reading = _Reading(read, first, self._clock.now_ns(), over)
         self._reading[read.migration] = reading
         reading.cancel = self.network.begin(read, partial(self._ended, reading, until_ns))
         self._clock.at(max(until_ns + 1, reading.began_ns + 1), partial(self._late, reading))
@@ -249,5 +253,4 @@ _LATE = KvReadEnded(refusal=KvRefusal.LEASE_LOST, detail="the read ended after t
 def _unable(command: KvCommand) -> list[EngineEvent]:
     if isinstance(command, EndLeaseInEngine | UnreserveInEngine):
         return []
-    detail = "this engine moves nothing"
-    return [KvDenied(migration=command.migration, reason=KvRefusal.UNABLE, detail=detail)]
+    return [denied(command, KvRefusal.UNABLE, "this engine moves nothing")]

@@ -32,6 +32,7 @@ from millrace.actor.engine import (
     SequenceRejected,
     StepOutput,
     UnreserveInEngine,
+    denied,
 )
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvEndpoint, KvRefusal
@@ -195,11 +196,9 @@ class VllmEngine:
         """
         constraint, adapter = sequence.sampling.structured, sequence.sampling.adapter
         if adapter is not None and self._adapters.get(adapter) is None:
-            self._on_trial[sequence.sequence] = sequence
-            self._spawn(self._add_after_load(sequence, adapter))
+            self._add_after(self._load(adapter.name, adapter.path, adapter.fingerprint), sequence)
         elif sequence.sampling.images is not None and sequence.sequence not in self._images:
-            self._on_trial[sequence.sequence] = sequence
-            self._spawn(self._add_after_images(sequence))
+            self._add_after(self._take_images(sequence), sequence)
         elif constraint is None or sequence.handover is not None:
             self._add(sequence)
         elif (verdict := self._grammars.known(constraint)) is not None:
@@ -208,22 +207,26 @@ class VllmEngine:
             self._on_trial[sequence.sequence] = sequence
             self._spawn(self._add_after_trial(sequence, constraint))
 
-    async def _add_after_load(self, sequence: EngineSequence, adapter: Adapter) -> None:
-        refusal = await self._load(adapter.name, adapter.path, adapter.fingerprint)
-        if self._still_on_trial(sequence):
-            self._reject(sequence, refusal) if refusal else self.add(sequence)
+    def _add_after(self, work: Coroutine[Any, Any, str], sequence: EngineSequence) -> None:
+        """``work``: says why the sequence is refused, or nothing."""
 
-    async def _add_after_images(self, sequence: EngineSequence) -> None:
+        async def add() -> None:
+            refusal = await work
+            if self._still_on_trial(sequence):
+                self._reject(sequence, refusal) if refusal else self.add(sequence)
+
+        self._on_trial[sequence.sequence] = sequence
+        self._spawn(add())
+
+    async def _take_images(self, sequence: EngineSequence) -> str:
         assert self._llm is not None, "start() first"
         try:
             made = await image_input(self._llm.renderer, sequence)
         except Exception as error:  # noqa: BLE001 - processors raise anything; it refuses this sequence
-            if self._still_on_trial(sequence):
-                self._reject(sequence, _sentence(error))
-            return
-        if self._still_on_trial(sequence):
+            return _sentence(error)
+        if self._on_trial.get(sequence.sequence) is sequence:
             self._images[sequence.sequence] = made
-            self.add(sequence)
+        return ""
 
     def _still_on_trial(self, sequence: EngineSequence) -> bool:
         """Ends its trial; False where it was cancelled, or replaced, meanwhile."""
@@ -364,17 +367,15 @@ class VllmEngine:
             case EndLeaseInEngine():
                 self._let_go(command)
             case ReserveInEngine():
-                if refusal := kv_endpoint.incompatible(self._endpoint, command.endpoint):
-                    self._deny(command, KvRefusal.INCOMPATIBLE, refusal)
-                    return
                 choice = choose(self._endpoint, command.endpoint, forced=self._config.migration.copiers)
-                if not choice.kinds:
-                    self._deny(command, KvRefusal.INCOMPATIBLE, choice.text)
-                    return
-                lora = None
-                if (adapter := command.adapter) is not None and (lora := self._adapters.get(adapter)) is None:
+                refusal = kv_endpoint.incompatible(self._endpoint, command.endpoint)
+                refusal = refusal or ("" if choice.kinds else choice.text)
+                lora = self._adapters.get(command.adapter) if command.adapter is not None else None
+                if not refusal and (adapter := command.adapter) is not None and lora is None:
                     self._spawn(self._load(adapter.name, adapter.path, adapter.fingerprint))  # for the next one
-                    self._deny(command, KvRefusal.INCOMPATIBLE, f"the adapter {adapter.name} is not loaded here")
+                    refusal = f"the adapter {adapter.name} is not loaded here"
+                if refusal:
+                    self._answer(denied(command, KvRefusal.INCOMPATIBLE, refusal))
                     return
                 call = kv_words.KvCall(command=command, copiers=choice.kinds, match_prefix=match_prefix, lora=lora)
         self._spawn(self._move(call))
@@ -408,10 +409,6 @@ class VllmEngine:
         if isinstance(said, KvDenied) and isinstance(call.command, LeaseInEngine):
             self._leased.pop(said.migration, None)
         self._say(said)
-
-    def _deny(self, command: KvCommand, reason: KvRefusal, detail: str) -> None:
-        if not isinstance(command, EndLeaseInEngine | UnreserveInEngine):
-            self._answer(KvDenied(migration=command.migration, reason=reason, detail=detail))
 
     def _answer(self, event: EngineEvent) -> None:
         asyncio.get_running_loop().call_soon(self._say, event)

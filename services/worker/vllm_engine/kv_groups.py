@@ -17,6 +17,7 @@ A state is that of exactly one number of tokens: without it, or at any other len
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,11 @@ class CacheGroup:
         whole = -(-tokens // self.block_tokens)
         return whole - max(0, self.first_needed(tokens) - (self.need is KvNeed.WINDOW))
 
+    def fresh(self, tokens: int, total: int) -> range:
+        """Indices of the blocks that so many tokens lack to be ``total``; none of a state."""
+        size = self.block_tokens
+        return range(0) if self.need is KvNeed.STATE else range(-(-tokens // size), -(-total // size))
+
     def held(self, request_id: str, computed_tokens: int) -> int:
         """Blocks in a request's table, those that its window has left apart."""
         table = self.manager.req_to_blocks.get(request_id, ())
@@ -86,14 +92,13 @@ class CacheGroups:
         grows = [manager.block_size for manager, need in zip(managers, needs, strict=True) if need is not KvNeed.STATE]
         self.block_tokens = math.lcm(*grows) if grows else managers[0].block_size
         self.all = [
-            CacheGroup(manager, need, manager.block_size, self._columns(manager, need))
+            CacheGroup(
+                manager, need, size := manager.block_size, 1 if need is KvNeed.STATE else self.block_tokens // size
+            )
             for manager, need in zip(managers, needs, strict=True)
         ]
         self.width = sum(group.columns for group in self.all)
         self.has_state = KvNeed.STATE in needs
-
-    def _columns(self, manager: Any, need: KvNeed) -> int:
-        return 1 if need is KvNeed.STATE else self.block_tokens // manager.block_size
 
     def rows(self, request_id: str, first: int, tokens: int, *, tail: bool) -> list[list[int]]:
         """Rows of a request from a position on: of its full ones, or with ``tail`` all that ``needed`` counts."""
@@ -163,10 +168,14 @@ class ReservedBlocks:
 
     def lacks_for(self, first: int, rows: list[list[int]]) -> int:
         """Free blocks that ``place`` would take."""
+        return self._lacking((index, at) for index, at, block in self._places(first, rows) if block != NO_BLOCK)
+
+    def _lacking(self, wanted: Iterable[tuple[int, int]]) -> int:
+        """Free blocks that it takes to have one at each (group's index, index in its table)."""
         lacking = [-len(spare) for spare in self._spare]
-        for index, at, block in self._places(first, rows):
+        for index, at in wanted:
             table = self._tables[index]
-            lacking[index] += block != NO_BLOCK and (at >= len(table) or table[at].is_null)
+            lacking[index] += at >= len(table) or table[at].is_null
         return sum(max(0, count) for count in lacking)
 
     def place(self, first: int, rows: list[list[int]]) -> list[list[int]]:
@@ -221,19 +230,12 @@ class ReservedBlocks:
 
     def lacks_to_settle(self, tokens: int, total: int) -> int:
         """Free blocks that ``settle`` would take."""
-        lacking = 0
-        for group, table, spare in zip(self._groups.all, self._tables, self._spare, strict=True):
-            if group.need is not KvNeed.STATE:
-                fresh = range(-(-tokens // group.block_tokens), -(-total // group.block_tokens))
-                there = sum(at < len(table) and not table[at].is_null for at in fresh)
-                lacking += max(0, len(fresh) - there - len(spare))
-        return lacking
+        groups = enumerate(self._groups.all)
+        return self._lacking((index, at) for index, group in groups for at in group.fresh(tokens, total))
 
     def settle(self, tokens: int, total: int) -> list[list[KVCacheBlock]]:
         """Tables of a request that has computed ``tokens`` of ``total``; what it does not need is freed."""
-        tables = []
-        for index, group in enumerate(self._groups.all):
-            tables.append(self._settled(index, group, tokens, total))
+        tables = [self._settled(index, group, tokens, total) for index, group in enumerate(self._groups.all)]
         self.free()
         return tables
 
@@ -243,7 +245,7 @@ class ReservedBlocks:
         if group.need is KvNeed.STATE:
             self._tables[index] = []
             return [null] * (computed - 1) + table
-        fresh = [self._block(index, at) for at in range(computed, -(-total // group.block_tokens))]
+        fresh = [self._block(index, at) for at in group.fresh(tokens, total)]
         if group.manager.records_new_block_ids:  # read before it is written, in some kernels
             group.manager.new_block_ids.extend(block.block_id for block in fresh)
         first = group.first_needed(tokens)

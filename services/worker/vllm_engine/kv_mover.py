@@ -22,6 +22,7 @@ from millrace.actor.engine import (
     PullIntoEngine,
     ReserveInEngine,
     UnreserveInEngine,
+    denied,
 )
 from millrace.contracts.kv import KvRefusal
 from vllm.platforms import current_platform
@@ -32,9 +33,9 @@ from vllm.v1.request import Request
 
 from services.worker.vllm_engine import continuation, kv_words, length_estimates, process
 from services.worker.vllm_engine.kv_groups import CacheGroups, described, group_bytes, has_state, unknown_groups
-from services.worker.vllm_engine.kv_ranks import Job, Ranks, ReadFailed
-from services.worker.vllm_engine.kv_source import RequestLeases, denied
-from services.worker.vllm_engine.kv_target import Reservations
+from services.worker.vllm_engine.kv_ranks import Ranks, ReadFailed
+from services.worker.vllm_engine.kv_source import RequestLeases, Told
+from services.worker.vllm_engine.kv_target import BlockRead, Reservations
 from services.worker.vllm_engine.kv_words import KvCall, KvSettings, Offer
 
 #: Ways to draft tokens whose KV, if they keep any, is in groups of the engine: that of a position is there when its
@@ -62,7 +63,7 @@ class Mover:
         config = core.scheduler.kv_cache_config.kv_cache_groups
         row_bytes = sum(group_bytes(config[index]) for index in columns)
         self._ranks = Ranks(core.model_executor, columns)
-        self._jobs: list[Job] = []
+        self._jobs: list[Told | BlockRead] = []
         self._worked_s = time.monotonic()
         self.groups = groups
         summing: dict[str, Any] = {"verify": settings.verify, "row_bytes": row_bytes, "ranks": self._ranks}
@@ -97,7 +98,7 @@ class Mover:
             self.work()
         return said.answer
 
-    def _carry_out(self, call: KvCall) -> KvDenied | KvRoomReserved | Job | None:
+    def _carry_out(self, call: KvCall) -> KvDenied | KvRoomReserved | Told | BlockRead | None:
         command = call.command
         match command:
             case LeaseInEngine():

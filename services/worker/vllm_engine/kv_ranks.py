@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from millrace.contracts.kv import UNSUMMED, CopierKind, KvEndpoint
@@ -96,16 +96,6 @@ class Ranks:
     def cancel(self, key: str) -> None:
         """Ends a read on all ranks."""
         self._ask("millrace_kv_cancel", key)
-
-
-class Job(Protocol):
-    """Work between steps that ends in one answer."""
-
-    answer: Future[bytes]
-
-    def advance(self, bytes_max: int) -> None:
-        """Does about so many bytes of it; sets ``answer`` when it is over."""
-        ...
 
 
 def settle(answer: Future[bytes], said: KvAnswer) -> None:

@@ -22,6 +22,7 @@ from millrace.actor.engine import (
     KvLeaseTaken,
     LeaseInEngine,
     SequenceStopped,
+    denied,
 )
 from millrace.contracts.kv import KvRefusal
 from vllm.v1.request import Request, RequestStatus
@@ -206,11 +207,6 @@ class Told:
             return SequenceStopped(output_token_ids=list(request._output_token_ids), at_ns=unix_ns(), **both)
         prompt, output = request.num_prompt_tokens, request.num_output_tokens
         return KvLeaseTaken(prompt_tokens=prompt, output_tokens=output, **both)
-
-
-def denied(command: Any, reason: KvRefusal, detail: str = "") -> KvDenied:
-    """The engine's no."""
-    return KvDenied(migration=command.migration, reason=reason, detail=detail)
 
 
 def settled_tokens(request: Request) -> int:

@@ -21,6 +21,7 @@ from millrace.actor.engine import (
     KvRoomReserved,
     PullIntoEngine,
     ReserveInEngine,
+    denied,
 )
 from millrace.contracts.kv import UNSUMMED, CopierKind, KvEndpoint, KvRefusal
 from vllm.lora.request import LoRARequest
@@ -29,7 +30,6 @@ from vllm.v1.request import Request
 
 from services.worker.vllm_engine.kv_groups import CacheGroups, ReservedBlocks
 from services.worker.vllm_engine.kv_ranks import Ranks, ReadFailed, Summing, settle
-from services.worker.vllm_engine.kv_source import denied
 from services.worker.vllm_engine.kv_words import KV_TOKENS, TimedHandover
 from services.worker.vllm_engine.names import sequence_of
 from services.worker.vllm_engine.segment_queue import new_blocks

@@ -18,6 +18,7 @@ from millrace.actor.engine import (
     LeaseInEngine,
     SequenceStopped,
     StepOutput,
+    denied,
 )
 from millrace.contracts.kv import KvRefusal
 
@@ -64,11 +65,11 @@ class StandingSequences:
         name = command.sequence if isinstance(command, LeaseInEngine | FreezeInEngine) else ""
         followed = self._followed.get(name)
         if not name:
-            return _denied(command, KvRefusal.UNABLE, "this engine moves nothing; its record says why")
+            return denied(command, KvRefusal.UNABLE, "this engine moves nothing; its record says why")
         if followed is None:
-            return _denied(command, KvRefusal.UNKNOWN_SEQUENCE, "")
+            return denied(command, KvRefusal.UNKNOWN_SEQUENCE)
         if not followed.tokens:
-            return _denied(command, KvRefusal.NOT_RUNNING, "its prompt is not done")
+            return denied(command, KvRefusal.NOT_RUNNING, "its prompt is not done")
         lengths = followed.prompt_tokens + len(followed.tokens) - 1  # the last token's KV is computed with the next
         if isinstance(command, LeaseInEngine):
             self._leased[command.migration] = name
@@ -82,7 +83,7 @@ class StandingSequences:
                 computed_tokens=lengths,
             )
         if command.migration not in self._leased:
-            return _denied(command, KvRefusal.LEASE_LOST, "")
+            return denied(command, KvRefusal.LEASE_LOST)
         followed.withheld = followed.withheld or []
         return SequenceStopped(
             migration=command.migration,
@@ -102,7 +103,3 @@ class StandingSequences:
             return name, []
         withheld, followed.withheld = followed.withheld, None
         return name, [told for output in withheld if (told := self.take(output)) is not None]
-
-
-def _denied(command: KvCommand, reason: KvRefusal, detail: str) -> KvDenied:
-    return KvDenied(migration=command.migration, reason=reason, detail=detail)
