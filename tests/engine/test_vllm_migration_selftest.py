@@ -117,6 +117,19 @@ def test_what_cannot_be_moved_is_said_with_its_reason(fields: dict[str, Any], gr
     assert bool(said) == bool(reason)
 
 
+def test_an_engine_moves_nothing_where_vllm_would_leave_a_group_behind() -> None:
+    """HiSparse: part of the KV lies in a pool of its own in the host's memory."""
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec, MLAAttentionSpec
+
+    from services.worker.vllm_engine.kv_mover import unmovable
+
+    spec = MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    groups = [KVCacheGroupSpec([str(moves)], spec, enable_kv_transfer=moves) for moves in (True, False)]
+    assert "of some layers is never transferred" in unmovable(_vllm_config(), SimpleNamespace(kv_cache_groups=groups))
+    assert not unmovable(_vllm_config(), SimpleNamespace(kv_cache_groups=groups[:1]))
+
+
 def test_groups_that_nothing_here_knows_are_named() -> None:
     import torch
     from vllm.v1.kv_cache_interface import CrossAttentionSpec

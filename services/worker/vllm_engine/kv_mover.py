@@ -296,6 +296,9 @@ def unmovable(vllm_config: Any, kv_cache_config: Any) -> str:
         "migration is off": kv_words.SETTINGS not in vllm_config.additional_config,
         "its layers keep no KV": not kv_cache_config.kv_cache_groups,
         f"its layers keep {unknown}": bool(unknown),
+        "KV of some layers is never transferred": not all(
+            getattr(group, "enable_kv_transfer", True) for group in kv_cache_config.kv_cache_groups
+        ),
         f"it drafts tokens with {drafts and drafts.method}": drafts is not None and drafts.method not in _DRAFTS,
         "it drafts tokens, and its layers keep a state": drafts is not None and has_state(kv_cache_config),
         "it has a KV connector of its own": vllm_config.kv_transfer_config is not None,
