@@ -70,7 +70,7 @@ def prepare_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int) 
         sequence=out.sequence,
         epoch=out.room.epoch,
         endpoint=lease.endpoint,
-        token_ids=[*lease.submission.prompt_token_ids, *lease.submission.output_token_ids],
+        token_ids=told_tokens(lease.submission),
         blocks=_blocks(out, limits),
         reserve_ms=limits.reserve_ms,
         pull=lease.answer.blocks[:count],
@@ -79,6 +79,14 @@ def prepare_of(out: OutgoingMigration, limits: MigratorLimits, *, read_ms: int) 
         award=out.order.award,
         adapter=lease.submission.sampling.adapter,
     )
+
+
+def told_tokens(submission: SubmitSequence) -> list[int]:
+    """A sequence's tokens, for the target's prefix cache. With a salt or images its blocks have other names there: then
+    only the first, which fills no block.
+    """
+    sampling, tokens = submission.sampling, [*submission.prompt_token_ids, *submission.output_token_ids]
+    return tokens[:1] if sampling.cache_salt or sampling.images is not None else tokens
 
 
 def note_clock(out: OutgoingMigration, at_ns: int, now_ns: int) -> None:

@@ -26,6 +26,7 @@ from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 
 from services.migrator.context import MS, REPLICA, MigratorContext, refusal_of, say
+from services.migrator.messages import told_tokens
 from services.migrator.outgoing import OutgoingMigrations
 from services.migrator.replica_state import KvReplica, ReplicaStep
 from services.migrator.state import ManagedInstance
@@ -182,7 +183,7 @@ class Replicas:
             return self._give_up(replica, now_ns)
         replica.epoch, replica.endpoint, replica.ingress = body.epoch, body.endpoint, body.submission.ingress
         replica.adapter = body.submission.sampling.adapter
-        return self._reserve(replica, [*body.submission.prompt_token_ids, *body.submission.output_token_ids], now_ns)
+        return self._reserve(replica, told_tokens(body.submission), now_ns)
 
     def _reserve(self, replica: KvReplica, token_ids: list[int], now_ns: int) -> list[Effect]:
         context = self._context

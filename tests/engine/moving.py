@@ -115,7 +115,7 @@ class Journey(msgspec.Struct, kw_only=True):
                 migration=self.migration,
                 sequence=self.name,
                 endpoint=self.endpoint(),
-                token_ids=tokens,
+                token_ids=tokens[:1] if self.sampling.cache_salt else tokens,
                 blocks=blocks or len(tokens) // self.block_tokens + 2,
                 adapter=self.sampling.adapter,
             ),

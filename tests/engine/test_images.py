@@ -10,9 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from millrace.contracts.kv import CopierKind
+from millrace.contracts.migration import MigrationMode, MigrationOutcome
 
 from tests.engine.bench_engine import reference
 from tests.live.faults import kill
+from tests.live.mover import Mover
 from tests.testbed import tiny_idefics
 from tests.testbed.timed_streams import client, events
 from tests.testbed.tiny_idefics import png, png_of
@@ -128,7 +131,10 @@ async def test_streams_go_on_after_a_kill_and_a_drain(rig: UpRig) -> None:
     assert await during(lambda: asyncio.to_thread(kill, rig.log_pids("worker-0")[0])) == texts
     assert await rig.metric("millrace_ingress_continuations_total") > before
     await rig.well(2)
-    assert await during(lambda: asyncio.to_thread(rig.cli, "drain", "worker-0")) == texts
+    async with Mover(rig, modes=()) as onlooker:
+        assert await during(lambda: asyncio.to_thread(rig.cli, "drain", "worker-0")) == texts
+    moved = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
+    assert {(body.mode, body.cost.copier) for body in moved} == {(MigrationMode.LIVE, CopierKind.SHARED_MEMORY)}
 
 
 @pytest.mark.parametrize(

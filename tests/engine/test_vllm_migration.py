@@ -5,6 +5,7 @@ tests/contract/engine moves sequences of all kinds of sampling, between engines 
 
 import asyncio
 
+import msgspec
 import pytest
 from millrace.contracts.worker import Sampling, StructuredOutput
 
@@ -23,6 +24,7 @@ CASES: list[tuple[str, int, Sampling, int]] = [
     ("a_block", 32, GREEDY, 20),
     ("long", 500, GREEDY, 60),
     ("late", 100, GREEDY, 110),
+    ("salted", 100, msgspec.structs.replace(GREEDY, cache_salt="of one tenant"), 40),
     ("json_schema", 60, Sampling(max_tokens=80, seed=6, structured=StructuredOutput(json_schema=SCHEMA)), 9),
 ]
 

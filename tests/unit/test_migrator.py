@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.kv import KvRefusal
@@ -19,7 +20,7 @@ from millrace.contracts.leases import (
 )
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, MigrationFinished, MigrationMode, MigrationOutcome
-from millrace.contracts.worker import CancelSequence, SequenceAccepted, SubmitSequence
+from millrace.contracts.worker import CancelSequence, Images, SequenceAccepted, SubmitSequence
 from millrace.kvcache.chain import extend_chain, unpack_hashes
 
 from services.migrator.config import MigratorLimits
@@ -108,6 +109,23 @@ def test_everybody_hears_the_names_of_the_blocks_that_the_target_has_since() -> 
     assert body.block_size == BLOCK_TOKENS
     assert unpack_hashes(body.block_hashes) == tuple(hashes)
     assert len(hashes) > 90 // BLOCK_TOKENS, "what was decoded is among them"
+
+
+IMAGES = Images(prompt=[1, 5], data=[b"png"], digest="d")
+
+
+@pytest.mark.parametrize("kept_apart", [{"cache_salt": "one tenant's"}, {"images": IMAGES}])
+def test_blocks_that_another_sequence_of_the_same_tokens_must_not_have_are_not_looked_up(
+    kept_apart: dict[str, Any],
+) -> None:
+    rig = decoding()
+    held = rig.workers["a"].sequences["r.0"]
+    sampling = msgspec.structs.replace(held.submission.sampling, **kept_apart)
+    held.submission = msgspec.structs.replace(held.submission, sampling=sampling)
+    assert rig.migrate(target="b").outcome is MigrationOutcome.MOVED
+    (prepared,) = rig.published(PrepareMigration)
+    assert prepared.token_ids == held.submission.prompt_token_ids[:1]
+    assert rig.published(SubmitSequence)[0].sampling == sampling
 
 
 def test_what_did_not_move_names_no_blocks() -> None:

@@ -122,7 +122,8 @@ class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/3"
     Attributes:
         epoch: That it will come with.
         endpoint: Of the source: its fingerprint is compared, its copiers are matched.
-        token_ids: Prompt and output so far: what the target's prefix cache has of it need not travel.
+        token_ids: Prompt and output so far: what the target's prefix cache has of it need not travel. The first one
+            alone where blocks of such tokens are not the sequence's: it has a salt or images.
         blocks: To reserve: for the whole of it now, and some to grow.
         reserve_ms: How long they stay reserved without news.
         pull: Rows of the first positions: those that the prefix cache has not are read.

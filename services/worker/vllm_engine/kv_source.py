@@ -224,9 +224,7 @@ def immovable(request: Request) -> str:
         return "it is pooled, not sampled"
     found = {
         "prompt log-probabilities": sampling.prompt_logprobs is not None,
-        "multi-modal input": bool(request.mm_features),
         "prompt embeddings": request.prompt_embeds is not None,
         "streamed input": request.resumable,
-        "a salted prefix cache": request.cache_salt is not None,
     }
     return ", ".join(name for name, there in found.items() if there)
