@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from millrace.contracts.ingress import (
     FinishReason,
@@ -305,7 +305,6 @@ def serve(bench: Bench, worker: FakeWorker, lost: list[bool]) -> None:
 delivered: list = []
 
 
-@settings(deadline=None)
 @given(
     text=st.text("abcdefghij", min_size=1, max_size=30),
     steps=st.lists(st.tuples(st.integers(1, 4), FATES), max_size=40),

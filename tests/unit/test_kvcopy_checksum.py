@@ -44,7 +44,7 @@ def test_published_values(data: bytes, value: int) -> None:
     assert whole(np.frombuffer(data, np.uint8)) == value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.binary(min_size=1, max_size=300))
 def test_any_bytes_as_bit_by_bit(data: bytes) -> None:
     assert whole(np.frombuffer(data, np.uint8)) == bit_by_bit(data)
@@ -68,7 +68,7 @@ def test_a_block_is_its_planes_in_order() -> None:
     assert made[0] != made[1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(bit=st.integers(0, 8 * 4096 - 1))
 def test_one_flipped_bit_changes_it(bit: int) -> None:
     memory = noise(4096)

@@ -27,7 +27,7 @@ def plans(draw: st.DrawFn) -> CopyPlan:
     return copies_of(pieces)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(copies=plans(), step=st.integers(1, 70))
 def test_steps_of_any_size_reach_the_same_bytes(copies: CopyPlan, step: int) -> None:
     source = np.arange(1, SIZE + 1, dtype=np.uint8)

@@ -85,7 +85,7 @@ def by_naive_expansion(source: KvRank, target: KvRank, blocks: tuple[list[int], 
     return bytes(result)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), sizes=st.lists(st.sampled_from([1, 4, 6]), max_size=5), blocks=pairs())
 def test_a_plan_copies_what_the_naive_expansion_copies(
     data: st.DataObject, sizes: list[int], blocks: tuple[list[int], list[int]]
@@ -96,7 +96,7 @@ def test_a_plan_copies_what_the_naive_expansion_copies(
     assert carried_out(copies, source, target) == by_naive_expansion(source, target, blocks)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     layouts=st.sampled_from(
         [(layer_major, {}), (layer_major, {"gap": 8}), (block_major, {}), (block_major, {"gap": 8})]

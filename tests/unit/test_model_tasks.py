@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -76,7 +76,6 @@ def test_answers_follow_from_their_prompts(prompt_part: str, task: str, right: o
 
 
 @given(st.text())
-@settings(deadline=None)
 def test_any_text_comes_back_from_the_tokenizer(text: str) -> None:
     tokenizer = build_tokenizer()
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text

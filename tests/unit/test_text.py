@@ -71,7 +71,7 @@ def stream_text(stream: TextStream, parts: list[list[int]]) -> tuple[str, str | 
 
 
 @given(ids=LEVEL_IDS, seed=st.integers(), skip=st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_byte_level_text_equals_the_full_decode_for_random_tokens_in_any_chunking(ids, seed, skip):
     stream = TextStream(LEVEL_VOCABULARY, skip_special_tokens=skip)
     text, match, used = stream_text(stream, chunks(ids, random.Random(seed)))
@@ -80,7 +80,7 @@ def test_byte_level_text_equals_the_full_decode_for_random_tokens_in_any_chunkin
 
 
 @given(text=st.text(max_size=80), seed=st.integers())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_unicode_text_comes_back_whole(text, seed):
     ids = LEVEL.encode(text).ids
     out, _, _ = stream_text(TextStream(LEVEL_VOCABULARY), chunks(ids, random.Random(seed)))
@@ -88,7 +88,7 @@ def test_any_unicode_text_comes_back_whole(text, seed):
 
 
 @given(text=st.text(alphabet="hello wörld日本語🙂ab", max_size=60), seed=st.integers())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_byte_fallback_text_equals_the_full_decode_apart_from_the_leading_space(text, seed):
     ids = FALLBACK.encode("a" + text.replace(" ", "▁")).ids
     out, _, _ = stream_text(TextStream(FALLBACK_VOCABULARY), chunks(ids, random.Random(seed)))
@@ -102,7 +102,7 @@ def test_byte_fallback_gives_one_replacement_per_undecodable_byte():
 
 
 @given(ids=LEVEL_IDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_push_shows_half_a_character_that_later_completes(ids):
     stream = TextStream(LEVEL_VOCABULARY)
     shown = ""
@@ -142,7 +142,7 @@ def reference(text_by_token: list[str], stop: list[str], include: bool, min_toke
     min_tokens=st.integers(0, 5),
     seed=st.integers(),
 )
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=800)
 def test_stop_strings_end_the_text_where_a_plain_search_would_in_any_chunking(text, stop, include, min_tokens, seed):
     ids = spelled(text)
     by_token = [b if i == len(c.encode()) - 1 else "" for c in text for i, b in enumerate([c] * len(c.encode()))]
