@@ -14,11 +14,14 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.live.ingress_rig import MemoryValues, Rig, served
 
 SEED = 20260
 EXAMPLES = int(os.environ.get("MILLRACE_FUZZ_EXAMPLES", "4"))
+LIMIT_S = 240 + 10 * EXAMPLES
+pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 #: Requests that are sent at once.
 AT_ONCE = 16
 TURNS = [{"role": "user", "content": [{"type": "text", "text": "hi \u00e9"}]}]
@@ -58,7 +61,7 @@ async def test_schemathesis_finds_nothing(tmp_path: Path):
             *command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
         assert process.stdout is not None
-        output, _ = await asyncio.wait_for(process.communicate(), 240 + 10 * EXAMPLES)
+        output, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
         print(output.decode()[-3000:])
         assert process.returncode == 0, output.decode()[-6000:]
         await check_health(rig)
