@@ -256,13 +256,9 @@ class Layout:
         return ChildSpec(name=name, role="nats", command=command, stop_order=9)
 
     def _bus(self, role: Role) -> dict[str, Any]:
-        return {
-            "cluster": self.spec.name,
-            "servers": self._servers,
-            "user": str(role),
-            "password": self.passwords[role],
-            "tls": self.spec.nats.tls,
-        }
+        """Without TLS it is not mentioned: a group's ``python`` may have a version that does not know it."""
+        bus = {"cluster": self.spec.name, "servers": self._servers, "user": str(role), "password": self.passwords[role]}
+        return bus | ({"tls": self.spec.nats.tls} if self.spec.nats.tls else {})
 
     def _telemetry(self) -> dict[str, Any]:
         telemetry = self.spec.telemetry

@@ -1,0 +1,141 @@
+"""One service of an earlier version beside a cluster of this one: requests are served and moved, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.live.faults import PATIENCE_S, PROMPTS, expect_identical, told, undisturbed
+from tests.live.ingress_rig import write_model_folder
+from tests.testbed.timed_streams import client
+from tests.testbed.up_cluster import UpRig, free_port, prompt_text, stream
+from tests.testbed.waiting import until
+
+#: The last release; before the first one a commit that people may run.
+EARLIER = "a3710868"
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+#: Some 10 s a stream.
+LENGTH = {"max_tokens": 200, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The code of then, with the compiled modules of now."""
+    what = ("libs", "services", "deployment", "papers")
+    archive = subprocess.run(["git", "archive", EARLIER, *what], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        pytest.skip(f"{EARLIER} is not in the history of this clone")
+    folder = tmp_path_factory.mktemp("earlier")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+        tar.extractall(folder, filter="data")
+    native = Path("libs/millrace/native.py")
+    (folder / native).write_text((ROOT / native).read_text())
+    return folder
+
+
+class Beside:
+    """Processes beside a cluster, configured as its own ones are.
+
+    Args:
+        code: Folder of the earlier version; ``role`` is of it, everything else of this one.
+    """
+
+    def __init__(self, rig: UpRig, code: Path, role: str) -> None:
+        self._rig, self._code, self._role = rig, code, role
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, role: str, name: str, module: str, *hosted: str, **fields: Any) -> None:
+        """Starts ``name``, and the services that it hosts, with the configuration of the first of their roles."""
+        words = ["--config", self._config(role, name, fields)]
+        words += [word for host in hosted for word in (f"--{host}", self._config(host, f"{host}-{name}", fields))]
+        code = self._code if role == self._role else ROOT
+        environment = os.environ | {"PYTHONPATH": f"{code / 'libs'}:{code}"}
+        with (self._rig.folder / "logs" / f"{name}.log").open("wb") as log:
+            command = [sys.executable, "-m", module, *words]
+            self._running.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=code))
+
+    def _config(self, role: str, name: str, fields: dict[str, Any]) -> str:
+        folder = self._rig.folder / "run"
+        known = json.loads((folder / f"{role}-0.json").read_text())
+        known["telemetry"]["metrics_port"] = free_port()
+        (folder / f"{name}.json").write_text(json.dumps(known | {"name": name} | fields))
+        return str(folder / f"{name}.json")
+
+    def end(self) -> None:
+        for process in self._running:
+            process.terminate()
+        for process in self._running:
+            process.wait(timeout=PATIENCE_S)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[UpRig]:
+    words = ("--processes", "2", "--set", 'worker={"modelled":{"speed":0.1},"max_num_seqs":12}')
+    model = write_model_folder(tmp_path / "model")
+    with UpRig(tmp_path / "up", model_path=model, engine="modelled", instances=2, extra=words) as rig:
+        yield rig
+
+
+async def moved(rig: UpRig, instance: str) -> int:
+    """Empties an instance, which goes on; returns how many sequences moved."""
+    said = await asyncio.to_thread(rig.cli, "drain", instance, "--keep", "--within", "20")
+    found = re.search(rf"{instance}: (\d+) moved", said)
+    assert found is not None, said
+    return int(found.group(1))
+
+
+async def until_answers(url: str) -> None:
+    """Waits until an ingress is ready."""
+
+    async def answers() -> bool:
+        async with client(5) as http:
+            try:
+                return (await http.get(f"{url}/ready")).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+    await until(answers, 2 * PATIENCE_S)
+
+
+@pytest.mark.parametrize("role", ["worker", "migrator", "ingress"])
+async def test_a_service_of_an_earlier_version_serves_beside_present_ones(rig: UpRig, earlier: Path, role: str) -> None:
+    """Brokers, which migrators host, have numbered their loads anew since then: they refuse each other's, say so, and
+    nothing moves to or from theirs.
+    """
+    expected = await undisturbed(rig, **LENGTH)
+    beside, asked = Beside(rig, earlier, role), copy.copy(rig)
+    try:
+        beside.start("worker", "worker-2", "services.worker")
+        beside.start("migrator", "migrator-2", "deployment.migrator", "broker", instances=["worker-2"])
+        if role == "ingress":
+            asked.port = free_port()
+            asked.url = f"http://127.0.0.1:{asked.port}"
+            beside.start(role, "ingress-1", "deployment.ingress", http={"host": "127.0.0.1", "port": asked.port})
+        await rig.well(3)
+        await until_answers(asked.url)
+        async with client(120) as http:
+            streams = [stream(http, asked, prompt_text(number), **LENGTH) for number in range(PROMPTS)]
+            running = [asyncio.create_task(each) for each in streams]
+            await told(rig, running=PROMPTS)
+            moves = await moved(rig, "worker-2")
+            await moved(rig, "worker-0")
+            results = [await each for each in running]
+        expect_identical(list(enumerate(results)), expected)
+        refused = re.search("message_refused .*LoadReported/1", (rig.folder / "logs" / "migrator-0.log").read_text())
+        assert (moves > 0, refused is not None) == (role != "migrator", role == "migrator"), rig.logs()
+    finally:
+        beside.end()
