@@ -41,7 +41,6 @@ def main() -> int:
     parser.add_argument("--ingresses", type=int, default=1)
     parser.add_argument("--ways", default="shipped,apart,jsq", help=f"of {', '.join(WAYS)}")
     parser.add_argument("--loads", default="", help="beginnings of loads' names, by comma (default: all)")
-    parser.add_argument("--profile", default="", help="folder for py-spy's raw stacks of the first ingress")
     arguments = parser.parse_args()
     ways = arguments.ways.split(",")
     print(f"instances: {arguments.instances}; ingresses: {arguments.ingresses}; ways: {', '.join(ways)}")
@@ -87,19 +86,15 @@ def run_way(way: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     ):
         for name, load in loads(served.port, arguments.seconds).items():
             if name.startswith(wanted):
-                profile = Path(arguments.profile) / name.replace(" ", "-") if arguments.profile else None
-                results[name] = measure(served, load, profile)
+                results[name] = measure(served, load)
     return results
 
 
-def measure(served: Served, load: Load, profile: Path | None) -> dict[str, Any]:
+def measure(served: Served, load: Load) -> dict[str, Any]:
     """One load from a generator of its own process; with what each process used meanwhile."""
     before, decided, messages = served.cpu_s(), asyncio.run(served.decisions()), served.token_messages()
-    spy = served.profile(profile, load.seconds) if profile is not None else None
     command = [sys.executable, "-m", "bench.loadgen", msgspec.json.encode(load).decode()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=load.seconds + load.warm_s + 60)
-    if spy is not None:
-        spy.wait(30)
     result: dict[str, Any] = json.loads(done.stdout)
     after, now_decided = served.cpu_s(), asyncio.run(served.decisions())
     # The processes' clocks ran through the warm-up too, in which the generator does not count.

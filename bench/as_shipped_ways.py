@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,16 +53,6 @@ class Served:
         lines = (line for page in pages for line in page.splitlines())
         name = "millrace_worker_token_messages_total{"
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
-
-    def profile(self, file: Path, seconds: float) -> subprocess.Popen[bytes]:
-        """Py-spy on the first ingress, writing collapsed stacks."""
-        spy = Path(sys.executable).parent / "py-spy"
-        pid = self._processes["ingress-0"]
-        return subprocess.Popen(
-            [str(spy), "record", "--pid", str(pid), "--duration", str(int(seconds)), "--rate", "200", "--native",
-             "--format", "raw", "--output", f"{file}.stacks"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
 
 
 def cpu_s(pid: int) -> float:

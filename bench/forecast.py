@@ -35,7 +35,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench forecast", description=__doc__)
     parser.add_argument("--questions", type=int, default=2000, help="per size")
     parser.add_argument("--step-time", default="a100-llama-3-8b")
-    parser.add_argument("--pressure", action="store_true", help="few blocks: preemptions")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     print(f"seed {options.seed}, step time {options.step_time}\n")
@@ -51,7 +50,7 @@ def times(options: argparse.Namespace) -> None:
     print(f"{'running+waiting':>15}  {head}  {head}  {'p50':>8}  {'p50':>6}")
     for running, waiting in SIZES:
         rng = random.Random(options.seed)
-        parameters = limits(running, pressure=options.pressure)
+        parameters = limits(running)
         cost = load_coefficients(options.step_time).cost(parameters)
         states = [state(rng, running, waiting, parameters) for _ in range(20)]
         compiled = measured(Forecaster(cost, parameters), states, options.questions, rng)
@@ -62,13 +61,13 @@ def times(options: argparse.Namespace) -> None:
         print(row, flush=True)
 
 
-def limits(running: int, *, pressure: bool) -> EngineParameters:
-    """An engine whose running batch is full; under pressure its blocks are short."""
+def limits(running: int) -> EngineParameters:
+    """An engine whose running batch is full."""
     return EngineParameters(
         max_model_len=8192,
         max_sequences=max(48, running),
         token_budget=2048,
-        blocks_total=max(600, running * (20 if pressure else 200)),
+        blocks_total=max(600, running * 200),
         prefix_caching=False,
     )
 

@@ -10,9 +10,7 @@ nothing else changes; `bench --check` compares them with those of an earlier com
 from __future__ import annotations
 
 import argparse
-import cProfile
 import gc
-import pstats
 import statistics
 import sys
 import tempfile
@@ -44,14 +42,11 @@ def main() -> int:
     parser.add_argument("--api", choices=API, default="chat")
     parser.add_argument("--parsed", action="store_true", help="the output goes through a parser process")
     parser.add_argument("--counted", action="store_true", help="instructions, by valgrind, in place of CPU time")
-    parser.add_argument("--profile", action="store_true", help="print the costliest functions instead")
     parser.add_argument("--under-callgrind", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.under_callgrind:
         _run(_counted, int(arguments.instances), arguments)
         return 0
-    if arguments.profile:
-        return _profiled(arguments)
     for instances in map(int, arguments.instances.split(",")):
         print(f"{instances:3} instances, {arguments.policy}: {_told(instances, arguments)}", flush=True)
     return 0
@@ -121,13 +116,6 @@ async def _counted(rig: HotPathRig, arguments: argparse.Namespace) -> None:
     await _serve(rig, arguments.requests, arguments)
     rig.check(arguments.requests)
     instructions.end()
-
-
-def _profiled(arguments: argparse.Namespace) -> int:
-    profile = cProfile.Profile()
-    profile.runcall(_run, _timed, int(arguments.instances.split(",")[0]), arguments)
-    pstats.Stats(profile).sort_stats("tottime").print_stats(45)
-    return 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 since that recording has no texts, and the judge about each answer, by the text that the judge service asks. It writes
 bench/judged/recordings/verdicts.jsonl.gz, a prompt a line, by model: whether the answer is right, the sum of its
 log-probabilities in thousandths, its tokens, the judge's share of "yes", and the tokens that the judge read; and the
-calibration in the judge's folder. Answers are kept below ``--state``.
+calibration in the judge's folder.
 """
 
 from __future__ import annotations
@@ -56,16 +56,6 @@ def verdicts(questions: list[list[int]], words: tuple[int, int]) -> tuple[list[f
         return shares, time.process_time() - began
 
 
-def answers_of(model: str, prompts: list[list[int]], state: Path, threads: int) -> list[dict[str, Any]]:
-    """Answers of one model, from the state or made now."""
-    path = state / f"texts-{model}-{len(prompts)}.json"
-    if not path.exists():
-        began = time.monotonic()
-        path.write_text(json.dumps(answer(model, prompts, threads)))
-        print(f"{model}: {len(prompts)} answers, {time.monotonic() - began:.0f} s", flush=True)
-    return list(json.loads(path.read_text()))
-
-
 def calibrate(rows: list[dict[str, Any]]) -> LlmCalibration:
     """Curves of each model's answers and of all; area and error are of the halves that curves were not fitted to."""
     every = [_known(rows, [model]) for model in MODELS]
@@ -100,16 +90,14 @@ def read_verdicts() -> list[dict[str, Any]]:
 def main() -> None:
     """Records all models' answers, then the judge's verdicts."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--state", type=Path, default=Path(".millrace/verdicts"))
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    options.state.mkdir(parents=True, exist_ok=True)
     prepare(options.threads)
     tokenizer = Tokenizer.from_file(str(ROOT / "models" / MODELS[0] / "tokenizer.json"))
     examples = draw(REQUESTS, SEED)
     texts = [f"<|bos|><|user|>{example.prompt}<|eos|><|assistant|>" for example in examples]
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    told = {model: answers_of(model, prompts, options.state, options.threads) for model in MODELS}
+    told = {model: answer(model, prompts, options.threads) for model in MODELS}
     rows: list[dict[str, Any]] = [{} for _ in examples]
     words = (token_id(tokenizer, NO), token_id(tokenizer, YES))
     for model in MODELS:
