@@ -9,7 +9,6 @@ from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.policies.stages.least_squares import nonnegative
-from millrace.profiling.modelled import ModelledProfile
 from millrace.profiling.records import PlannedSequence, Round, RoundRecord, StepRecord
 
 from papers.cascadeinfer.equation1 import QualityModel
@@ -25,6 +24,7 @@ from papers.cascadeinfer.quality import (
     run_quality,
     sequence_records,
 )
+from tests.testbed.modelled_profile import ModelledProfile
 
 #: Steps whose cost is dominated by attention.
 STEP = LinearStepTime(fixed=2_000_000, per_decode=20_000, per_prefill_token=2_000, per_context_token=400)
