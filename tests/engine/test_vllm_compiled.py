@@ -24,6 +24,7 @@ PROMPT = [6 + (index * 37) % 200 for index in range(150)]
 GREEDY = Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)
 #: Blocks of 32 tokens that two ways to the same KV are compared by.
 BLOCKS = 70
+ENDLESS = Sampling(max_tokens=3500, temperature=1.0, seed=1, ignore_eos=True)
 LOGPROBS = Sampling(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=3)
 
 
@@ -90,34 +91,36 @@ def _sums(engine: BenchEngine, name: str) -> list[int]:
     return list(sums[:BLOCKS])
 
 
-def _blocks_that_agree(piece: int) -> int:
-    """Blocks of KV up to the first that decode steps fill otherwise than a prompt in pieces, at two tries."""
-    fields = {"dtype": "bfloat16", "enable_prefix_caching": False, "max_num_batched_tokens": 2048}
-    arguments = {"long_prefill_token_threshold": piece}
-    engine = BenchEngine(config(MODEL, enforce_eager=None, engine_args=arguments, **fields))
-    agreed = BLOCKS
-    try:
-        endless = Sampling(max_tokens=3500, temperature=1.0, seed=1, ignore_eos=True)
-        first = engine.add(PROMPT, endless)
-        until_tokens(engine, first, 2300)
-        expected = _sums(engine, first)
-        for _ in range(2):  # beside the first one, then alone
-            second = engine.add(PROMPT, endless, engine.decoded[first].tokens[:2300])
-            until_tokens(engine, second, 1)
-            same = [left == right for left, right in zip(expected, _sums(engine, second), strict=True)]
-            agreed = min([agreed, *(index for index, equal in enumerate(same) if not equal)])
-            engine.cancel(first, second)
-            engine.until(engine.idle)
-    finally:
-        engine.stop()
-    return agreed
+def _agreeing(engine: BenchEngine, known: list[int], expected: list[int]) -> int:
+    """Blocks of KV up to the first that decode steps fill otherwise than this engine does from their tokens."""
+    name = engine.add(PROMPT, ENDLESS, known)
+    until_tokens(engine, name, 1)
+    same = [left == right for left, right in zip(expected, _sums(engine, name), strict=True)]
+    engine.cancel(name)
+    return same.index(False) if False in same else BLOCKS
 
 
 def test_kv_computed_again_in_bf16_is_longer_that_of_the_decode_steps() -> None:
     """Tiles of a context end where the processor's caches and instructions have attention end them. The lengths do
     too: with caches of 512 KiB 1,650 tokens in vLLM's pieces, all of these in ours.
     """
-    own, ours = _blocks_that_agree(2048), _blocks_that_agree(startup.PIECE_TOKENS)
+    fields = {"dtype": "bfloat16", "enable_prefix_caching": False, "max_num_batched_tokens": 2048}
+    engine = compiled(**fields, engine_args={"long_prefill_token_threshold": startup.PIECE_TOKENS})
+    try:
+        first = engine.add(PROMPT, ENDLESS)
+        until_tokens(engine, first, 2300)
+        known, expected = engine.decoded[first].tokens[:2300], _sums(engine, first)
+        ours = _agreeing(engine, known, expected)  # beside the first one, then alone
+        engine.cancel(first)
+        engine.until(engine.idle)
+        ours = min(ours, _agreeing(engine, known, expected))
+    finally:
+        engine.stop()
+    engine = compiled(**fields, engine_args={"long_prefill_token_threshold": 2048})
+    try:
+        own = _agreeing(engine, known, expected)
+    finally:
+        engine.stop()
     print(
         f"of {BLOCKS} blocks of KV agree: {own} in pieces of 2,048 tokens, {ours} in pieces of {startup.PIECE_TOKENS}"
     )

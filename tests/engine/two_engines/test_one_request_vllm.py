@@ -60,7 +60,7 @@ CASES: dict[str, tuple[dict[str, Any], set[int]]] = {
     "a schema of many properties": (schema({"type": "object", "properties": PROPERTIES}), {200, 400}),
     "an enum of many values": (schema({"enum": [f"v{number:05}" for number in range(3000)]}), {200, 400}),
     "many choices of a constraint": ({"structured_outputs": {"choice": [f"c{n:05}" for n in range(1000)]}}, {200}),
-    "n": ({"n": 128, "max_tokens": 64}, {200}),
+    "n": ({"n": 128, "max_tokens": 16}, {200}),
     "log-probabilities": ({"logprobs": 20, "n": 16}, {200}),
     "log-probabilities of a long prompt": ({"prompt": "x" * 900, "prompt_logprobs": 10, "max_tokens": 60}, {200}),
     "allowed tokens and bad words": (
@@ -72,10 +72,10 @@ CASES: dict[str, tuple[dict[str, Any], set[int]]] = {
     "stop strings": ({"stop": ["a" * 1000, "b" * 1000, "ab" * 500, "ba" * 500]}, {200}),
     "logit_bias": ({"logit_bias": {str(token): -100 for token in range(288)}}, {200}),
     "penalties over a long output": (
-        {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 1.5, "n": 32, "max_tokens": 250},
+        {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 1.5, "n": 32, "max_tokens": 120},
         {200},
     ),
-    "min_tokens": ({"min_tokens": 450, "max_tokens": 450, "n": 8, "stop_token_ids": list(range(256))}, {200}),
+    "min_tokens": ({"min_tokens": 200, "max_tokens": 200, "n": 8, "stop_token_ids": list(range(256))}, {200}),
     "many prompts": ({"prompt": ["x" * 400] * 64, "max_tokens": 16}, {200}),
     "a giant body": ({"user": "x" * 5_000_000}, {413}),
 }
@@ -97,7 +97,7 @@ async def pause_beside(rig: UpRig, *requests: dict[str, Any]) -> tuple[float, li
 
     async def request() -> None:
         await asyncio.sleep(AROUND_S)
-        plain = {"model": rig.model, "prompt": TEXT, "max_tokens": 150, "ignore_eos": True, "temperature": 0}
+        plain = {"model": rig.model, "prompt": TEXT, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
         async with httpx.AsyncClient(timeout=90) as sender:
             for fields in requests:
                 content = json.dumps(plain | fields)
