@@ -4,11 +4,10 @@
     python setup/run_tests.py --fast          # what needs no engine and no process
     python setup/run_tests.py tests/unit -k broker
 
-All groups run side by side. Those with real engines have half of the cores each: engines beside each other on the same
-cores would take turns, and a thread pool that spins for its turn takes more than half of both. All others run on any
-core, where those that wait go first, and what neither waits nor is waited for takes what the rest leaves; engines let
-their services go first. So no core is idle until the last groups end. On one core, and where arguments for pytest are
-given, there is one run.
+Tests that compute run in two lanes side by side, each on cores of its own: engines beside each other on the same cores
+would take turns, and a thread pool that spins for its turn takes more than half of both. A lane that has ended a group
+of tests takes the next one, short ones last, so that both end together. Groups that mostly wait run beside them, on any
+core; engines let their services go first. On one core, and where arguments for pytest are given, there is one run.
 """
 
 import importlib.util
@@ -18,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,12 +27,11 @@ PURE = {"unit": ("tests/tidy", "tests/unit"), "sim": ("tests/sim", "papers")}
 #: Folders whose tests start processes.
 PROCESSES = ("tests/contract", "tests/live", "tests/engine")
 #: All groups, each for one run of pytest. Tests that share an engine or a cluster are in one group, and each group with
-#: real engines imports vLLM once more. A group without I/O has one process on a small machine: two workers of
-#: pytest-xdist would both import all of its tests.
+#: real engines imports vLLM once more. A group without I/O has one process on one core: two workers of pytest-xdist
+#: would both import all of its tests.
 GROUPS = PURE | {
-    "live-a-f": ("tests/live/test_[a-f]*.py",),
-    "live-g-n": ("tests/live/test_[g-n]*.py",),
-    "live-o-z": ("tests/live/*",),
+    "live-a-l": ("tests/live/test_[a-l]*.py",),
+    "live-m-z": ("tests/live/*",),
     "clusters": (
         "tests/engine/two_*",
         "tests/engine/test_*_worker.py",
@@ -43,10 +42,11 @@ GROUPS = PURE | {
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
 }
-#: Groups with real engines: each has a part of the cores, and ends about when the other does.
-ENGINES = ("engines", "clusters")
-#: What groups of PURE give way by: they wait for nothing, and nothing waits for them.
-NICE = 10
+#: Groups that wait for most of their time, for half a core or less: beside the lanes.
+WAITING = ("live-a-l", "live-m-z")
+#: Lanes of the other groups, and the order in which they take them: the longest first, and what fails quickly.
+LANES = 2
+COMPUTING = ("engines", "unit", "clusters", "sim", "contract")
 #: Suites that are quick and touch every layer.
 FAST = (
     "tests/tidy",
@@ -71,9 +71,9 @@ def main(words: list[str]) -> int:
         return _told(_pytest(*_parallel(len(cores)), *(f"--ignore={path}" for path in SLOW), *FAST))
     if words:
         return _told(_pytest(*words))
-    if len(cores) < len(ENGINES):
+    if len(cores) < LANES:
         return _told(_pytest(*sum(PURE.values(), ()), *PROCESSES))
-    return _told(_side_by_side(cores))
+    return _told(_lanes(cores))
 
 
 def _cores() -> list[int]:
@@ -97,20 +97,35 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def _side_by_side(cores: list[int]) -> int:
-    """Runs all groups at once."""
-    share = len(cores) // len(ENGINES)
-    runs = []
-    for name, paths in all_groups().items():
-        place = ENGINES.index(name) * share if name in ENGINES else 0
-        before = _pinned(cores[place:][:share]) if name in ENGINES else []
-        if name in PURE:
-            before, paths = ["nice", "-n", str(NICE)], [*_parallel(share), *paths]
-        runs.append(Run(name, [*before, *_command(name, *paths)]))
-    statuses = [run.wait() for run in runs]
+def _lanes(cores: list[int]) -> int:
+    """Runs all groups: those of the lanes on cores of a lane each, those that wait on any."""
+    groups = all_groups()
+    computing = deque(name for name in COMPUTING if name in groups)
+    share = len(cores) // LANES
+    queues = [(computing, cores[lane * share :][:share]) for lane in range(LANES)]
+    queues += [(deque([name]), cores) for name in WAITING]
+    runs: list[Run] = []
+    lanes = [threading.Thread(target=_lane, args=(names, groups, own, runs)) for names, own in queues]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
     for run in runs:
         print("\n".join([run.closing, *run.failed]), flush=True)
-    return next((status for status in statuses if status), 0)
+    return next((run.wait() for run in runs if run.wait()), 0)
+
+
+def _lane(names: deque[str], groups: dict[str, list[str]], cores: list[int], runs: list["Run"]) -> None:
+    """Runs one group after the other on these cores, until none is left."""
+    while names:
+        try:
+            name = names.popleft()
+        except IndexError:  # the other lane was faster
+            return
+        spread = _parallel(len(cores)) if name in PURE else []
+        run = Run(name, [*_pinned(cores), *_command(name, *spread, *groups[name])])
+        runs.append(run)
+        run.wait()
 
 
 def all_groups() -> dict[str, list[str]]:
@@ -135,9 +150,9 @@ def _pinned(cores: list[int]) -> list[str]:
     return ["taskset", "-c", ",".join(map(str, cores))] if shutil.which("taskset") else []
 
 
-def _command(group: str, *words: str) -> list[str]:
+def _command(lane: str, *words: str) -> list[str]:
     colour = ["--color=yes"] if sys.stdout.isatty() and "NO_COLOR" not in os.environ else []
-    return [sys.executable, "-m", "pytest", "-o", f"cache_dir=.pytest_cache/{group}", *colour, *words]
+    return [sys.executable, "-m", "pytest", "-o", f"cache_dir=.pytest_cache/{lane}", *colour, *words]
 
 
 class Run:
