@@ -26,7 +26,7 @@ from millrace.cluster.reading import read_cluster
 from millrace.cluster.spec import ClusterSpec
 from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
-from millrace.files import open_private
+from millrace.files import open_private, replace_file
 from millrace.supervision.survivors import FILE, WrittenProcess, created, survivors, write_processes
 from millrace.telemetry import open_telemetry
 
@@ -242,7 +242,7 @@ class Cluster:
                 objectives=self._layout.advised_objectives,
             )
             text += open_api_warning(api.host, keys=bool(api.keys)) + joining(self._layout.spec.nats, self._directory)
-        (self._directory / "run" / "banner.txt").write_text(text)
+        replace_file(self._directory / "run" / "banner.txt", text.encode())  # `up --detach` reads it once it is there
         display.say(text + "Ctrl-C stops everything." if sys.stdout.isatty() else text)
 
     def _broken(self) -> list[str]:
