@@ -158,6 +158,8 @@ class Cluster:
             self._leave_nothing()
             for store in self._stores:
                 await store.close()
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                await end_task(task)  # of a client whose connect was cancelled: asyncio.run would cancel it once
             telemetry.close()
 
     def _leave_nothing(self) -> None:
