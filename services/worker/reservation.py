@@ -107,6 +107,13 @@ def first_blocks(body: PrepareMigration, room: KvRoomReserved) -> PullKv | None:
 
 def prepared(room: KvRoomReserved, read: KvBlocksRead | None, now_ns: int) -> MigrationPrepared:
     """The answer to a preparation: the room, and what was read into it."""
-    copied = {name: getattr(read, name) for name in ("blocks", "bytes", "descriptors", "duration_ns")} if read else {}
-    room_fields = {name: getattr(room, name) for name in ("migration", "matched_blocks", "copier")}
-    return MigrationPrepared(**room_fields, **copied, at_ns=now_ns)
+    return MigrationPrepared(
+        migration=room.migration,
+        matched_blocks=room.matched_blocks,
+        copier=room.copier,
+        blocks=read.blocks if read is not None else 0,
+        bytes=read.bytes if read is not None else 0,
+        descriptors=read.descriptors if read is not None else 0,
+        duration_ns=read.duration_ns if read is not None else 0,
+        at_ns=now_ns,
+    )
