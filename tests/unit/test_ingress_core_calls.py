@@ -330,6 +330,18 @@ def test_what_waits_for_an_instance_is_refused_at_once_while_the_store_takes_no_
     assert [e.request for e in bench.made(RefuseCall)] == ["a", "b"]
 
 
+def test_a_call_waits_for_the_plans_of_a_store_that_lost_its_leader_as_its_servers_were_restarted():
+    bench = Bench(instances=0)
+    bench.actor.state.cluster.plans_read = False  # it began while no plan could be read
+    bench.send(ServicePresence(role="supervisor", name="s", incarnation=1, at_ns=0, store="nats: timeout"))
+    bench.call()
+    assert not bench.made(RefuseCall)
+    bench.plan("w0")
+    bench.summary_at["w0"], bench.incarnations["w0"] = 0, 1
+    bench.summary("w0")
+    assert bench.last_submission()[1] == "w0"
+
+
 def test_a_waiting_call_goes_to_the_first_instance_that_comes():
     bench = Bench(instances=0)
     bench.plan("w0")

@@ -155,8 +155,10 @@ class IngressClusterView:
         return not self.plans_read or model in self._once_planned
 
     def why_none_comes(self, model: str) -> str:
-        """Reason why no instance comes for it: its plan names none, and none can register. Empty where one may."""
-        if not self.store_ill or any(stage.instances for stage in self._stages.get(model, ())):
+        """Reason why no instance comes for it: its plan names none, and none can register. Empty where one may, as while
+        plans have not been read.
+        """
+        if not (self.store_ill and self.plans_read) or any(s.instances for s in self._stages.get(model, ())):
             return ""
         # The server names a file first.
         return f"none can register: JetStream takes no writes ({self.store_ill.rpartition(': ')[2]})"
