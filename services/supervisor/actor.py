@@ -125,7 +125,8 @@ class SupervisorActor:
         self._drained: dict[str, ChildSpec] = {}
         self._stopping, self._leaves, self._leaving = False, leaves, False
         self._trouble = ""
-        self._store_ill: dict[str, tuple[int, str, int]] = {}  # by server: since when it is ill, why, how often seen so
+        # By server: since when it is ill, why, how often seen so, whether its disk has room.
+        self._store_ill: dict[str, tuple[int, str, int, bool]] = {}
         self._store_again_ns: dict[str, int] = {}
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -234,10 +235,10 @@ class SupervisorActor:
         ]
 
     def _on_checked(self, body: MachineChecked, now_ns: int) -> list[Effect]:
-        since_ns, _, looks = self._store_ill.pop(body.server, (now_ns, "", 0))
+        since_ns, _, looks, _ = self._store_ill.pop(body.server, (now_ns, "", 0, True))
         if body.store:
-            self._store_ill[body.server] = (since_ns, body.store, looks + 1)
-        store = [f"JetStream takes no writes: {why}" for _, why, _ in self._store_ill.values()]
+            self._store_ill[body.server] = (since_ns, body.store, looks + 1, body.room)
+        store = [f"JetStream takes no writes: {why}" for _, why, _, _ in self._store_ill.values()]
         trouble = "; ".join(filter(None, (body.disk, *store)))
         effects: list[Effect] = []
         if trouble != self._trouble:
@@ -490,10 +491,10 @@ class SupervisorActor:
         return self._heartbeat.presence(now_ns, drained=drained, trouble=self._trouble, store=self._store())
 
     def _store(self) -> str:
-        """Reason why the store takes no writes, as two looks in a row at most of its servers say; one look may meet a
-        new server.
+        """Reason why the store takes no writes until somebody makes room, as two looks in a row at most of its servers
+        say; one look may meet a new server. What has room gets well by itself, or is started anew.
         """
-        ill = [why for _, why, looks in self._store_ill.values() if looks > 1]
+        ill = [why for _, why, looks, room in self._store_ill.values() if looks > 1 and not room]
         servers = sum(child.spec.role == "nats" for child in self._children.values())
         return ill[0] if 2 * len(ill) > servers else ""
 

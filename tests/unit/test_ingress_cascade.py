@@ -560,9 +560,8 @@ def test_a_request_at_fault_is_not_tried_on_the_next_tier():
 
 def test_without_any_instance_the_call_is_refused():
     bench = CascadeBench(70.0, 0.0)
-    bench.plan_model("small", epoch=2)
-    bench.plan_model("middle", epoch=2)
-    bench.actor.state.cluster._once_planned.clear()
+    bench.actor.state.cluster.plans.clear()
+    bench.actor.state.cluster._stages.clear()
     bench.ask()
     (refusal,) = bench.made(RefuseCall)
     assert refusal.kind is RefusalKind.NO_INSTANCE

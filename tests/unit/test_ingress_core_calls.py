@@ -307,6 +307,10 @@ def test_a_model_without_any_planned_instance_is_refused_at_once_and_one_that_wa
     bench.pass_time(0.2, alive=())
     assert refusal(bench).kind is RefusalKind.NO_INSTANCE
     assert not bench.submissions()
+    bench = Bench(instances=0)
+    bench.plan()  # all that it named have died: one may be back soon
+    bench.call("c")
+    assert not bench.made(RefuseCall)
 
 
 def test_what_waits_for_an_instance_is_refused_at_once_while_the_store_takes_no_registration():

@@ -290,8 +290,8 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/2"):
         instances: Of a broker: the instances that it acts for.
         drained: Of a supervisor: instances that an operator has drained.
         trouble: Of an ingress: what it cannot serve, and why. Of a supervisor: what is wrong with its store or disk.
-        store: Of a supervisor: reason why the store takes no writes, so that no instance can register; empty where it
-            does.
+        store: Of a supervisor: reason why the store takes no writes until its disk has room, so that no instance can
+            register; empty where it does.
     """
 
     role: str

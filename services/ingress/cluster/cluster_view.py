@@ -26,7 +26,7 @@ class IngressClusterView:
             room, then more are ignored.
         adapters: LoRA adapters by name, each with its model: those that an instance's record told until it told them no
             longer. They outlive an instance, since another one loads them when a sequence comes.
-        store_ill: Reason why the store takes no writes, as the supervisor says; empty where it does.
+        store_ill: Reason why the store takes no writes for lack of room, as the supervisor says; empty where it does.
     """
 
     def __init__(self, hang_ns: int = 500_000_000, membership: MembershipConfig | None = None) -> None:
@@ -36,7 +36,6 @@ class IngressClusterView:
         self.plans: dict[str, Plan] = {}
         self.adapters: dict[str, tuple[str, Adapter]] = {}
         self.store_ill = ""
-        self._once_planned: set[str] = set()
         self.plans_read = False  # each plan that there was when this ingress began
         self._unconfirmed: set[str] = set()  # models whose plan the store may have lost: any epoch replaces it
         self._stages: dict[str, list[StageCandidates]] = {}
@@ -147,16 +146,15 @@ class IngressClusterView:
         self.members.restart_timers(now_ns)
 
     def expects(self, model: str) -> bool:
-        """Whether an instance may come for this model: a plan named one, now or at any time since this ingress began,
-        or plans have not been read yet.
+        """Whether an instance may come for this model: it has a plan, or plans have not been read yet.
 
         When the last instance dies the plan goes empty until it is back, which takes seconds; calls wait for that.
         """
-        return not self.plans_read or model in self._once_planned
+        return not self.plans_read or model in self.plans
 
     def why_none_comes(self, model: str) -> str:
-        """Reason why no instance comes for it: its plan names none, and none can register. Empty where one may, as while
-        plans have not been read.
+        """Reason why no instance comes for it: its plan names none, and none can register. Empty where one may, as
+        while plans have not been read.
         """
         if not (self.store_ill and self.plans_read) or any(s.instances for s in self._stages.get(model, ())):
             return ""
@@ -296,8 +294,6 @@ class IngressClusterView:
         for planned in plan.stages:
             found = [i for name in sorted(set(planned.instances)) if (i := self._instance(name)) is not None]
             lists += _listed(planned, found)
-            if found:
-                self._once_planned.add(model)
         self._boundaries.apply(plan, lists)
         self._stages[model] = lists
         self._forget_limits()
