@@ -274,6 +274,25 @@ async def test_keys_made_by_the_command_open_the_door_and_carry_their_limits(tmp
         assert (rig.core.calls[0].key, rig.core.calls[0].limits.requests_per_minute) == ("alice", 60)
 
 
+async def test_metrics_ask_for_a_key_once_one_has_the_right_to_read_them(tmp_path: Path, capsys):
+    file = tmp_path / "keys.toml"
+    millrace(["keys", "--file", str(file), "add", "ben"])
+    ben = capsys.readouterr().out.strip()
+    store = ApiKeyStore(file)
+    async with served(tmp_path, keys=store) as rig, httpx.AsyncClient(base_url=rig.url) as client:
+        assert (await client.get("/metrics")).status_code == 200  # as vLLM's
+        millrace(["keys", "--file", str(file), "add", "prometheus", "--metrics"])
+        prometheus = capsys.readouterr().out.strip()
+        store.refresh()
+        assert (await client.get("/metrics")).status_code == 401
+        for key, status in ((ben, 403), (prometheus, 200)):
+            answer = await client.get("/metrics", headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == status
+        assert (await client.get("/health")).status_code == 200
+    millrace(["keys", "--file", str(file), "list"])
+    assert capsys.readouterr().out.splitlines() == ["ben  no limits", "prometheus  may read /metrics"]
+
+
 def test_a_changed_key_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Path, capsys):
     file = tmp_path / "keys.toml"
     millrace(["keys", "--file", str(file), "add", "alice"])

@@ -25,6 +25,8 @@ from millrace.files import replace_file
 
 DEFAULT_FILE = Path(".millrace") / "keys.toml"
 
+_RIGHTS = {"adapters": "load adapters", "metrics": "read /metrics"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """``keys add NAME``, ``keys list``, ``keys remove NAME``."""
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--tokens-per-minute", type=int, default=0, metavar="N", help="0 for no limit")
     add.add_argument("--concurrency", type=int, default=0, metavar="N", help="requests at once; 0 for no limit")
     add.add_argument("--adapters", action="store_true", help="it may load and unload LoRA adapters")
+    add.add_argument("--metrics", action="store_true", help="it may read /metrics, which others then may not")
     actions.add_parser("list", help="names and limits", parents=[after])
     remove = actions.add_parser("remove", help="forget a key", parents=[after])
     remove.add_argument("name")
@@ -74,7 +77,8 @@ def _make(arguments: argparse.Namespace, taken: set[str]) -> tuple[str, KeyRecor
     if min(limits.values()) < 0:
         raise CliError("a limit cannot be negative; 0 means none")
     key = KEY_PREFIX + secrets.token_urlsafe(32)
-    return key, KeyRecord(name=arguments.name, sha256=hash_key(key), adapters=arguments.adapters, **limits)
+    rights = {right: getattr(arguments, right) for right in _RIGHTS}
+    return key, KeyRecord(name=arguments.name, sha256=hash_key(key), **limits, **rights)
 
 
 def _read(path: Path) -> KeyFile:
@@ -98,7 +102,7 @@ def _line(record: KeyRecord) -> str:
     limits = [
         f"{getattr(record, n)} {n.replace('_', ' ')}"
         for n in msgspec.structs.asdict(record)
-        if n not in ("name", "sha256", "adapters") and getattr(record, n)
+        if n not in ("name", "sha256", *_RIGHTS) and getattr(record, n)
     ]
-    limits += ["may load adapters"] if record.adapters else []
+    limits += [f"may {what}" for right, what in _RIGHTS.items() if getattr(record, right)]
     return f"{record.name}  {', '.join(limits) or 'no limits'}"

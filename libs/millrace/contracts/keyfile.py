@@ -22,6 +22,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         name: Shown in traces, metrics and outcomes.
         sha256: Hash of the key, lower-case hex.
         adapters: Whether it may load and unload LoRA adapters.
+        metrics: Whether it may read /metrics, which asks for such a key where there is one.
     """
 
     name: str
@@ -30,6 +31,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_minute: int = 0
     concurrency: int = 0
     adapters: bool = False
+    metrics: bool = False
 
 
 class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +74,6 @@ def format_key_file(file: KeyFile) -> str:
         for field in ("requests_per_minute", "tokens_per_minute", "concurrency"):
             if value := getattr(record, field):
                 lines.append(f"{field} = {value}")
-        if record.adapters:
-            lines.append("adapters = true")
+        lines += [f"{right} = true" for right in ("adapters", "metrics") if getattr(record, right)]
         out.append("\n[[keys]]\n" + "\n".join(lines) + "\n")
     return "".join(out)

@@ -133,7 +133,7 @@ class App:
                 return
         try:
             handler = self._find(exchange)
-            holder = ANYBODY if self._keys is None or path in self._open else self._holder(exchange, self._keys)
+            holder = self._holder(exchange, path)
             handler(exchange, holder)
         except ApiError as error:
             self._calls.answer_error(exchange, label, error)
@@ -171,7 +171,10 @@ class App:
             )
         return handler
 
-    def _holder(self, exchange: Exchange, keys: ApiKeyStore) -> KeyHolder:
+    def _holder(self, exchange: Exchange, path: str) -> KeyHolder:
+        keys = self._keys
+        if keys is None or (path in self._open and not (path == "/metrics" and keys.guards_metrics)):
+            return ANYBODY
         token = exchange.bearer or exchange.request.headers.get(b"x-api-key", b"").strip()
         if not token:
             message = "No API key: send the header `Authorization: Bearer <key>` or `x-api-key: <key>`."
@@ -242,6 +245,8 @@ class App:
         self._answer(exchange, body, 503 if waiting else 200)
 
     def _metrics_text(self, exchange: Exchange, holder: KeyHolder) -> None:
+        if not holder.metrics:
+            raise ApiError(403, "This API key may not read /metrics.", code="not_allowed")
         self._metrics.responses.add(exchange.request.path, "200")
         text = generate_latest(self._metrics.registry) + generate_latest(self._engines)
         exchange.respond(200, text, CONTENT_TYPE_LATEST.encode())

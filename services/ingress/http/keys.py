@@ -14,15 +14,16 @@ from services.ingress.calls.messages import KeyLimits
 
 
 class KeyHolder(msgspec.Struct, frozen=True):
-    """Holder of a key. ``adapters``: may load and unload them."""
+    """Holder of a key. ``adapters``: may load and unload them. ``metrics``: may read them."""
 
     name: str
     limits: KeyLimits
     adapters: bool = False
+    metrics: bool = False
 
 
 #: Everybody, where no keys are asked for.
-ANYBODY = KeyHolder("", KeyLimits(), adapters=True)
+ANYBODY = KeyHolder("", KeyLimits(), adapters=True, metrics=True)
 
 
 class ApiKeyStore:
@@ -45,6 +46,11 @@ class ApiKeyStore:
         digest = hash_key(key)
         found = self._holders.get(digest)
         return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+
+    @property
+    def guards_metrics(self) -> bool:
+        """Whether /metrics asks for a key: one has that right."""
+        return any(holder.metrics for _, holder in self._holders.values())
 
     def refresh(self) -> str:
         """Read the file again if it changed; returns what went wrong, or nothing. After an error the keys stay as
@@ -81,4 +87,4 @@ def _holder(record: KeyRecord) -> KeyHolder:
         tokens_per_minute=record.tokens_per_minute,
         concurrency=record.concurrency,
     )
-    return KeyHolder(record.name, limits, record.adapters)
+    return KeyHolder(record.name, limits, record.adapters, record.metrics)
