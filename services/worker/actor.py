@@ -91,14 +91,15 @@ from millrace.contracts.worker import (
 from millrace.lengths.remaining import status_of
 from millrace.membership.services import ServiceLiveness
 
-from services.worker import step_budget
+from services.worker import leasing, reserving, step_budget
 from services.worker.adapters import Adapters
 from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.context import WorkerContext, unexpected
 from services.worker.decoding import Decoding
 from services.worker.draining import DRAINED, Draining
 from services.worker.intake import Intake
-from services.worker.moving import Moving
+from services.worker.leasing import Leasing
+from services.worker.reserving import Reserving
 from services.worker.status_messages import Identity
 
 _MS = 1_000_000
@@ -153,9 +154,10 @@ class WorkerActor:
         live_max = info.max_sequences + limits.queue_max
         self._decoding = Decoding(self._ctx)
         self._adapters = Adapters(self._ctx)
-        self._moving = Moving(self._ctx, info, migration, live_max=live_max)
-        self.reporter.moves = self._moving.counts
-        self._intake = Intake(self._ctx, info, self._moving.reserving, live_max=live_max)
+        self._leasing = Leasing(self._ctx, info, migration)
+        self._reserving = Reserving(self._ctx, info, migration, live_max=live_max)
+        self.reporter.moves = lambda: (len(self._leasing), len(self._reserving))
+        self._intake = Intake(self._ctx, info, self._reserving, live_max=live_max)
         self._draining = Draining(self._ctx, info, subjects=subjects, limits=limits, migration=migration)
         self._ingresses = ServiceLiveness()
         self._subjects = subjects
@@ -196,8 +198,8 @@ class WorkerActor:
         if self._draining.stopped:
             return unexpected(message, "this worker has stopped")
         effects = self._dispatch(message, now_ns)
-        if self._moving.leases:
-            effects = effects + self._moving.sweep(now_ns)
+        if self._leasing:
+            effects = effects + self._leasing.sweep(now_ns)
         return effects + self._draining.leave_if_done(now_ns) if self._draining.under_way else effects
 
     def _dispatch(self, message: Message, now_ns: int) -> list[Effect]:
@@ -234,13 +236,33 @@ class WorkerActor:
                 return []
             case BusReconnected():
                 return self._on_reconnected(now_ns)
-            case LeaseKv() | FreezeSequence() | EndLease() | PrepareMigration() | PullKv() | UnreserveKv() as body:
-                return self._moving.ask(body, message, now_ns)
-            case KvLeaseTaken() | SequenceStopped() | KvRoomReserved() | KvBlocksRead() | KvDenied() as body:
-                return self._moving.hear(body, now_ns)
+            case LeaseKv() as body:
+                return self._leasing.lease(body, message.reply_to, now_ns)
+            case FreezeSequence() as body:
+                return self._leasing.freeze(body, message.reply_to, now_ns)
+            case EndLease() as body:
+                return self._leasing.end(body, now_ns)
+            case KvLeaseTaken() as body:
+                return self._leasing.taken(body, now_ns)
+            case SequenceStopped() as body:
+                return self._leasing.stopped(body, now_ns)
+            case KvDenied(migration=migration) as body if migration in self._leasing:
+                return self._leasing.denied(body, now_ns)
             case MoveBid() as body:
-                self._moving.reserving.on_bid(body, now_ns)
+                self._reserving.on_bid(body, now_ns)
                 return []
+            case PrepareMigration() as body:
+                return self._reserving.prepare(body, message.reply_to, now_ns)
+            case PullKv() as body:
+                return self._reserving.pull(body, message.reply_to, now_ns)
+            case UnreserveKv() as body:
+                return self._reserving.unreserve(body)
+            case KvRoomReserved() as body:
+                return self._reserving.reserved(body, now_ns)
+            case KvBlocksRead() as body:
+                return self._reserving.read(body, now_ns)
+            case KvDenied() as body:
+                return self._reserving.denied(body)
             case ReturnSequences() as body:
                 return self._on_return(body, now_ns)
             case SetStepBudget() as body:
@@ -269,7 +291,7 @@ class WorkerActor:
     def _on_cancel(self, body: CancelSequence, now_ns: int) -> list[Effect]:
         held = self.ledger.get(body.sequence)
         self.ledger.fence(body.sequence, body.epoch)
-        dropped = self._moving.reserving.drop_replicas(body.sequence, body.epoch)
+        dropped = self._reserving.drop_replicas(body.sequence, body.epoch)
         if held is None or held.epoch > body.epoch:
             return dropped
         return dropped + self._ctx.remove([held], now_ns, f"cancelled: {body.reason or 'no reason given'}")
@@ -280,7 +302,7 @@ class WorkerActor:
         """
         queued = {status.sequence for status in self.reporter.snapshot.waiting if not status.blocks}
         held = [held for name in body.sequences if name in queued and (held := self.ledger.get(name)) is not None]
-        group = [each for each in held if each.live and each.added and not self._moving.freezes(each)]
+        group = [each for each in held if each.live and each.added and not self._leasing.freezes(each)]
         if not group or not self.reporter.bus_up:
             return []
         returned = self._ctx.hand_back(group, ReturnReason.REQUESTED)
@@ -327,8 +349,10 @@ class WorkerActor:
                 return self._ctx.budget.on_timer(now_ns)
             case "linger":
                 return self._draining.leave(now_ns, DRAINED)
+            case _ if name.startswith(leasing.TIMER):
+                return self._leasing.on_timer(name.removeprefix(leasing.TIMER), now_ns)
             case _:
-                return self._moving.on_timer(name, now_ns)
+                return self._reserving.on_timer(name.removeprefix(reserving.TIMER), now_ns)
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = [StartTimer(name=TICK, at_ns=now_ns + TICK_NS)]
@@ -387,7 +411,8 @@ class WorkerActor:
             "stopped": self._draining.stopped,
             "bus_up": self.reporter.bus_up,
             "sequences": {h.sequence: [h.epoch, len(h.token_ids), str(h.finish or "")] for h in self.ledger},
-            **self._moving.snapshot(),
+            "leases": self._leasing.snapshot(),
+            "reservations": self._reserving.snapshot(),
             "remaining": msgspec.to_builtins(status_of(self.reporter.remaining)),
             "step_budget": self._ctx.budget.tokens,
             "figures": self.figures.plain(),
@@ -396,7 +421,8 @@ class WorkerActor:
     def check_invariants(self) -> None:
         self.ledger.check()
         self.reporter.check(self.ledger)
-        self._moving.check()
+        self._leasing.check()
+        self._reserving.check()
         assert self.ledger.live <= self._intake.live_max, "queue bound"
 
 
