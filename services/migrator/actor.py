@@ -38,10 +38,9 @@ from millrace.contracts.subjects import Subjects, subject_token
 from millrace.membership.heartbeat import Heartbeat
 
 from services.migrator.config import MigratorConfig
-from services.migrator.context import MS, OUT, REPLICA, MigratorContext
+from services.migrator.context import MS, OUT, REPLICA, KnownInstances, MigratorContext
 from services.migrator.metrics import MigratorMetrics
 from services.migrator.outgoing import OutgoingMigrations
-from services.migrator.records import KnownInstances
 from services.migrator.replicas import Replicas
 from services.migrator.state import ManagedInstance, MigrationStep
 

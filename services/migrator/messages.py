@@ -1,9 +1,16 @@
-"""Messages of each step of a migration, built from its state. Pure."""
+"""Messages of each step of a migration, and the record of its end, built from its state. Pure.
+
+The span of a migration is a child of the span that placed the sequence; its context travels with each of its messages.
+What the target's worker does with the sequence afterwards is below a span of ingress, whose context came with the
+epoch. So the request's trace stays one tree.
+"""
 
 from __future__ import annotations
 
+from random import Random
+
 import msgspec
-from millrace.actor.effects import Log
+from millrace.actor.effects import Effect, Log, RecordSpan
 from millrace.contracts.kv import KvHandover
 from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv
 from millrace.contracts.migration import (
@@ -15,6 +22,7 @@ from millrace.contracts.migration import (
 )
 from millrace.contracts.worker import SubmitSequence
 from millrace.kvcache.chain import extend_chain, pack_hashes, salted_root
+from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
 
 from services.migrator.config import MigratorLimits
 from services.migrator.state import OutgoingMigration
@@ -254,3 +262,49 @@ def finished_line(body: MigrationFinished) -> Log:
         "rounds": body.cost.rounds,
     }
     return Log(level="info", event="migration_finished", fields=fields)
+
+
+def below(traceparent: str, rng: Random) -> str:
+    """Context of a new span below another one; the same again where nothing is sampled."""
+    parent = parse_traceparent(traceparent)
+    if parent is None or not parent.sampled:
+        return traceparent
+    return format_traceparent(child(parent, rng))
+
+
+def span_of(out: OutgoingMigration, end_ns: int) -> list[Effect]:
+    """The span of the whole migration, with its rounds as events; none where the request is not sampled."""
+    own, parent = parse_traceparent(out.span), parse_traceparent(out.traceparent)
+    if own is None or parent is None or not own.sampled:
+        return []
+    error = "" if out.refusal is None else f"{out.outcome}: {out.refusal} {out.detail}".strip()
+    attributes = {
+        "millrace.migration": out.migration,
+        "millrace.sequence": out.sequence,
+        "millrace.source": out.source,
+        "millrace.target": out.target,
+        "millrace.reason": str(out.order.reason),
+        "millrace.note": out.order.note,
+        "millrace.mode": str(out.mode),
+        "millrace.outcome": str(out.outcome),
+        "millrace.epoch": out.room.epoch,
+        "millrace.rounds": out.copy.round,
+        "millrace.matched_blocks": out.copy.matched_blocks,
+        "millrace.bytes": out.copy.bytes,
+        "millrace.descriptors": out.copy.descriptors,
+        "millrace.copier": out.copy.copier,
+        "millrace.tokens": out.tokens,
+        "millrace.frozen_ms": out.frozen_ns / 1e6,
+    }
+    return [
+        RecordSpan(
+            name="migration",
+            traceparent=out.span,
+            parent_span_id=parent.span_id,
+            start_ns=out.started_ns,
+            end_ns=max(out.started_ns, end_ns),
+            attributes=attributes,
+            events=list(out.events),
+            error=error,
+        )
+    ]

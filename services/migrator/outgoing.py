@@ -28,7 +28,7 @@ from millrace.contracts.migration import (
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import InstanceRecord
 
-from services.migrator import messages, spans
+from services.migrator import messages
 from services.migrator.context import MS, OUT, MigratorContext, Refusal, answer_to, refusal_of, say
 from services.migrator.state import MIGRATIONS, MigrationGuard, MigrationQuestion, MigrationStep, OutgoingMigration
 
@@ -133,7 +133,7 @@ class OutgoingMigrations:
             case EpochAllotted():
                 out.room.epoch, out.room.span = body.epoch, body.traceparent
                 if not out.span:
-                    out.traceparent, out.span = body.traceparent, spans.below(body.traceparent, self._context.rng)
+                    out.traceparent, out.span = body.traceparent, messages.below(body.traceparent, self._context.rng)
                 out.events.append(("epoch allotted", now_ns, {"epoch": body.epoch}))
             case MigrationPrepared():
                 self._note_room(out, body, now_ns)
@@ -161,7 +161,7 @@ class OutgoingMigrations:
         if body.submission is not None:
             lease.submission, lease.endpoint = body.submission, body.endpoint
         if out.step is MigrationStep.LEASING:
-            out.traceparent, out.span = traceparent, spans.below(traceparent, self._context.rng)
+            out.traceparent, out.span = traceparent, messages.below(traceparent, self._context.rng)
             out.events.append(("leased", now_ns, {"blocks": len(body.blocks), "epoch": body.epoch}))
 
     def _note_room(self, out: OutgoingMigration, body: MigrationPrepared, now_ns: int) -> None:
@@ -295,7 +295,7 @@ class OutgoingMigrations:
     def _finish(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         released = self._release(out)
         del self._open[out.migration]
-        return [*released, *self._report(out, now_ns), *spans.source_span(out, now_ns)]
+        return [*released, *self._report(out, now_ns), *messages.span_of(out, now_ns)]
 
     def _report(self, out: OutgoingMigration, now_ns: int) -> list[Effect]:
         record = self._context.records.get(out.source)
