@@ -1,4 +1,4 @@
-"""Decides what leaves our instances, and where to: intents, asks, awards, ends. States: ask_states.py."""
+"""Decides what leaves our instances, and where to: intents, asks, awards, ends. States: state.py."""
 
 from __future__ import annotations
 
@@ -16,21 +16,32 @@ from millrace.enginemodel.forecast.question import LeaveForecast
 from millrace.policies.trading import BidView, LoadView, MovableSequence, PickDecision, PickView, TriggerView
 from millrace.policies.trading.loads import lightest
 
-from services.broker.ask_states import ASKS, AskEvent, AskReaction, AskState, OutgoingAsk
 from services.broker.estimates import estimated_bids
-from services.broker.fences import NEVER_MOVED, longest_rest_of, rest_of
 from services.broker.intents import (
     Intent,
     IntentView,
     SequencesOnDemand,
+    longest_rest_of,
     movable,
     movable_of,
     past_boundary,
+    rest_of,
     standing_intents,
 )
 from services.broker.loads import present_load
 from services.broker.shortage import shortage_risk
-from services.broker.state import MS, AskPause, BrokerContext, OwnInstance
+from services.broker.state import (
+    ASKS,
+    MS,
+    NEVER_MOVED,
+    AskEvent,
+    AskPause,
+    AskReaction,
+    AskState,
+    BrokerContext,
+    OutgoingAsk,
+    OwnInstance,
+)
 
 #: Instances that one ask goes to: of twice as many drawn at random those that carry least.
 CANDIDATES_MAX = 3

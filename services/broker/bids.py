@@ -14,12 +14,11 @@ from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import InstanceRecord
 from millrace.policies.trading import BurdenView
 
-from services.broker.ask_states import asked_sequence
 from services.broker.asks import GROWTH_BLOCKS
-from services.broker.fences import MoveHistory
+from services.broker.intents import asked_sequence
 from services.broker.loads import present_load
 from services.broker.shortage import shortage_risk
-from services.broker.state import MS, BrokerContext, OpenBid, OwnInstance
+from services.broker.state import MS, BrokerContext, MoveHistory, OpenBid, OwnInstance
 
 #: How long a bid holds: ten times what an award takes on a busy machine. Of several bidders all but one hold it in
 #: vain.

@@ -8,8 +8,8 @@ from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.forecast.question import LeaveForecast
 from millrace.policies.trading import BidView, BurdenView, JoinView, LoadView
 
-from services.broker.ask_states import OutgoingAsk, asked_sequence
-from services.broker.state import BrokerContext, OwnInstance
+from services.broker.intents import asked_sequence
+from services.broker.state import BrokerContext, OutgoingAsk, OwnInstance
 
 #: An estimate may be wrong by so much to the sequence's advantage: who asks in vain loses a few messages, who does not
 #: ask loses a move.

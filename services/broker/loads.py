@@ -9,8 +9,8 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary, SequenceS
 from millrace.policies.stages.digest import LengthDigest, digest
 from millrace.policies.trading import LoadView
 
-from services.broker.fences import length_of
 from services.broker.forecasts import told_curve
+from services.broker.intents import length_of
 from services.broker.state import MS, BrokerContext, OwnInstance
 
 #: Points of a load curve.

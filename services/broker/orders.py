@@ -19,11 +19,9 @@ from millrace.contracts.migration import (
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import SequenceStatus
 
-from services.broker.ask_states import OutgoingAsk
 from services.broker.asks import Asks
-from services.broker.fences import can_move
-from services.broker.intents import Intent
-from services.broker.state import MS, BrokerContext, Evacuation, MoveOrder, OwnInstance
+from services.broker.intents import Intent, can_move
+from services.broker.state import MS, BrokerContext, Evacuation, MoveOrder, OutgoingAsk, OwnInstance
 
 #: Orders of an instance that wait; further ones are refused TOO_MANY. Askers of one: what is repeated.
 ORDERS_MAX, WAITERS_MAX = 256, 32

@@ -8,7 +8,7 @@ from millrace.actor.effects import Effect, Log, Publish
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.worker import ReturnSequences
 
-from services.broker.fences import length_of
+from services.broker.intents import length_of
 from services.broker.state import MS, BrokerContext, OwnInstance
 
 #: Of one message; a long queue goes back in several ticks, so that no ingress has to dispatch all of it at once.

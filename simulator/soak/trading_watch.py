@@ -21,7 +21,7 @@ from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
 if TYPE_CHECKING:
     from simulator.soak.cluster import SoakCluster
 
-#: Two moves of one sequence for memory, boundary or balance are at least so far apart (services/broker/fences.py).
+#: Two moves of one sequence for memory, boundary or balance are at least so far apart (services/broker/intents.py).
 COOLDOWN_NS = 2 * SECOND
 FENCED = (MoveReason.MEMORY, MoveReason.BOUNDARY, MoveReason.BALANCE)
 

@@ -3,8 +3,7 @@
 from millrace.contracts.broker import LoadReported, MoveReason
 from millrace.contracts.local import KeyChanged
 
-from services.broker.cluster_view import BrokerView
-from services.broker.heard_loads import LOOKED_AT, sampled
+from services.broker.cluster_view import LOOKED_AT, BrokerView, sampled
 from tests.testbed.messages import plain
 from tests.unit.broker_rig import MODEL, MS, START_NS, FakeInstance, plan
 
