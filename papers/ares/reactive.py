@@ -12,7 +12,6 @@ from __future__ import annotations
 import msgspec
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.observers import CandidateScore
-from millrace.policies.trading.loads import maximum_falls
 from millrace.policies.trading.view import (
     BidView,
     BurdenView,
@@ -22,6 +21,7 @@ from millrace.policies.trading.view import (
     PickView,
     Trigger,
     TriggerView,
+    maximum_falls,
 )
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import msgspec
 from millrace.contracts.observers import CandidateScore
-from millrace.policies.trading.loads import fitting
-from millrace.policies.trading.view import BurdenView, PickDecision, PickView, Trigger, TriggerView
+from millrace.policies.trading.view import BurdenView, PickDecision, PickView, Trigger, TriggerView, fitting
 
 name = "cascade"
 

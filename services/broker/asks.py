@@ -14,7 +14,7 @@ from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import InstanceRecord, SequenceStatus
 from millrace.enginemodel.forecast.question import LeaveForecast
 from millrace.policies.trading import BidView, LoadView, MovableSequence, PickDecision, PickView, TriggerView
-from millrace.policies.trading.loads import lightest
+from millrace.policies.trading.view import lightest
 
 from services.broker.estimates import estimated_bids
 from services.broker.intents import (

@@ -18,7 +18,7 @@ from millrace.membership.member import MemberState
 from millrace.membership.members import Membership
 from millrace.policies.stages.routing import stage_order
 from millrace.policies.trading import LoadView
-from millrace.policies.trading.loads import load_view
+from millrace.policies.trading.view import load_view
 
 _MS = 1_000_000
 

@@ -17,7 +17,7 @@ from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import InstanceRecord
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import SequenceRefused
-from millrace.policies.trading.loads import lightest, load_view
+from millrace.policies.trading.view import lightest, load_view
 
 from services.migrator.config import MigratorConfig, MigratorLimits
 from services.migrator.metrics import MigratorMetrics

@@ -10,8 +10,17 @@ import msgspec
 
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.observers import CandidateScore
-from millrace.policies.trading.loads import fitting, maximum_falls, mean_over_horizon
-from millrace.policies.trading.view import BidView, BurdenView, PickDecision, PickView, Trigger, TriggerView
+from millrace.policies.trading.view import (
+    BidView,
+    BurdenView,
+    PickDecision,
+    PickView,
+    Trigger,
+    TriggerView,
+    fitting,
+    maximum_falls,
+    mean_over_horizon,
+)
 
 _MS = 1_000_000
 
