@@ -25,7 +25,6 @@ from services.broker.state import MS, NEVER_MOVED, MoveHistory
 #: prediction was wrong.
 PAYBACK_NS_MAX = 4_000 * MS
 
-
 #: Cool-down and pay-back hold these back: the others have to leave, whatever it costs.
 DEFERRABLE = (MoveReason.MEMORY, MoveReason.BOUNDARY, MoveReason.BALANCE)
 
@@ -149,7 +148,7 @@ def _pays(status: SequenceStatus, reason: MoveReason, view: IntentView, fences: 
 
 
 def movable(view: IntentView, reason: MoveReason, taken: Collection[str], fences: FenceConfig) -> list[MovableSequence]:
-    """Sequences that a policy may offer for balance or memory: no fence holds them, no deal is open about them."""
+    """Sequences that a policy may offer for balance or memory: no fence holds them, no ask is open about them."""
     return [
         movable_of(status)
         for status in view.sequences

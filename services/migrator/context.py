@@ -1,4 +1,4 @@
-"""What the parts of a migrator share: the instances that are known, their context, and a few small effects."""
+"""Instances that a migrator knows, the context that its parts share, and a few small effects."""
 
 from __future__ import annotations
 
