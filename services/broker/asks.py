@@ -163,7 +163,7 @@ class Asks:
         effects: list[Effect] = []
         looked_at = resting = 0
         for intent in intents:
-            if looked_at >= LOOKED_AT_MAX or self._room(own) <= 0:
+            if looked_at >= LOOKED_AT_MAX or self.room(own) <= 0:
                 break
             sequence = intent.status.sequence
             if sequence in own.taken or sequence in own.sequences.left:
@@ -178,7 +178,7 @@ class Asks:
             own.load.why = f"{reason}: {len(own.asks)} of {len(intents)} are asked for or move"
             if left > 0 and resting:
                 own.load.why += f"; {resting} wait until an instance may have room"
-            elif left > 0 and self._room(own) > 0:
+            elif left > 0 and self.room(own) > 0:
                 own.load.why += "; no instance may take the others"
         return effects
 
@@ -196,11 +196,8 @@ class Asks:
             return f"failed {FAILURES_MAX} times: {own.evacuation.refusals.get(status.sequence, '')}"
         return ""
 
-    def is_full(self, own: OwnInstance) -> bool:
-        """Whether as many sequences are asked for or moved as may."""
-        return self._room(own) <= 0
-
-    def _room(self, own: OwnInstance) -> int:
+    def room(self, own: OwnInstance) -> int:
+        """How many more sequences may be asked for or moved."""
         return self._ctx.out_max(own) - len(own.asks)
 
     def _rests(self, own: OwnInstance, sequence: str, now_ns: int) -> bool:
@@ -283,7 +280,7 @@ class Asks:
         """Asks a few candidates; nobody where there is none, or where by the loads heard nothing would be gained."""
         status = intent.status
         targets = self._targets(own, intent, now_ns)
-        if not targets or self._room(own) <= 0:
+        if not targets or self.room(own) <= 0:
             return []
         if leave is None and self._ctx.policy.needs_forecast:
             leave = self._leave(own, status.sequence, now_ns)

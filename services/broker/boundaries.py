@@ -102,11 +102,11 @@ class Boundaries:
         """Of every instance of a stage that is heard; an absurd one counts as none."""
         found: list[LengthDigest] = []
         for name in stage.instances:
-            told = self._ctx.view.reported(name, now_ns)
-            if told is None:
+            known = self._ctx.view.heard(name, now_ns)
+            if known is None:
                 continue
             try:
-                found.append(digest_of(told))
+                found.append(digest_of(known.told))
             except ValueError:
                 self._ctx.metrics.refused.add("absurd")
         return found

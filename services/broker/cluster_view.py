@@ -64,9 +64,7 @@ class BrokerView:
         self._boundaries: dict[tuple[str, str], BoundaryMoved] = {}  # by (model token, stage)
         self._cuts: dict[tuple[str, str], int] = {}  # present upper boundaries, by (model token, stage)
         self._loads: dict[str, HeardLoad] = {}  # by instance token
-        self._candidates: dict[
-            str, TradeCandidate
-        ] = {}  # found before; for each of a process's instances, tick by tick
+        self._candidates: dict[str, TradeCandidate] = {}  # found before; each of our instances looks with each tick
 
     # inputs
 
@@ -214,15 +212,11 @@ class BrokerView:
 
     def load(self, instance: str, now_ns: int) -> LoadView | None:
         """Its last load; None where none was heard lately."""
-        known = self._heard(instance, now_ns)
+        known = self.heard(instance, now_ns)
         return known.view if known is not None else None
 
-    def reported(self, instance: str, now_ns: int) -> LoadReported | None:
-        """The same as it was told."""
-        known = self._heard(instance, now_ns)
-        return known.told if known is not None else None
-
-    def _heard(self, instance: str, now_ns: int) -> HeardLoad | None:
+    def heard(self, instance: str, now_ns: int) -> HeardLoad | None:
+        """The same as it was told, and when."""
         known = self._loads.get(subject_token(instance)) if instance else None
         return known if known is not None and now_ns - known.at_ns < self._load_age_ns else None
 
@@ -306,7 +300,7 @@ class BrokerView:
     def _candidate(self, name: str, now_ns: int) -> TradeCandidate | None:
         """An instance that could take something from another one now; remembered while its load is fresh."""
         self._candidates.pop(name, None)
-        record, known = self.record(name), self._heard(name, now_ns)
+        record, known = self.record(name), self.heard(name, now_ns)
         if record is None or known is None or known.told.draining or known.told.incarnation != record.incarnation:
             return None
         if self.role(name) is InstanceRole.PREFILL:

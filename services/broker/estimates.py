@@ -23,7 +23,7 @@ def estimated_bids(
     body, sequence = ask.body, asked_sequence(ask.body)
     bids = []
     for load in targets:
-        forecast = _joined(own, load, ask.tokens, leave)
+        forecast = _joined(own, load, sequence.tokens, leave)
         view = BurdenView(own=load, sequence=sequence, reason=body.reason, forecast=forecast)
         bids.append(
             BidView(

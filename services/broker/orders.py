@@ -63,7 +63,7 @@ class Orders:
         refused = self._contradiction(own, known, body) or self._forbidden(own, body)
         if refused is not None:
             order = MoveOrder(body=body, at_ns=now_ns, until_ns=now_ns, waiters=waiters)
-            return self._refuse(own, order, refused)
+            return self._close(own, order, refused)
         if known is not None:
             known.waiters += waiters
             return []
@@ -131,7 +131,7 @@ class Orders:
             status, MoveReason.ORDER, target=order.body.target, mode=order.body.mode, note=order.body.note or "ordered"
         )
         effects = self._asks.ask(own, record, intent, now_ns)
-        if not effects and sequence not in own.taken and not self._asks.is_full(own):
+        if not effects and sequence not in own.taken and self._asks.room(own) > 0:
             return self._close(own, order, (KvRefusal.NO_TARGET, "no other instance may take it"))
         return effects
 
@@ -163,17 +163,9 @@ class Orders:
         *,
         outcome: MigrationOutcome = MigrationOutcome.REFUSED,
     ) -> list[Effect]:
-        del own.orders[order.body.sequence]
-        return self._refuse(own, order, refused, outcome=outcome)
-
-    def _refuse(
-        self,
-        own: OwnInstance,
-        order: MoveOrder,
-        refused: Refusal,
-        *,
-        outcome: MigrationOutcome = MigrationOutcome.REFUSED,
-    ) -> list[Effect]:
+        """Answers that an order is refused or lost, and forgets it if it was taken."""
+        if own.orders.get(order.body.sequence) is order:
+            del own.orders[order.body.sequence]
         record = self._ctx.view.record(own.instance)
         body = MigrationFinished(
             migration="",

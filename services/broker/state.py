@@ -141,11 +141,6 @@ class OutgoingAsk:
         return self.body.reason
 
     @property
-    def tokens(self) -> int:
-        """Its length when it was asked for."""
-        return self.body.prompt_tokens + self.body.output_tokens
-
-    @property
     def moving(self) -> bool:
         """Whether the migrator has it."""
         return self.state is AskState.MOVING

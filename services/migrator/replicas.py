@@ -298,12 +298,6 @@ class Replicas:
         subject = self._context.subjects.replicated(replica.ingress)
         return [say(subject, replica.replicated(tokens), replica.sequence, "")]
 
-    def _unreserve(self, replica: KvReplica) -> list[Effect]:
-        if not replica.holder:
-            return []
-        subject = self._context.subjects.engine(replica.holder, "unreserve")
-        return [say(subject, UnreserveKv(migration=replica.name), replica.sequence, "")]
-
     def _forget(self, replica: KvReplica, now_ns: int) -> list[Effect]:
         """Its sequence is not there any more. Ingress, or time, frees what it was told of."""
         if not replica.told:
@@ -314,7 +308,10 @@ class Replicas:
     def _drop(self, replica: KvReplica, now_ns: int) -> list[Effect]:
         """Free it at its holder."""
         del self._replicas[replica.name]
-        return self._unreserve(replica)
+        if not replica.holder:
+            return []
+        subject = self._context.subjects.engine(replica.holder, "unreserve")
+        return [say(subject, UnreserveKv(migration=replica.name), replica.sequence, "")]
 
     def make_way(self, now_ns: int) -> list[Effect]:
         """End the rounds of instances from which a migration is under way."""

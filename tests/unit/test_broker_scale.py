@@ -112,7 +112,7 @@ def test_a_candidate_is_looked_up_again_when_anything_about_it_changes() -> None
         return [load.name for load in view.peers("w0", now_ns)]
 
     def told(**fields):
-        return msgspec.structs.replace(view.reported("w1", START_NS), at_ns=START_NS + 1, **fields)
+        return msgspec.structs.replace(view.heard("w1", START_NS).told, at_ns=START_NS + 1, **fields)
 
     view = view_of(names, ["u0"], with_room=set(names))
     assert peers(view) == ["w1"]
