@@ -197,7 +197,7 @@ class Asks:
         return ""
 
     def room(self, own: OwnInstance) -> int:
-        """How many more sequences may be asked for or moved."""
+        """Number of sequences that may still be asked for or moved."""
         return self._ctx.out_max(own) - len(own.asks)
 
     def _rests(self, own: OwnInstance, sequence: str, now_ns: int) -> bool:

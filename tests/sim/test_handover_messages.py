@@ -64,12 +64,12 @@ HARNESS = (
 
 
 class HandoverLog(Checker):
-    """Notes every message about the first sequence that leaves an instance, with its sender; and where it is read.
+    """Notes every message about the first sequence that leaves an instance, with its sender, and the code behind it.
 
     Attributes:
         running: Functions that ran so far, from the message on that has made a broker ask.
         ran: Those up to MigrationFinished.
-        files: Where the messages are handled and declared.
+        files: Those of the actors that send the messages and of the modules that declare them.
     """
 
     def __init__(self) -> None:
