@@ -169,14 +169,11 @@ class CascadeWishes(Struct, kw_only=True, forbid_unknown_fields=True):
     stream: Literal["buffer", "early_commit"] | None = None
 
 
-class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that chat and completions share. ``model`` may be left out where one is served."""
+class SampledRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that chats, completions and responses share. ``model`` may be left out where one is served."""
 
     model: Name | None = None
-    max_tokens: Count | None = None
-    n: Choices | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     stop: Stop | None = None
     seed: Seed | None = None
     temperature: Temperature | None = None
@@ -184,27 +181,16 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: LogitBias | None = None
-    response_format: ResponseFormat | None = None
     # vLLM's own
     top_k: TopK | None = None
     min_p: MinP | None = None
     repetition_penalty: Repetition | None = None
-    min_tokens: Size | None = None
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
-    bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=100)] | None = None
-    prompt_logprobs: TopLogprobs | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | None = None
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
     cache_salt: Salt | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
     # Millrace's own
     cascade: CascadeWishes | None = None
     # Taken and without effect; docs/API.md says so.
@@ -213,12 +199,34 @@ class Shared(Struct, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
     # Known, not supported: only the values that change nothing (see api/unsupported.py for the words).
+    priority: Any = UNSET
+
+
+class Shared(SampledRequest, kw_only=True, forbid_unknown_fields=True):
+    """Fields that chats and completions share."""
+
+    max_tokens: Count | None = None
+    n: Choices | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's own
+    min_tokens: Size | None = None
+    add_special_tokens: bool | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: Annotated[list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=100)] | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT64_MAX)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    # Taken and without effect.
+    store: Literal[False] | None = None
+    # Known, not supported.
     length_penalty: Any = UNSET
     use_beam_search: Any = UNSET
     spaces_between_special_tokens: Any = UNSET
-    priority: Any = UNSET
     guided_json: Any = UNSET
     guided_regex: Any = UNSET
     guided_choice: Any = UNSET

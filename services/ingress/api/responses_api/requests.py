@@ -12,25 +12,12 @@ from msgspec import UNSET, Meta, Struct
 
 from services.ingress.api.requests import (
     MESSAGES_MAX,
-    CascadeWishes,
     Count,
     JsonObject,
-    LogitBias,
-    MinP,
-    Name,
-    Penalty,
     ReasoningEffort,
-    Repetition,
-    Salt,
-    Seed,
-    Stop,
-    StructuredOutputs,
-    Temperature,
-    TokenIds,
+    SampledRequest,
     ToolName,
-    TopK,
     TopLogprobs,
-    TopP,
 )
 
 
@@ -148,62 +135,36 @@ class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/responses."""
 
-    model: Name | None = None
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MESSAGES_MAX)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    temperature: Temperature | None = None
     text: TextConfig | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     tools: Annotated[list[FlatTool], Meta(max_length=128)] | None = None
     top_logprobs: TopLogprobs | None = None
-    top_p: TopP | None = None
     include: list[str] | None = None
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     # vLLM's own
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Repetition | None = None
-    logit_bias: LogitBias | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
-    stop_token_ids: TokenIds | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: JsonObject | None = None
     include_reasoning: bool | None = None
-    cache_salt: Salt | None = None
-    # Millrace's own
-    cascade: CascadeWishes | None = None
-    # Taken and without effect; docs/API.md says so.
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    # Taken and without effect.
     prompt_cache_retention: str | None = None
     prompt_cache_options: JsonObject | None = None
     client_metadata: JsonObject | None = None
-    service_tier: Literal["auto", "default"] | None = None
     max_tool_calls: Count | None = None
-    # Known, not supported: only the values that change nothing (see api/unsupported.py for the words).
+    # Known, not supported.
     conversation: Any = UNSET
     prompt: Any = UNSET
     truncation: Any = UNSET
     moderation: Any = UNSET
     context_management: Any = UNSET
-    priority: Any = UNSET
     enable_response_messages: Any = UNSET
     previous_input_messages: Any = UNSET

@@ -20,6 +20,7 @@ from services.ingress.api.requests import (
     NamedFunction,
     NamedTool,
     ResponseFormat,
+    SampledRequest,
     Tool,
     ToolCall,
 )
@@ -45,12 +46,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 #: Fields that chat has under the same name.
-_SAME = (
-    "model", "stream", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens",
-    "include_stop_str_in_output", "structured_outputs", "chat_template_kwargs", "cache_salt", "cascade",
-    "parallel_tool_calls", "include_reasoning",
-)  # fmt: skip
+_SAME = (*SampledRequest.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls", "include_reasoning")
 
 
 class ToolName(msgspec.Struct, frozen=True):
