@@ -7,11 +7,13 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from services.ingress.api.decoding import decode_body
 from services.ingress.api.dialects import error_body
 from services.ingress.api.errors import ApiError
 from services.ingress.api.output_readers import JsonCallReader
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call
-from services.ingress.api.responses_api.parsing import parse_responses, read_responses_request
+from services.ingress.api.responses_api.parsing import parse_responses
+from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.streams import EventStream, ResponseHead
 from services.ingress.api.tools import ToolMode
 from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob, Usage
@@ -47,7 +49,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def parsed(template: str = TEMPLATE, **fields: Any) -> ParsedRequest:
-    request = read_responses_request(json.dumps({"model": "m", "input": "hi"} | fields).encode())
+    request = decode_body(json.dumps({"model": "m", "input": "hi"} | fields).encode(), ResponsesRequest)
     return parse_responses(request, registry(template))
 
 

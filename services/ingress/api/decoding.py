@@ -10,6 +10,7 @@ from msgspec import inspect
 
 from services.ingress.api.errors import ApiError
 from services.ingress.api.requests import LogitBias
+from services.ingress.api.unsupported import refuse_unsupported, with_unsupported
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -63,14 +64,14 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     """Read a JSON body.
 
     Raises:
-        ApiError: 400 for what is no JSON, no UTF-8, an unknown or missing field, or a value of the wrong type or out
-            of bounds.
+        ApiError: 400 for what is no JSON, no UTF-8, an unknown or missing field, a value of the wrong type or out of
+            bounds, or a parameter that is not supported.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+        decoder = _decoders[kind] = msgspec.json.Decoder(with_unsupported(kind))
     try:
-        return cast("T", decoder.decode(body))
+        request = cast("T", decoder.decode(body))
     except msgspec.ValidationError as error:
         raise _invalid(str(error), body, kind) from None
     except msgspec.DecodeError as error:
@@ -79,6 +80,8 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise ApiError(400, f"The body is not valid UTF-8: {error.reason}.", code="invalid_utf8") from None
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
+    refuse_unsupported(request, kind)
+    return request
 
 
 def _no_json(text: str, body: bytes) -> ApiError:

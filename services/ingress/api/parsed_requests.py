@@ -22,7 +22,6 @@ from services.ingress.api.requests import BatchRequest, CascadeWishes, ChatReque
 from services.ingress.api.sampling import prompt_too_long, sampling_of
 from services.ingress.api.structured_outputs import structured_output
 from services.ingress.api.tools import NO_PARSERS, NO_TOOLS, ToolPlan, plan_tools
-from services.ingress.api.unsupported import refuse_unsupported
 from services.ingress.calls.messages import Call, CallKind, KeyLimits
 from services.ingress.parsing.messages import ParserOpened
 
@@ -362,7 +361,6 @@ def check_options(request: Shared) -> None:
     Raises:
         ApiError: what the client has to change.
     """
-    refuse_unsupported(request)
     wishes = request.cascade or CascadeWishes()
     first, last = wishes.entry_tier, wishes.max_tier
     if first is not None and last is not None and first > last:

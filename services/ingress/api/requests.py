@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import Meta, Struct
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
@@ -199,8 +199,6 @@ class SampledRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default"] | None = None
-    # Known, not supported: only the values that change nothing (see api/unsupported.py for the words).
-    priority: Any = UNSET
 
 
 class Shared(SampledRequest, kw_only=True, forbid_unknown_fields=True):
@@ -223,15 +221,6 @@ class Shared(SampledRequest, kw_only=True, forbid_unknown_fields=True):
     return_tokens_as_token_ids: bool | None = None
     # Taken and without effect.
     store: Literal[False] | None = None
-    # Known, not supported.
-    length_penalty: Any = UNSET
-    use_beam_search: Any = UNSET
-    spaces_between_special_tokens: Any = UNSET
-    guided_json: Any = UNSET
-    guided_regex: Any = UNSET
-    guided_choice: Any = UNSET
-    guided_grammar: Any = UNSET
-    guided_decoding_backend: Any = UNSET
 
 
 class TransferParams(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -256,15 +245,6 @@ class ChatRequest(Shared, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
     kv_transfer_params: TransferParams | None = None
-    audio: Any = UNSET
-    modalities: Any = UNSET
-    prediction: Any = UNSET
-    verbosity: Any = UNSET
-    web_search_options: Any = UNSET
-    functions: Any = UNSET
-    function_call: Any = UNSET
-    chat_template: Any = UNSET
-    documents: Any = UNSET
     echo: bool | None = None
 
 
@@ -274,8 +254,6 @@ class BatchRequest(ChatRequest, kw_only=True, forbid_unknown_fields=True):
     messages: Annotated[  # type: ignore[assignment]
         list[Annotated[list[ChatMessage], Meta(min_length=1, max_length=MESSAGES_MAX)]], Meta(min_length=1)
     ]
-    best_of: Any = UNSET
-    early_stopping: Any = UNSET
 
 
 class CompletionRequest(Shared, kw_only=True, forbid_unknown_fields=True):
@@ -291,9 +269,6 @@ class CompletionRequest(Shared, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Size | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
-    best_of: Any = UNSET
-    suffix: Any = UNSET
-    prompt_embeds: Any = UNSET
 
 
 class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,7 @@
-"""Parameters that are known and not supported: which values change nothing, and what to say of the others."""
+"""Parameters that are known and not supported: which values change nothing, and what to say of the others.
+
+The Structs of requests do not declare them, but for those that other requests of the same Struct may use.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, defstruct
 
 from services.ingress.api.errors import unsupported
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
@@ -95,42 +98,50 @@ _PAIRS: dict[str, tuple[tuple[Any, ...], str]] = {
     "instruction": ((None,), "put it into the query"),
     "chat_template_kwargs": ((None, {}), "pairs have no template"),
 }
-_ITEMS: dict[type[Struct], list[tuple[str, tuple[Any, ...], str]]] = {
-    kind: [(name, values, hint) for name, (values, hint) in own.items()]
-    for kind, own in (
-        (ChatRequest, _SHARED | _CHAT),
-        (BatchRequest, _SHARED | _CHAT | _BATCH),
-        (CompletionRequest, _SHARED | _COMPLETION),
-        (ResponsesRequest, _RESPONSES),
-        (CountTokensRequest, _COUNT),
-        (MessagesRequest, _COUNT | _MESSAGES),
-        (EmbeddingRequest, _POOLED | _VECTORS),
-        (PoolingRequest, _POOLED | _VECTORS),
-        (ClassificationRequest, _POOLED),
-        (ScoreRequest, _POOLED | _PAIRS),
-        (RerankRequest, _POOLED | _PAIRS),
-    )
+_UNSUPPORTED: dict[type[Struct], dict[str, tuple[tuple[Any, ...], str]]] = {
+    ChatRequest: _SHARED | _CHAT,
+    BatchRequest: _SHARED | _CHAT | _BATCH,
+    CompletionRequest: _SHARED | _COMPLETION,
+    ResponsesRequest: _RESPONSES,
+    CountTokensRequest: _COUNT,
+    MessagesRequest: _COUNT | _MESSAGES,
+    EmbeddingRequest: _POOLED | _VECTORS,
+    PoolingRequest: _POOLED | _VECTORS,
+    ClassificationRequest: _POOLED,
+    ScoreRequest: _POOLED | _PAIRS,
+    RerankRequest: _POOLED | _PAIRS,
 }
 
 #: Type -> (reads all these fields of a request, what it reads where the client sent none).
 _ABSENT: dict[type[Struct], tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
-    kind: (attrgetter(*(name for name, _, _ in items)), (UNSET,) * len(items)) for kind, items in _ITEMS.items()
+    kind: (attrgetter(*fields), (UNSET,) * len(fields)) for kind, fields in _UNSUPPORTED.items()
 }
 
 #: Type -> field -> what to do instead.
-HINTS: dict[type[Struct], dict[str, str]] = {k: {name: hint for name, _, hint in v} for k, v in _ITEMS.items()}
+HINTS = {kind: {name: hint for name, (_, hint) in fields.items()} for kind, fields in _UNSUPPORTED.items()}
 
 
-def refuse_unsupported(request: Struct) -> None:
+def with_unsupported(kind: type[Struct]) -> type[Struct]:
+    """A Struct that also takes the parameters of its kind that are not supported."""
+    fields = [(name, Any, UNSET) for name in _UNSUPPORTED.get(kind, {}) if name not in kind.__struct_fields__]
+    return defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
+
+
+def refuse_unsupported(request: Struct, kind: type[Struct]) -> None:
     """Check that no unsupported parameter asks for anything.
+
+    Args:
+        request: Of ``with_unsupported(kind)``.
 
     Raises:
         ApiError: 400 naming the first one that does.
     """
-    read, absent = _ABSENT[type(request)]
+    if kind not in _UNSUPPORTED:
+        return
+    read, absent = _ABSENT[kind]
     if read(request) == absent:
         return
-    for name, harmless, hint in _ITEMS[type(request)]:
+    for name, (harmless, hint) in _UNSUPPORTED[kind].items():
         value = getattr(request, name)
         if value is UNSET:
             continue

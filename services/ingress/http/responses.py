@@ -20,11 +20,12 @@ from millrace.contracts.responses import ResponseEvents, StoredResponse
 from millrace.http.exchange import Exchange, HttpRequest
 
 from services.ingress.api.answer_forms import Keep, hand_on
+from services.ingress.api.decoding import decode_body
 from services.ingress.api.errors import SERVER, ApiError, bad_value, unsupported
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.responses_api.chaining import input_items, with_earlier
 from services.ingress.api.responses_api.events import ResponseStream, last_response, unstored
-from services.ingress.api.responses_api.parsing import ResponsesForm, parse_responses, read_responses_request
+from services.ingress.api.responses_api.parsing import ResponsesForm, parse_responses
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.streams import COMMENT, ResponseHead
 from services.ingress.http.keys import KeyHolder
@@ -86,7 +87,7 @@ class Responses:
         Raises:
             ApiError: what the client has to change.
         """
-        request = read_responses_request(exchange.request.body)
+        request = decode_body(exchange.request.body, ResponsesRequest)
         if request.background and request.store is False:
             raise bad_value("background", "background can only be used when `store` is true")
         if self.values is None:
@@ -375,7 +376,7 @@ class Responses:
             with contextlib.suppress(KeyConflict):  # it was cancelled meanwhile
                 await values.put(RESPONSES, identity, ended, revision)
             return
-        request = read_responses_request(found.request)
+        request = decode_body(found.request, ResponsesRequest)
         created = msgspec.json.decode(found.document, type=_Stored).created_at
         sent = HttpRequest(method="POST", path=PATH, headers={}, body=b"", keep_alive=False, chunked=False)
         _, start = self._open(sent, identity, request, holder, chunks=chunks, created=created)

@@ -14,7 +14,6 @@ from services.ingress.api.parsed_requests import ParsedRequest
 from services.ingress.api.responses import CollectedResponse
 from services.ingress.api.streams import EventStream, ResponseHead, StreamBody
 from services.ingress.api.translated_requests import parse_translated
-from services.ingress.api.unsupported import refuse_unsupported
 
 
 class MessageForm(msgspec.Struct, frozen=True):
@@ -38,6 +37,4 @@ def parse_messages_request(
     Raises:
         ApiError: what the client has to change.
     """
-    request = decode_body(body, kind)
-    refuse_unsupported(request)
-    return parse_translated(chat_request(request), models, MessageForm())
+    return parse_translated(chat_request(decode_body(body, kind)), models, MessageForm())

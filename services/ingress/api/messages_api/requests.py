@@ -5,9 +5,9 @@ Parameters are checked like chat's. What blocks carry beside the declared fields
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import Meta, Struct
 
 from services.ingress.api.requests import (
     MESSAGES_MAX,
@@ -131,8 +131,6 @@ class CountTokensRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     # Taken and without effect; docs/API.md says so.
     cache_control: JsonObject | None = None
     context_management: JsonObject | None = None
-    # Known, not supported: only the values that change nothing (see api/unsupported.py for the words).
-    mcp_servers: Any = UNSET
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
@@ -150,6 +148,3 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     # Taken and without effect.
     metadata: JsonObject | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    # Known, not supported.
-    container: Any = UNSET
-    inference_geo: Any = UNSET

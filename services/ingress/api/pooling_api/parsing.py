@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 from millrace.contracts.worker import Pooling
@@ -26,13 +25,10 @@ from services.ingress.api.pooling_api.requests import (
     Texts,
 )
 from services.ingress.api.requests import CompletionRequest, TokenizeRequest
-from services.ingress.api.unsupported import refuse_unsupported
 from services.ingress.calls.messages import CallKind
 
 #: vLLM's names of the two sides of a score.
 _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-
-T = TypeVar("T", bound=PooledRequest)
 
 #: A text, or a pair of texts in one prompt.
 Text = str | tuple[str, str]
@@ -139,19 +135,13 @@ def _of_input(
     return msgspec.structs.replace(call, texts=texts, token_ids=ids, special=request.add_special_tokens is not False)
 
 
-def _read(body: bytes, kind: type[T]) -> T:
-    request = decode_body(body, kind)
-    refuse_unsupported(request)
-    return request
-
-
 def parse_embeddings(body: bytes, models: ModelRegistry) -> PooledCall:
     """POST /v1/embeddings.
 
     Raises:
         ApiError: what the client has to change.
     """
-    return _vectors(_read(body, EmbeddingRequest), models, "embed", ("embd-", "embedding", "embedding"))
+    return _vectors(decode_body(body, EmbeddingRequest), models, "embed", ("embd-", "embedding", "embedding"))
 
 
 def parse_pooling(body: bytes, models: ModelRegistry) -> PooledCall:
@@ -160,7 +150,7 @@ def parse_pooling(body: bytes, models: ModelRegistry) -> PooledCall:
     Raises:
         ApiError: what the client has to change.
     """
-    request = _read(body, PoolingRequest)
+    request = decode_body(body, PoolingRequest)
     task = request.task or models.task(models.get(request.model).name)
     return _vectors(request, models, task, ("pool-", "pooling", "data"))
 
@@ -179,7 +169,7 @@ def parse_classification(body: bytes, models: ModelRegistry) -> PooledCall:
     Raises:
         ApiError: what the client has to change.
     """
-    request = _read(body, ClassificationRequest)
+    request = decode_body(body, ClassificationRequest)
     pooling = Pooling(task="classify", use_activation=request.use_activation)
     return _of_input(request, models, pooling, lambda model: PooledForm("classify-", classes(model.tokenizer.labels)))
 
@@ -190,7 +180,7 @@ def parse_score(body: bytes, models: ModelRegistry) -> PooledCall:
     Raises:
         ApiError: what the client has to change.
     """
-    request = _read(body, ScoreRequest)
+    request = decode_body(body, ScoreRequest)
     given = {name for sides in _SIDES for name in sides if getattr(request, name) is not None}
     sides = next((sides for sides in _SIDES if given == set(sides)), None)
     if sides is None:
@@ -208,7 +198,7 @@ def parse_rerank(body: bytes, models: ModelRegistry) -> PooledCall:
     Raises:
         ApiError: what the client has to change.
     """
-    request = _read(body, RerankRequest)
+    request = decode_body(body, RerankRequest)
     documents = _listed(request.documents)
     return _of_pairs(
         request,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import Meta, Struct
 
 from services.ingress.api.requests import (
     INT64_MAX,
@@ -40,9 +40,6 @@ class PooledRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: Salt | None = None
     # Taken and without effect; docs/API.md says so.
     user: str | None = None
-    # Known, not supported: only the values that change nothing (see api/unsupported.py for the words).
-    priority: Any = UNSET
-    padding: Any = UNSET
 
 
 class InputRequest(PooledRequest, kw_only=True, forbid_unknown_fields=True):
@@ -61,8 +58,6 @@ class EmbeddingRequest(InputRequest, kw_only=True, forbid_unknown_fields=True):
 
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    embed_dtype: Any = UNSET
-    endianness: Any = UNSET
 
 
 class PoolingRequest(EmbeddingRequest, kw_only=True, forbid_unknown_fields=True):
@@ -75,16 +70,7 @@ class ClassificationRequest(InputRequest, kw_only=True, forbid_unknown_fields=Tr
     """Body of POST /classify."""
 
 
-class PairsRequest(PooledRequest, kw_only=True, forbid_unknown_fields=True):
-    """Pairs of texts."""
-
-    max_tokens_per_query: Any = UNSET
-    max_tokens_per_doc: Any = UNSET
-    instruction: Any = UNSET
-    chat_template_kwargs: Any = UNSET
-
-
-class ScoreRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
+class ScoreRequest(PooledRequest, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /score: two of these, in vLLM's names; one text against all, or as many against as many."""
 
     queries: Texts | None = None
@@ -96,7 +82,7 @@ class ScoreRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
     data_2: Texts | None = None
 
 
-class RerankRequest(PairsRequest, kw_only=True, forbid_unknown_fields=True):
+class RerankRequest(PooledRequest, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /rerank."""
 
     query: str

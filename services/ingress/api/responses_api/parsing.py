@@ -7,7 +7,6 @@ from collections.abc import Callable
 import msgspec
 
 from services.ingress.api.answer_forms import Keep, hand_on
-from services.ingress.api.decoding import decode_body
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.parsed_requests import ParsedRequest
 from services.ingress.api.responses import CollectedResponse
@@ -16,7 +15,6 @@ from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.responses_api.translation import ToolName, chat_request, flat_tools
 from services.ingress.api.streams import EventStream, ResponseHead, StreamBody
 from services.ingress.api.translated_requests import parse_translated
-from services.ingress.api.unsupported import refuse_unsupported
 
 
 class ResponsesForm:
@@ -48,17 +46,6 @@ class ResponsesForm:
 
     def writer(self, head: ResponseHead) -> ResponseStream:
         return ResponseStream(ResponseDocument(head, self._request, self._names))
-
-
-def read_responses_request(body: bytes) -> ResponsesRequest:
-    """Read a request for a response.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
-    request = decode_body(body, ResponsesRequest)
-    refuse_unsupported(request)
-    return request
 
 
 def parse_responses(

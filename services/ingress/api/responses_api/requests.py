@@ -6,9 +6,9 @@ beside the declared fields is ignored, as vLLM ignores it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct
+from msgspec import Meta, Struct
 
 from services.ingress.api.requests import (
     MESSAGES_MAX,
@@ -160,11 +160,3 @@ class ResponsesRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True)
     prompt_cache_options: JsonObject | None = None
     client_metadata: JsonObject | None = None
     max_tool_calls: Count | None = None
-    # Known, not supported.
-    conversation: Any = UNSET
-    prompt: Any = UNSET
-    truncation: Any = UNSET
-    moderation: Any = UNSET
-    context_management: Any = UNSET
-    enable_response_messages: Any = UNSET
-    previous_input_messages: Any = UNSET
