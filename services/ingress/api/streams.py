@@ -110,66 +110,44 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n"
 
 
-class StreamParts:
-    """Byte templates that all streams have.
+class _TemplateStream:
+    """An EventStream with what the events of chats and completions share.
 
     Attributes:
-        head: Start of every event, up to the list of choices.
+        _start: Of every event, up to the list of choices.
     """
 
-    __slots__ = ("_choices", "_continuous", "_extra", "_plain", "_prompt_tokens", "_report", "_wanted", "head")
+    __slots__ = ("_continuous", "_extra", "_head", "_plain", "_report", "_start", "_wanted")
 
     def __init__(self, head: ResponseHead, kind: str, *, include_usage: bool, continuous: bool) -> None:
         fields = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
-        self.head = b"data: " + _encode(fields)[:-1] + b',"choices":['
-        self._choices = head.choices
-        self._prompt_tokens = head.prompt_tokens
+        self._start = b"data: " + _encode(fields)[:-1] + b',"choices":['
+        self._head = head
         self._wanted = include_usage
         self._continuous = continuous
         self._extra = b""
         self._report: CascadeReport | None = None
         self._plain = b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
-    def tail(self, usage: Usage) -> bytes:
+    def _tail(self, usage: Usage) -> bytes:
         """Text after the choices: nothing, ``usage: null``, or the counts so far."""
         if not self._continuous:
             return self._extra + self._plain
         return self._extra + b',"usage":' + _encode(usage_object(usage)) + b"}\n\n"
 
-    def first_tail(self) -> bytes:
+    def _first_tail(self) -> bytes:
         """The same before any token."""
-        return self.tail(Usage(self._prompt_tokens, 0))
-
-    def tell(self, report: CascadeReport) -> None:
-        self._report = report
-        self._extra = b',"cascade":' + _encode(cascade_object(report))
-
-    def roles(self, prompt: list[int] | None) -> bytes:
-        """A chat's first events: the role, once per choice; with the prompt where ids are told."""
-        tail = (b"" if prompt is None else b',"prompt_token_ids":' + _encode(prompt)) + self.first_tail()
-        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
-        return b"".join([self.head + role % i + tail for i in range(self._choices)])
+        return self._tail(Usage(self._head.prompt_tokens, 0))
 
     def closing(self, usage: Usage) -> bytes:
         if not self._wanted:
             return DONE
         usages = _encode(usage_object(usage, self._report))
-        return self.head + b"]" + self._extra + b',"usage":' + usages + b"}\n\n" + DONE
-
-
-class _TemplateStream:
-    """The ends of an EventStream that is made from StreamParts."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: StreamParts) -> None:
-        self._parts = parts
-
-    def closing(self, usage: Usage) -> bytes:
-        return self._parts.closing(usage)
+        return self._start + b"]" + self._extra + b',"usage":' + usages + b"}\n\n" + DONE
 
     def tell(self, report: CascadeReport) -> None:
-        self._parts.tell(report)
+        self._report = report
+        self._extra = b',"cascade":' + _encode(cascade_object(report))
 
     def failed(self, error: ApiError) -> bytes:
         return error_event(error)
@@ -178,31 +156,35 @@ class _TemplateStream:
 class ChatStream(_TemplateStream):
     """Events of a streamed chat completion: text, reasoning and tool calls as they come."""
 
-    __slots__ = ("_echo", "_head", "_opened", "_starts")
+    __slots__ = ("_echo", "_opened", "_starts")
 
     def __init__(
         self, head: ResponseHead, *, include_usage: bool, continuous: bool, echo: list[EchoedPrompt] | None = None
     ) -> None:
-        super().__init__(StreamParts(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous))
-        self._starts = [self._parts.head + b'{"index":%d,"delta":{"content":' % i for i in range(head.choices)]
-        self._head, self._opened = head, False
+        super().__init__(head, "chat.completion.chunk", include_usage=include_usage, continuous=continuous)
+        self._starts = [self._start + b'{"index":%d,"delta":{"content":' % i for i in range(head.choices)]
+        self._opened = False
         self._echo = echo[0].text if echo else ""
 
     def opening(self) -> bytes:
         return b""
 
     def _beginning(self) -> bytes:
-        roles = self._parts.roles(None if self._head.prompts is None else self._head.prompts[0])
+        """The role, once per choice, with the prompt where ids are told; then what is echoed."""
+        prompts, tail = self._head.prompts, self._first_tail()
+        told = b"" if prompts is None else b',"prompt_token_ids":' + _encode(prompts[0])
+        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        roles = b"".join([self._start + role % i + told + tail for i in range(self._head.choices)])
         if not self._echo:
             return roles
-        rest = _encode(self._echo) + b'},"logprobs":null,"finish_reason":null}]' + self._parts.first_tail()
+        rest = _encode(self._echo) + b'},"logprobs":null,"finish_reason":null}]' + tail
         return roles + b"".join([start + rest for start in self._starts])
 
     def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
         if not self._opened:  # with the first token, as vLLM: clients take the first event for it
             self._opened = True
             return self._beginning() + self.deltas(deltas, usage)
-        tail = self._parts.tail(usage)
+        tail = self._tail(usage)
         if len(deltas) == 1 and deltas[0].logprobs is None and not deltas[0].finish_reason:  # nearly all
             delta = deltas[0]
             if delta.calls or delta.reasoning or self._head.prompts is not None:
@@ -222,7 +204,7 @@ class ChatStream(_TemplateStream):
         content = self._content(delta) if told or not delta.finish_reason else {}
         logprobs = b"null" if delta.logprobs is None else _encode(chat_logprobs(delta.logprobs))
         own = b'"delta":' + _encode(content) + b',"logprobs":' + logprobs + ids
-        return self._parts.head + finish_choice(delta, own) + tail
+        return self._start + finish_choice(delta, own) + tail
 
     def _content(self, delta: ChoiceDelta) -> dict[str, Any]:
         parts: dict[str, Any] = {}
@@ -241,13 +223,13 @@ class ChatStream(_TemplateStream):
 class CompletionStream(_TemplateStream):
     """Events of a streamed completion."""
 
-    __slots__ = ("_echo", "_head", "_logprobs", "_per_prompt", "_starts", "_told")
+    __slots__ = ("_echo", "_logprobs", "_per_prompt", "_starts", "_told")
 
     def __init__(self, head: ResponseHead, *, include_usage: bool, continuous: bool, echo: list[EchoedPrompt]) -> None:
         """``echo``: what stands before each prompt's output; empty for none."""
-        super().__init__(StreamParts(head, "text_completion", include_usage=include_usage, continuous=continuous))
-        self._starts = [self._parts.head + b'{"index":%d,"text":' % i for i in range(head.choices)]
-        self._echo, self._head = echo, head
+        super().__init__(head, "text_completion", include_usage=include_usage, continuous=continuous)
+        self._starts = [self._start + b'{"index":%d,"text":' % i for i in range(head.choices)]
+        self._echo = echo
         self._told = set[int]()
         self._per_prompt = head.choices // len(echo) if echo else 1
         self._logprobs = [CompletionLogprobs() for _ in range(head.choices)]
@@ -255,13 +237,13 @@ class CompletionStream(_TemplateStream):
     def opening(self) -> bytes:
         if not self._echo:
             return b""
-        rest = b',"logprobs":null,"finish_reason":null}]' + self._parts.first_tail()
+        rest = b',"logprobs":null,"finish_reason":null}]' + self._first_tail()
         return b"".join(
             [start + _encode(self._echo[i // self._per_prompt].text) + rest for i, start in enumerate(self._starts)]
         )
 
     def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
-        tail = self._parts.tail(usage)
+        tail = self._tail(usage)
         if len(deltas) == 1 and deltas[0].logprobs is None and not deltas[0].finish_reason:
             delta = deltas[0]
             if self._head.prompts is not None:
@@ -281,7 +263,7 @@ class CompletionStream(_TemplateStream):
             entries = prompt_entries(first, delta.prompt_logprobs) + (entries or [])
         logprobs = b"null" if entries is None else _encode(self._logprobs[delta.index].take(entries))
         own = b'"text":' + _encode(delta.text) + b',"logprobs":' + logprobs + ids
-        return self._parts.head + finish_choice(delta, own) + tail
+        return self._start + finish_choice(delta, own) + tail
 
 
 def _ids(head: ResponseHead, delta: ChoiceDelta) -> bytes:
