@@ -1,12 +1,13 @@
-"""Forms of answers beside chat's and completions': the APIs that are translated to chat and back."""
+"""Forms of answers beside chat's and completions': the APIs that are translated to these and back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+
+import msgspec
 
 from services.ingress.api.responses import CollectedResponse
-from services.ingress.api.streams import EventStream, ResponseHead
+from services.ingress.api.streams import EventStream, ResponseHead, StreamBody, WrittenStream
 
 #: Gets the last bytes of an answer, and what hands them to the client, now or later.
 Keep = Callable[[bytes, Callable[[bytes], None]], None]
@@ -17,20 +18,22 @@ def hand_on(last: bytes, tell: Callable[[bytes], None]) -> None:
     tell(last)
 
 
-class AnswerForm(Protocol):
+class AnswerForm(msgspec.Struct, frozen=True):
     """Form of one request's answer.
 
     Attributes:
         prefix: Beginning of its id.
+        collected: Makes the collector of one that is told whole.
+        stream: Makes the writer of its events; None where it is never streamed.
         keep: What stores it.
     """
 
-    @property
-    def prefix(self) -> str: ...
+    prefix: str
+    collected: Callable[[ResponseHead], CollectedResponse]
+    stream: Callable[[ResponseHead], EventStream] | None = None
+    keep: Keep = hand_on
 
-    @property
-    def keep(self) -> Keep: ...
 
-    def stream(self, head: ResponseHead) -> EventStream: ...
-
-    def collected(self, head: ResponseHead) -> CollectedResponse: ...
+def written_form(prefix: str, stream: Callable[[ResponseHead], WrittenStream], keep: Keep = hand_on) -> AnswerForm:
+    """Form of an answer that is told whole by the writer of its events, too."""
+    return AnswerForm(prefix, lambda head: StreamBody(stream(head)), stream, keep)

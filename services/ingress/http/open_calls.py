@@ -421,6 +421,7 @@ class OpenCalls:
         if parsed.form is not None:
             view.keep = parsed.form.keep
             if call.stream:
+                assert parsed.form.stream is not None
                 view.stream = parsed.form.stream(head)
             else:
                 view.collected = parsed.form.collected(head)

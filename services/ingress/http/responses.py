@@ -18,6 +18,7 @@ from millrace.actor.store_link import StoreAway
 from millrace.actor.stored_values import KeyConflict
 from millrace.contracts.responses import ResponseEvents, StoredResponse
 from millrace.http.exchange import Exchange, HttpRequest
+from msgspec.structs import replace
 
 from services.ingress.api.answer_forms import Keep, hand_on
 from services.ingress.api.decoding import decode_body
@@ -25,7 +26,7 @@ from services.ingress.api.errors import SERVER, ApiError, bad_value, unsupported
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.responses_api.chaining import input_items, with_earlier
 from services.ingress.api.responses_api.events import ResponseStream, last_response, unstored
-from services.ingress.api.responses_api.parsing import ResponsesForm, parse_responses
+from services.ingress.api.responses_api.parsing import parse_responses
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.streams import COMMENT, ResponseHead
 from services.ingress.http.keys import KeyHolder
@@ -93,7 +94,7 @@ class Responses:
         if self.values is None:
             if request.background or request.previous_response_id is not None:
                 raise self._none
-            request = msgspec.structs.replace(request, store=False)
+            request = replace(request, store=False)
         if request.previous_response_id is None and not request.background:
             self._begin(exchange, request, holder)
         else:
@@ -226,9 +227,7 @@ class Responses:
                 exchange.respond(200, found.document)
                 return
             document = msgspec.json.decode(found.document) | {"status": "cancelled"}
-            body = msgspec.structs.replace(
-                found, status="cancelled", document=msgspec.json.encode(document), request=b""
-            )
+            body = replace(found, status="cancelled", document=msgspec.json.encode(document), request=b"")
             try:
                 await values.put(RESPONSES, identity, body, revision)
                 break
@@ -275,10 +274,17 @@ class Responses:
         if parsed.members:
             raise unsupported("background", "`background` is not supported for a cascade: use `stream`.")
         form = parsed.form
-        assert isinstance(form, ResponsesForm)
-        form.head = ResponseHead(identity, created or int(self._now_s()), parsed.model.shown, 1)
-        stream = form.writer(form.head)
-        stream.resume(count, 0)
+        assert form is not None
+        own = ResponseHead(identity, created or int(self._now_s()), parsed.model.shown, 1)  # its id is given out here
+
+        def writer(replayed: int) -> ResponseStream:
+            assert form.stream is not None
+            stream = form.stream(own)
+            assert isinstance(stream, ResponseStream)
+            stream.resume(count, replayed)
+            return stream
+
+        stream = writer(0)
         head = StoredResponse(
             holder=holder.name,
             status="in_progress" if chunks else "queued",
@@ -289,19 +295,18 @@ class Responses:
         )
         log = ResponseLog(self._values(), identity, head, stream, chunks=len(chunks))
 
-        def made(writer: ResponseStream) -> None:
-            writer.resume(count, len(tokens))
-            log.stream = writer
+        def logged(_: ResponseHead) -> ResponseStream:
+            log.stream = writer(len(tokens))
+            return log.stream
 
         def start(revision: int) -> None:
-            form.made = made
             self._logs[identity] = log
             self._spawn(self._run(identity, log, revision))
             if not self._beating:
                 self._spawn(self._beat())
             background = log.exchange(sent)
             try:
-                self._calls.submit(background, PATH, parsed, holder)
+                self._calls.submit(background, PATH, replace(parsed, form=replace(form, stream=logged)), holder)
             except ApiError as error:
                 self._calls.answer_error(background, PATH, error)
 
@@ -362,7 +367,7 @@ class Responses:
         if found.owner == self._owner or not await self._lost(found.owner):
             return
         values = self._values()
-        body = msgspec.structs.replace(found, owner=self._owner)
+        body = replace(found, owner=self._owner)
         try:
             revision = await values.put(RESPONSES, identity, body, revision)
         except KeyConflict:
@@ -372,7 +377,7 @@ class Responses:
             chunks.append(chunk)
         if chunks and chunks[-1].last:
             status, document = ended_by(chunks[-1])
-            ended = msgspec.structs.replace(body, status=status, document=document, request=b"")
+            ended = replace(body, status=status, document=document, request=b"")
             with contextlib.suppress(KeyConflict):  # it was cancelled meanwhile
                 await values.put(RESPONSES, identity, ended, revision)
             return

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from services.ingress.api.answer_forms import Keep, hand_on
+from services.ingress.api.answer_forms import written_form
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.messages_api.events import MessageStream
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
 from services.ingress.api.messages_api.translation import chat_request
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.parsed_requests import ParsedRequest
-from services.ingress.api.responses import CollectedResponse
-from services.ingress.api.streams import EventStream, ResponseHead, StreamBody
 from services.ingress.api.translated_requests import parse_translated
-
-
-class MessageForm(msgspec.Struct, frozen=True):
-    """Form of the answer: a message of Anthropic's API."""
-
-    prefix: str = "msg_"
-    keep: Keep = hand_on
-
-    def stream(self, head: ResponseHead) -> EventStream:
-        return MessageStream(head)
-
-    def collected(self, head: ResponseHead) -> CollectedResponse:
-        return StreamBody(MessageStream(head))
 
 
 def parse_messages_request(
@@ -37,4 +20,4 @@ def parse_messages_request(
     Raises:
         ApiError: what the client has to change.
     """
-    return parse_translated(chat_request(decode_body(body, kind)), models, MessageForm())
+    return parse_translated(chat_request(decode_body(body, kind)), models, written_form("msg_", MessageStream))

@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 from millrace.contracts.worker import Pooled
 
-from services.ingress.api.answer_forms import Keep, hand_on
-from services.ingress.api.responses import CollectedResponse
-from services.ingress.api.streams import EventStream, ResponseHead
+from services.ingress.api.answer_forms import AnswerForm
+from services.ingress.api.streams import ResponseHead
 from services.ingress.calls.messages import CascadeReport, ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
@@ -22,19 +21,9 @@ _decode = msgspec.msgpack.Decoder(Pooled).decode
 Shape = Callable[[Sequence[Pooled]], dict[str, Any]]
 
 
-class PooledForm(msgspec.Struct, frozen=True):
+def pooled_form(prefix: str, shape: Shape) -> AnswerForm:
     """Form of the answer to one request."""
-
-    prefix: str
-    shape: Shape
-    keep: Keep = hand_on
-
-    def stream(self, head: ResponseHead) -> EventStream:
-        """These are not streamed."""
-        raise NotImplementedError
-
-    def collected(self, head: ResponseHead) -> CollectedResponse:
-        return PooledAnswer(head, self.shape)
+    return AnswerForm(prefix, lambda head: PooledAnswer(head, shape))
 
 
 class PooledAnswer:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import msgspec
 from millrace.contracts.worker import Pooling
 
+from services.ingress.api.answer_forms import AnswerForm
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.errors import bad_value
 from services.ingress.api.messages import prompt_text
 from services.ingress.api.models import ModelRegistry, ServedModel
 from services.ingress.api.parsed_requests import ParsedRequest, prompts_of
-from services.ingress.api.pooling_api.answers import PooledForm, classes, ranking, score_list, vectors
+from services.ingress.api.pooling_api.answers import classes, pooled_form, ranking, score_list, vectors
 from services.ingress.api.pooling_api.requests import (
     TEXTS_MAX,
     ClassificationRequest,
@@ -46,7 +47,7 @@ class PooledCall(msgspec.Struct, frozen=True, kw_only=True):
     request: PooledRequest
     model: ServedModel
     pooling: Pooling
-    form: PooledForm
+    form: AnswerForm
     texts: list[Text] | None
     token_ids: list[list[int]] | None = None
     special: bool = True
@@ -102,14 +103,14 @@ def _cut(ids: list[int], length: int | None, side: str) -> list[int]:
 
 
 def _call(
-    request: PooledRequest, models: ModelRegistry, texts: list[Text], pooling: Pooling, form: PooledForm
+    request: PooledRequest, models: ModelRegistry, texts: list[Text], pooling: Pooling, form: AnswerForm
 ) -> PooledCall:
     model = models.get(request.model)
     return PooledCall(request=request, model=model, pooling=pooling, form=form, texts=texts, limit=models.limit(model))
 
 
 def _of_input(
-    request: InputRequest, models: ModelRegistry, pooling: Pooling, form: Callable[[ServedModel], PooledForm]
+    request: InputRequest, models: ModelRegistry, pooling: Pooling, form: Callable[[ServedModel], AnswerForm]
 ) -> PooledCall:
     """Texts, token ids or a chat.
 
@@ -160,7 +161,7 @@ def _vectors(request: EmbeddingRequest, models: ModelRegistry, task: str, words:
     prefix, *names = words
     pooling = Pooling(task=task, dimensions=request.dimensions, use_activation=request.use_activation)
     shape = vectors(*names, base64=request.encoding_format == "base64")
-    return _of_input(request, models, pooling, lambda _: PooledForm(prefix, shape))
+    return _of_input(request, models, pooling, lambda _: pooled_form(prefix, shape))
 
 
 def parse_classification(body: bytes, models: ModelRegistry) -> PooledCall:
@@ -171,7 +172,7 @@ def parse_classification(body: bytes, models: ModelRegistry) -> PooledCall:
     """
     request = decode_body(body, ClassificationRequest)
     pooling = Pooling(task="classify", use_activation=request.use_activation)
-    return _of_input(request, models, pooling, lambda model: PooledForm("classify-", classes(model.tokenizer.labels)))
+    return _of_input(request, models, pooling, lambda model: pooled_form("classify-", classes(model.tokenizer.labels)))
 
 
 def parse_score(body: bytes, models: ModelRegistry) -> PooledCall:
@@ -189,7 +190,7 @@ def parse_score(body: bytes, models: ModelRegistry) -> PooledCall:
     if len(queries) not in (1, len(documents)):
         detail = f"`{sides[0]}` has {len(queries)} texts and `{sides[1]}` {len(documents)}: give one, or as many."
         raise bad_value(sides[0], detail)
-    return _of_pairs(request, models, queries, documents, lambda asked: PooledForm("score-", score_list(asked)))
+    return _of_pairs(request, models, queries, documents, lambda asked: pooled_form("score-", score_list(asked)))
 
 
 def parse_rerank(body: bytes, models: ModelRegistry) -> PooledCall:
@@ -205,7 +206,7 @@ def parse_rerank(body: bytes, models: ModelRegistry) -> PooledCall:
         models,
         [request.query],
         documents,
-        lambda asked: PooledForm("rerank-", ranking(asked, documents, request.top_n or 0)),
+        lambda asked: pooled_form("rerank-", ranking(asked, documents, request.top_n or 0)),
     )
 
 
@@ -218,7 +219,7 @@ def _of_pairs(
     models: ModelRegistry,
     queries: list[str],
     documents: list[str],
-    form: Callable[[int], PooledForm],
+    form: Callable[[int], AnswerForm],
 ) -> PooledCall:
     """Queries and documents: a prompt for each text where the model embeds, for each pair where it classifies.
 
