@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import TypeVar
 
 import msgspec
 
 from services.ingress.calls.messages import RefusalKind
 
 _encode = msgspec.json.Encoder().encode
+
+T = TypeVar("T")
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER = "server_error"
@@ -49,6 +52,22 @@ class ApiError(Exception):
 def bad_value(param: str, message: str, code: str | None = "invalid_value") -> ApiError:
     """400: a parameter's value cannot be used."""
     return ApiError(400, message, param=param, code=code)
+
+
+def missing(param: str) -> ApiError:
+    """400: a parameter has to be there."""
+    return bad_value(param, f"Missing parameter: `{param}`.", "missing_parameter")
+
+
+def required(value: T | None, param: str) -> T:
+    """The value of a parameter.
+
+    Raises:
+        ApiError: 400 where it is not there, or empty.
+    """
+    if not value:
+        raise missing(param)
+    return value
 
 
 def unsupported(param: str, message: str) -> ApiError:

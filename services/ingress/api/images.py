@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from millrace.contracts.worker import Images
 
-from services.ingress.api.errors import ApiError, bad_value, unsupported
+from services.ingress.api.errors import ApiError, bad_value, required, unsupported
 from services.ingress.api.requests import ChatRequest
 from services.ingress.api.tokenizer import ModelTokenizer
 
@@ -31,9 +31,7 @@ def image_files(request: ChatRequest, tokenizer: ModelTokenizer) -> list[bytes |
                 param = f"messages[{i}].content[{j}].image_url"
                 if tokenizer.template is None or not (tokenizer.images and tokenizer.template.traits.content_parts):
                     raise unsupported(param, "This model takes no images: a content part must be of type `text`.")
-                if part.image_url is None:
-                    raise bad_value(param, f"Missing parameter: `{param}`.", "missing_parameter")
-                found.append(_file(part.image_url.url, f"{param}.url"))
+                found.append(_file(required(part.image_url, param).url, f"{param}.url"))
     if found and request.truncate_prompt_tokens is not None:
         raise unsupported("truncate_prompt_tokens", "A prompt with images is not cut.")
     if found and request.kv_transfer_params is not None:

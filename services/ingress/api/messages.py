@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from services.ingress.api.errors import ApiError, bad_value, unsupported
+from services.ingress.api.errors import ApiError, bad_value, missing, unsupported
 from services.ingress.api.requests import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
 from services.ingress.api.tokenizer import ChatTemplate, TemplateRefused
 
@@ -77,8 +77,7 @@ def _plain(message: ChatMessage, template: ChatTemplate, param: str) -> dict[str
         role = "system"  # OpenAI's newer name for it
     for i, part in enumerate(content if isinstance(content, list) else ()):
         if part.type == "text" and part.text is None:
-            where = f"{param}.content[{i}].text"
-            raise bad_value(where, f"Missing parameter: `{where}`.", "missing_parameter")
+            raise missing(f"{param}.content[{i}].text")
     out: dict[str, Any] = {"role": role, "content": _content(content, template.traits.content_parts)}
     if message.name is not None:
         out["name"] = message.name

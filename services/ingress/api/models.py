@@ -10,7 +10,7 @@ from millrace.cluster.model_parsers import ModelParsers
 from millrace.contracts.worker import Adapter
 from millrace.membership.member import Member
 
-from services.ingress.api.errors import ApiError, unknown_model
+from services.ingress.api.errors import missing, unknown_model
 from services.ingress.api.tokenizer import ModelTokenizer
 
 #: Bound of a model whose config.json has none, until an engine says what vLLM derives.
@@ -89,7 +89,7 @@ class ModelRegistry:
         if name is None:
             if len(self._models) == 1:
                 return next(iter(self._models.values()))
-            raise ApiError(400, "Missing parameter: `model`.", param="model", code="missing_parameter")
+            raise missing("model")
         base, adapter = self.adapters.get(name, (name, None)) if name not in self._models else (name, None)
         model = self._models.get(base)
         if model is None:

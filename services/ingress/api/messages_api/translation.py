@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.ingress.api.errors import bad_value
+from services.ingress.api.errors import required
 from services.ingress.api.messages_api.requests import (
     Block,
     CountTokensRequest,
@@ -106,7 +106,7 @@ def _user(blocks: list[Block], where: str) -> list[ChatMessage]:
     told = []
     for i, block in enumerate(blocks):
         if block.type == "tool_result":
-            name = _required(block.tool_use_id, f"{where}[{i}].tool_use_id")
+            name = required(block.tool_use_id, f"{where}[{i}].tool_use_id")
             content = [TextPart(text=block.content)] if isinstance(block.content, str) else block.content or []
             text = "\n".join(part.text for part in content if isinstance(part, TextPart))
             told.append(ChatMessage(role="tool", content=text, tool_call_id=name))
@@ -143,14 +143,8 @@ def _assistant(blocks: list[Block], where: str) -> ChatMessage:
 
 def _call(block: Block, where: str) -> ToolCall:
     arguments = _encode(block.input or {}).decode()
-    function = CalledFunction(name=_required(block.name, f"{where}.name"), arguments=arguments)
-    return ToolCall(id=_required(block.id, f"{where}.id"), type="function", function=function)
-
-
-def _required(value: str | None, where: str) -> str:
-    if not value:
-        raise bad_value(where, f"Missing parameter: `{where}`.", "missing_parameter")
-    return value
+    function = CalledFunction(name=required(block.name, f"{where}.name"), arguments=arguments)
+    return ToolCall(id=required(block.id, f"{where}.id"), type="function", function=function)
 
 
 def _texts(blocks: list[Block]) -> list[str]:
@@ -177,7 +171,7 @@ def _choice(choice: ToolDemand | None) -> Literal["none", "auto", "required"] | 
     if choice is None:
         return None
     if choice.type == "tool":
-        name = _required(choice.name, "tool_choice.name")
+        name = required(choice.name, "tool_choice.name")
         return NamedTool(type="function", function=NamedFunction(name=name))
     return "required" if choice.type == "any" else choice.type
 

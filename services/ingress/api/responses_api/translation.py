@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from services.ingress.api.errors import bad_value, unsupported
+from services.ingress.api.errors import bad_value, missing, required, unsupported
 from services.ingress.api.requests import (
     CalledFunction,
     ChatMessage,
@@ -104,14 +104,14 @@ def flat_tools(tools: list[FlatTool] | None) -> FlatTools:
     for i, tool in enumerate(tools or ()):
         where = f"tools[{i}]"
         if tool.type == "function":
-            functions.append(_function(tool, _named(tool, where)))
+            functions.append(_function(tool, required(tool.name, f"{where}.name")))
         elif tool.type == "custom":
-            name = _named(tool, where)
+            name = required(tool.name, f"{where}.name")
             names[name] = ToolName(name, custom=True)
             functions.append(_function(tool, name))
         elif tool.type == "namespace":
             for inner in tool.tools or ():
-                name = flat_name(_named(tool, where), inner.name)
+                name = flat_name(required(tool.name, f"{where}.name"), inner.name)
                 names[name] = ToolName(inner.name, tool.name, custom=inner.type == "custom")
                 functions.append(_function(inner, name))
     return FlatTools(functions, names)
@@ -134,12 +134,6 @@ def _read_carried(text: str) -> str:
     except (binascii.Error, ValueError):
         return ""
     return read.removeprefix(_CARRIED) if read.startswith(_CARRIED) else ""
-
-
-def _named(tool: FlatTool, where: str) -> str:
-    if not tool.name:
-        raise bad_value(f"{where}.name", f"Missing parameter: `{where}.name`.", "missing_parameter")
-    return tool.name
 
 
 def _function(tool: FlatTool | SpaceTool, name: str) -> Tool:
@@ -213,16 +207,16 @@ class _Turns:
                     self._end_turn()
                 self._said["content"] = _content(item.content, f"{where}.content")
             case "message":
-                if item.role is None:
-                    raise bad_value(f"{where}.role", f"Missing parameter: `{where}.role`.", "missing_parameter")
-                self._tell(ChatMessage(role=item.role, content=_content(item.content, f"{where}.content")))
+                role = required(item.role, f"{where}.role")
+                self._tell(ChatMessage(role=role, content=_content(item.content, f"{where}.content")))
             case "function_call" | "custom_tool_call":
                 self._said.setdefault("tool_calls", []).append(_call(item, where))
             case "reasoning":
                 self._reasoning(item)
             case _:
                 output = _content(item.output, f"{where}.output")
-                self._tell(ChatMessage(role="tool", content=output, tool_call_id=_call_id(item, where)))
+                call = required(item.call_id, f"{where}.call_id")
+                self._tell(ChatMessage(role="tool", content=output, tool_call_id=call))
 
     def _tell(self, message: ChatMessage) -> None:
         self._end_turn()
@@ -243,7 +237,7 @@ class _Turns:
 
 def _content(content: str | Parts | None, where: str) -> str | list[ContentPart]:
     if content is None:
-        raise bad_value(where, f"Missing parameter: `{where}`.", "missing_parameter")
+        raise missing(where)
     if isinstance(content, str):
         return content
     parts = [_part(part) for part in content] or [ContentPart(text="")]
@@ -256,17 +250,10 @@ def _part(part: InputPart) -> ContentPart:
     return ContentPart(type="image_url", image_url=None if part.image_url is None else ImageUrl(url=part.image_url))
 
 
-def _call_id(item: InputItem, where: str) -> str:
-    if not item.call_id:
-        raise bad_value(f"{where}.call_id", f"Missing parameter: `{where}.call_id`.", "missing_parameter")
-    return item.call_id
-
-
 def _call(item: InputItem, where: str) -> ToolCall:
-    if not item.name:
-        raise bad_value(f"{where}.name", f"Missing parameter: `{where}.name`.", "missing_parameter")
+    name = required(item.name, f"{where}.name")
     arguments = whole_arguments(item.arguments or "")
     if item.type == "custom_tool_call":
         arguments = _encode({CUSTOM_INPUT: item.input or ""}).decode()
-    function = CalledFunction(name=flat_name(item.namespace, item.name), arguments=arguments)
-    return ToolCall(id=_call_id(item, where), type="function", function=function)
+    function = CalledFunction(name=flat_name(item.namespace, name), arguments=arguments)
+    return ToolCall(id=required(item.call_id, f"{where}.call_id"), type="function", function=function)
