@@ -83,7 +83,8 @@ class App:
         self._origins = frozenset(origin.encode() for origin in origins)
         self._engines = CollectorRegistry()
         self._engines.register(EngineMetrics(models.members_now))
-        self._openapi = openapi_body(self._version, models.names())
+        document = openapi_body(self._version, models.names())
+        healthy = self._told(lambda _: b'{"status":"ok"}')
         parsers: dict[str, Callable[[bytes], ParsedRequest]] = {
             "/v1/chat/completions": lambda body: parse_chat_request(body, models, bounds),
             "/v1/chat/completions/batch": lambda body: parse_batch_request(body, models, bounds),
@@ -102,20 +103,20 @@ class App:
             **{path: {"POST": self._pooled_of(path, read)} for path, read in pooled.items()},
             "/v1/responses": {"POST": responses.create},
             "/v1/messages/count_tokens": {"POST": self._count_tokens},
-            "/v1/models": {"GET": self._list_models},
+            "/v1/models": {"GET": self._told(lambda _: models.list_body())},
             "/v1/load_lora_adapter": {"POST": adapters.load},
             "/v1/unload_lora_adapter": {"POST": adapters.unload},
-            "/tokenize": {"POST": self._tokenize},
-            "/detokenize": {"POST": self._detokenize},
-            "/tokenizer_info": {"GET": self._tokenizer_info},
+            "/tokenize": {"POST": self._told(lambda body: tokenize(body, models))},
+            "/detokenize": {"POST": self._told(lambda body: detokenize(body, models))},
+            "/tokenizer_info": {"GET": self._told(lambda _: tokenizer_info(models))},
             "/invocations": {"POST": self._invoke},
-            "/load": {"GET": self._load},
-            "/health": {"GET": self._health},
-            "/ping": {"GET": self._health, "POST": self._health},
+            "/load": {"GET": self._told(lambda _: _encode({"server_load": len(calls)}))},
+            "/health": {"GET": healthy},
+            "/ping": {"GET": healthy, "POST": healthy},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics_text},
-            "/version": {"GET": self._show_version},
-            "/openapi.json": {"GET": self._document},
+            "/version": {"GET": self._told(lambda _: self._versions())},
+            "/openapi.json": {"GET": self._told(lambda _: document)},
         }
         #: Answered without a key: what probes, scrapers and people who look for the API need.
         self._responses = responses
@@ -196,6 +197,14 @@ class App:
 
         return start
 
+    def _told(self, read: Callable[[bytes], bytes]) -> Handler:
+        """Answers at once, with what is made of the request's body."""
+
+        def answer(exchange: Exchange, holder: KeyHolder) -> None:
+            self._answer(exchange, read(exchange.request.body))
+
+        return answer
+
     def _count_tokens(self, exchange: Exchange, holder: KeyHolder) -> None:
         parsed = parse_messages_request(exchange.request.body, self._models, CountTokensRequest)
 
@@ -204,21 +213,9 @@ class App:
 
         self._calls.tokenise(exchange, "/v1/messages/count_tokens", parsed, answer)
 
-    def _list_models(self, exchange: Exchange, holder: KeyHolder) -> None:
-        self._answer(exchange, self._models.list_body())
-
     def _show_model(self, exchange: Exchange, holder: KeyHolder) -> None:
         name = exchange.request.path[len(_MODELS) :]
-        if not name:
-            self._list_models(exchange, holder)
-            return
-        self._answer(exchange, _encode(self._models.card_of(name)))
-
-    def _tokenize(self, exchange: Exchange, holder: KeyHolder) -> None:
-        self._answer(exchange, tokenize(exchange.request.body, self._models))
-
-    def _tokenizer_info(self, exchange: Exchange, holder: KeyHolder) -> None:
-        self._answer(exchange, tokenizer_info(self._models))
+        self._answer(exchange, _encode(self._models.card_of(name)) if name else self._models.list_body())
 
     def _invoke(self, exchange: Exchange, holder: KeyHolder) -> None:
         """A chat or a completion, by what the body has, as SageMaker sends it."""
@@ -228,15 +225,6 @@ class App:
             fields = {}  # told where it is read as a completion
         path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
         self._routes[path]["POST"](exchange, holder)
-
-    def _load(self, exchange: Exchange, holder: KeyHolder) -> None:
-        self._answer(exchange, _encode({"server_load": len(self._calls)}))
-
-    def _detokenize(self, exchange: Exchange, holder: KeyHolder) -> None:
-        self._answer(exchange, detokenize(exchange.request.body, self._models))
-
-    def _health(self, exchange: Exchange, holder: KeyHolder) -> None:
-        self._answer(exchange, b'{"status":"ok"}')
 
     def _ready(self, exchange: Exchange, holder: KeyHolder) -> None:
         waiting = self._models.waiting_for()
@@ -251,12 +239,8 @@ class App:
         text = generate_latest(self._metrics.registry) + generate_latest(self._engines)
         exchange.respond(200, text, CONTENT_TYPE_LATEST.encode())
 
-    def _show_version(self, exchange: Exchange, holder: KeyHolder) -> None:
-        versions = {"version": self._models.vllm_version() or self._version, "millrace": self._version}
-        self._answer(exchange, _encode(versions))
-
-    def _document(self, exchange: Exchange, holder: KeyHolder) -> None:
-        self._answer(exchange, self._openapi)
+    def _versions(self) -> bytes:
+        return _encode({"version": self._models.vllm_version() or self._version, "millrace": self._version})
 
     def _answer(self, exchange: Exchange, body: bytes, status: int = 200) -> None:
         path = exchange.request.path
