@@ -58,8 +58,6 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         texts: Prompts to tokenise; None where ``token_ids`` were given.
         special: Whether tokenising adds BOS and the like.
-        include_usage: The stream ends with a usage chunk.
-        continuous_usage: Every chunk carries usage.
         echo: The prompt stands before the output, of a chat its last message.
         opened: What the parser of its output asks of the engine; None where the parser process does not read it.
         members: Of a request to a cascade: the request for each model that can take it, in the order of tiers; the
@@ -80,8 +78,6 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: list[list[int]] | None
     special: bool
     tools: ToolPlan = NO_TOOLS
-    include_usage: bool = False
-    continuous_usage: bool = False
     echo: bool = False
     opened: ParserOpened | None = None
     members: tuple[ParsedRequest, ...] = ()
@@ -129,7 +125,6 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
     text = prompt_text(request, template)
     if given is not None:
         _, ids = prompts_of(given.prompt_token_ids, model.tokenizer.vocabulary.size)
-    usage, continuous = _stream_options(request)
     return ParsedRequest(
         kind=CallKind.CHAT,
         request=request,
@@ -138,8 +133,6 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
         token_ids=ids,
         special=bool(request.add_special_tokens),
         tools=tools,
-        include_usage=usage,
-        continuous_usage=continuous,
         image_files=files,
         # As vLLM has it: the last message where the answer goes on in its role.
         echo=bool(request.echo)
@@ -184,7 +177,6 @@ def _completion(request: CompletionRequest, model: ServedModel) -> ParsedRequest
     texts, token_ids = prompts_of(request.prompt, model.tokenizer.vocabulary.size)
     if request.max_tokens == 0 and not request.echo:
         raise bad_value("max_tokens", "`max_tokens` 0 needs `echo`.")
-    usage, continuous = _stream_options(request)
     return ParsedRequest(
         kind=CallKind.COMPLETION,
         request=request,
@@ -192,8 +184,6 @@ def _completion(request: CompletionRequest, model: ServedModel) -> ParsedRequest
         texts=texts,
         token_ids=token_ids,
         special=request.add_special_tokens is not False,
-        include_usage=usage,
-        continuous_usage=continuous,
         echo=bool(request.echo),
     )
 
@@ -381,14 +371,6 @@ def _check_count(request: Shared, prompts: int, bounds: Bounds, param: str = "pr
         raise bad_value(
             "n", f"{prompts} prompts with `n` {request.n} give {choices} choices, at most {bounds.choices}."
         )
-
-
-def _stream_options(request: Shared) -> tuple[bool, bool]:
-    options = request.stream_options
-    if options is None:
-        return False, False
-    # As vLLM has it: continuous figures only where the final ones are asked for too.
-    return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
 
 
 def _stops(request: Shared) -> list[str]:

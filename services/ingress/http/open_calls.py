@@ -38,7 +38,7 @@ from services.ingress.api.output_readers import JsonCallReader, OutputReader, Pr
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
 from services.ingress.api.parser_requests import parser_request
 from services.ingress.api.pooling_api.parsing import PooledCall
-from services.ingress.api.requests import ChatRequest
+from services.ingress.api.requests import ChatRequest, StreamOptions
 from services.ingress.api.responses import ChatResponse, CollectedResponse, CompletionResponse
 from services.ingress.api.streams import (
     COMMENT,
@@ -414,6 +414,9 @@ class OpenCalls:
         identity = f"{prefix}{call.request}"
         head = ResponseHead(identity, int(self._now_s()), call.shown, choices, prompt_tokens, prompts)
         echo = self._echo(parsed, call)
+        options = parsed.request.stream_options or StreamOptions()
+        usage = bool(options.include_usage)
+        continuous = usage and bool(options.continuous_usage_stats)  # as vLLM has it: with the final ones alone
         if view.reader is None and parsed.tools.mode is not ToolMode.NONE:
             view.reader = JsonCallReader(parsed.tools, choices)
         elif parsed.echo and parsed.request.max_tokens == 0:
@@ -428,13 +431,9 @@ class OpenCalls:
         elif not call.stream:
             view.collected = ChatResponse(head, parsed.tools, echo) if chat else CompletionResponse(head, echo)
         elif chat:
-            view.stream = ChatStream(
-                head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage, echo=echo
-            )
+            view.stream = ChatStream(head, include_usage=usage, continuous=continuous, echo=echo)
         else:
-            view.stream = CompletionStream(
-                head, include_usage=parsed.include_usage, continuous=parsed.continuous_usage, echo=echo
-            )
+            view.stream = CompletionStream(head, include_usage=usage, continuous=continuous, echo=echo)
 
     def _echo(self, parsed: ParsedRequest, call: Call) -> list[EchoedPrompt]:
         if not parsed.echo:
