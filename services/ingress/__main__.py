@@ -130,7 +130,6 @@ class IngressProcess:
             calls=self._calls,
             models=self._models,
             owner=f"{subject_token(config.name)}.{self._incarnation}",
-            on_bug=self._report_bug,
             now_s=time.time,
             stored=config.http.store_responses,
         )
@@ -210,7 +209,6 @@ class IngressProcess:
             bounds=Bounds(prompts=PROMPTS_MAX, choices=CHOICES_MAX),
             keys=self._keys,
             metrics=self._metrics,
-            on_bug=self._report_bug,
             origins=http.cors_origins,
         )
         tls = self._certificate.context if self._certificate is not None else None

@@ -258,7 +258,6 @@ async def served(
         calls=calls,
         models=registry_of_models,
         owner=owner,
-        on_bug=lambda error, path: bugs.append(error),
         now_s=time.time,
         stored=stored,
         lost_s=lost_s,
@@ -273,7 +272,6 @@ async def served(
         bounds=Bounds(),
         keys=keys,
         metrics=metrics,
-        on_bug=lambda error, path: bugs.append(error),
         origins=["https://chat.example"],
     )
     server = HttpServer(app.handle, app.refused, limits=limits, connections_max=1000)

@@ -10,7 +10,7 @@ from millrace.telemetry.opening import package_version
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from services.ingress.api.errors import SERVER, ApiError
+from services.ingress.api.errors import ApiError
 from services.ingress.api.messages_api.parsing import parse_messages_request
 from services.ingress.api.messages_api.requests import CountTokensRequest
 from services.ingress.api.models import ModelRegistry
@@ -66,20 +66,17 @@ class App:
         bounds: Bounds,
         keys: ApiKeyStore | None,
         metrics: HttpMetrics,
-        on_bug: Callable[[Exception, str], None],
         origins: Sequence[str] = (),
     ) -> None:
         """Args:
         origins: Of web pages that may call from a browser; ``*`` for any.
         keys: None where no key is asked for.
-        on_bug: Told of an exception that should not have been.
         """
         self._models = models
         self._calls = calls
         self._keys = keys
         self._metrics = metrics
         self._version = package_version()
-        self._on_bug = on_bug
         self._origins = frozenset(origin.encode() for origin in origins)
         self._engines = CollectorRegistry()
         self._engines.register(EngineMetrics(models.members_now))
@@ -136,11 +133,8 @@ class App:
             handler = self._find(exchange)
             holder = self._holder(exchange, path)
             handler(exchange, holder)
-        except ApiError as error:
-            self._calls.answer_error(exchange, label, error)
         except Exception as error:  # noqa: BLE001 - a bug in one request must not take the others' connections down
-            self._on_bug(error, path)
-            self._calls.answer_error(exchange, label, ApiError(500, "Internal error.", kind=SERVER))
+            self._calls.answer_fault(exchange, label, error)
 
     def refused(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         """Answers what never became a request."""

@@ -235,7 +235,7 @@ class OpenCalls:
         if pooled.characters <= LOOP_CHARACTERS_MAX:
             start(pooled.tokenised())
         else:
-            self._go_on_later(exchange, path, later())
+            self.spawn(path, later(), exchange)
 
     def tokenise(self, exchange: Exchange, path: str, parsed: ParsedRequest, then: Tokenised) -> None:
         """Hand on the token ids of each variant's prompts, later where that needs a thread or the image process.
@@ -246,7 +246,7 @@ class OpenCalls:
         if parsed.token_ids is not None:
             then(parsed, [parsed.token_ids] * len(parsed.variants))
         elif parsed.image_files or _characters(parsed) > LOOP_CHARACTERS_MAX:
-            self._go_on_later(exchange, path, self._tokenise_later(exchange, parsed, then))
+            self.spawn(path, self._tokenise_later(exchange, parsed, then), exchange)
         else:
             ids = {
                 each.key: [each.model.tokenizer.encode(text, special=each.special) for text in each.texts or []]
@@ -293,18 +293,16 @@ class OpenCalls:
             raise bad_value("messages", f"Images are refused: {answer.refusal}", "invalid_image")
         return msgspec.structs.replace(parsed, images=images), [[answer.prompt]]
 
-    def _go_on_later(self, exchange: Exchange, path: str, work: Coroutine[Any, Any, None]) -> None:
-        """Carry out what takes a while; its ApiError, or a bug, is the request's answer."""
+    def spawn(self, path: str, work: Coroutine[Any, Any, None], exchange: Exchange | None = None) -> None:
+        """Carry out what takes a while; its ApiError, or a bug, is the answer of a request that waits for one."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = None if task.cancelled() else task.exception()
-            if isinstance(error, ApiError):
-                if not exchange.closed:
-                    self.answer_error(exchange, path, error)
-            elif error is not None:
+            if error is not None and exchange is not None and not (exchange.closed or exchange.streaming):
+                self.answer_fault(exchange, path, error)
+            elif error is not None and not isinstance(error, ApiError):
                 self._on_bug(error, path)
-                self.answer_error(exchange, path, ApiError(500, "Internal error.", kind=SERVER))
 
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -613,6 +611,13 @@ class OpenCalls:
         self._metrics.responses.add(path, str(status))
         headers = [(b"x-request-id", client_id(exchange) or self.next_id().encode())]
         exchange.respond(status, body, kind, headers=headers)
+
+    def answer_fault(self, exchange: Exchange, path: str, error: BaseException) -> None:
+        """Answer with an ApiError, or with one in place of a bug, which is reported."""
+        if not isinstance(error, ApiError):
+            self._on_bug(error, exchange.request.path)
+            error = ApiError(500, "Internal error.", kind=SERVER)
+        self.answer_error(exchange, path, error)
 
     def answer_error(
         self, exchange: Exchange, path: str, error: ApiError, headers: list[tuple[bytes, bytes]] | None = None

@@ -60,7 +60,6 @@ class Responses:
         calls: OpenCalls,
         models: ModelRegistry,
         owner: str,
-        on_bug: Callable[[BaseException, str], None],
         now_s: Callable[[], float],
         stored: bool = True,
         lost_s: float = LOST_S,
@@ -71,14 +70,12 @@ class Responses:
         self._calls = calls
         self._models = models
         self._owner = owner
-        self._on_bug = on_bug
         self._now_s = now_s
         self._none = _no_store() if stored else ApiError(400, STORES_NONE, code="no_store")
         self._lost_s = lost_s
         self._logs: dict[str, ResponseLog] = {}
         self._beats: dict[str, tuple[int, float]] = {}
         self._beating = False
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # Requests
 
@@ -121,25 +118,10 @@ class Responses:
         async def served() -> None:
             try:
                 await work
-            except ApiError as error:
-                self._calls.answer_error(exchange, PATH, error)
             except StoreAway:
-                self._calls.answer_error(exchange, PATH, _no_store())
+                raise _no_store() from None
 
-        self._spawn(served(), exchange)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], exchange: Exchange | None = None) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-
-        def done(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled() and (bug := task.exception()) is not None:
-                self._on_bug(bug, PATH)
-                if exchange is not None and not exchange.streaming:
-                    self._calls.answer_error(exchange, PATH, ApiError(500, "Internal error.", kind=SERVER))
-
-        task.add_done_callback(done)
+        self._calls.spawn(PATH, served(), exchange)
 
     # Responses with a client
 
@@ -178,7 +160,7 @@ class Responses:
                 kept = False
             tell(last if kept else unstored(last))
 
-        return lambda last, tell: self._spawn(keep(last, tell))
+        return lambda last, tell: self._calls.spawn(PATH, keep(last, tell))
 
     # Stored responses
 
@@ -301,9 +283,9 @@ class Responses:
 
         def start(revision: int) -> None:
             self._logs[identity] = log
-            self._spawn(self._run(identity, log, revision))
+            self._calls.spawn(PATH, self._run(identity, log, revision))
             if not self._beating:
-                self._spawn(self._beat())
+                self._calls.spawn(PATH, self._beat())
             background = log.exchange(sent)
             try:
                 self._calls.submit(background, PATH, replace(parsed, form=replace(form, stream=logged)), holder)
