@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, Publish, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys, unexpected
 from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadReported, LoadsReported, MoveBid
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import (
@@ -47,7 +47,7 @@ from millrace.contracts.local import (
     StopRequested,
     TimerFired,
 )
-from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.message import Body, Message
 from millrace.contracts.migration import EvacuateInstance, MigrateSequence, MigrationFinished
 from millrace.contracts.status import InstanceSummary, ServicePresence, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
@@ -212,8 +212,7 @@ class BrokerActor:
                 return [*begun, *self._look([own], now_ns)] if self._ctx.connected else begun
             case _:
                 self._ctx.metrics.refused.add("misdirected")
-                answer = ErrorReply(reason="unexpected", detail=f"a broker does not take {type(body).__name__} here")
-                return [Reply(to=message.reply_to, body=answer)] if message.reply_to else []
+                return unexpected(message, f"a broker does not take {type(body).__name__} here")
 
     def _on_answer(self, correlation: str, body: Body | RequestFailure, now_ns: int) -> list[Effect]:
         """A move's end: ``move/<ask>/<target>``."""

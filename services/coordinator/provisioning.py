@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Publish, Request
+from millrace.actor.effects import Effect, Log, Publish, Request, reply
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetInstances
 from millrace.contracts.local import (
     KeyChanged,
@@ -53,7 +53,7 @@ from services.coordinator.config import CoordinatorConfig, provisioning_policy
 from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, RegisteredInstance, decided
 from services.coordinator.led_models import Controller
 from services.coordinator.metrics import ProvisioningMetrics
-from services.coordinator.roles import answer, old_plan
+from services.coordinator.roles import old_plan
 from services.coordinator.scaling import WaitingScale
 
 #: An instance that drains may take this much longer than its limit: the worker lingers, the process ends.
@@ -199,9 +199,9 @@ class ProvisioningActor(Controller):
         if verdict.refusal is not None:
             refused = refused or OrderRefused(reason=verdict.refusal, detail=verdict.detail)
         if refused is not None:
-            return answer(reply_to, refused)
+            return reply(reply_to, refused)
         if not verdict.start and not verdict.stop:
-            return answer(reply_to, OrderAccepted(detail=f"{verdict.detail}, as asked"))
+            return reply(reply_to, OrderAccepted(detail=f"{verdict.detail}, as asked"))
         limits_s = {each.name: emptying_s(each, bytes_per_s=self._copy_bytes_per_s) for each in question.instances}
         return self._scale(body, verdict, limits_s, known, reply_to, now_ns)
 

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Reply
+from millrace.actor.effects import Effect, Log, reply
 from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetInstances, SetRole
 from millrace.contracts.local import KeyChanged
@@ -315,14 +315,14 @@ class RolesActor(Controller):
             return []
         refused = old_plan(body, plan) or self._refusal(body, plan, known)
         if refused is not None:
-            return answer(reply_to, refused)
+            return reply(reply_to, refused)
         stage = next(s for s in plan.stages if body.instance in s.instances)
         held = self._fence(known, stage.name, body.instance, now_ns)
         known.roles.setdefault(body.instance, roles_of(plan)[body.instance])
         known.ordered[body.instance] = body.role
         accepted = OrderAccepted(detail=f"{body.instance} will be {body.role}" + (f", not yet: {held}" if held else ""))
         orders = {body.instance: body.role}
-        return [self._propose(body.model, known, now_ns, orders), *answer(reply_to, accepted)]
+        return [self._propose(body.model, known, now_ns, orders), *reply(reply_to, accepted)]
 
     def _refusal(self, body: SetRole, plan: Plan, known: ModelRoles) -> OrderRefused | None:
         stage = next((s for s in plan.stages if body.instance in s.instances), None)
@@ -376,11 +376,6 @@ def old_plan(body: SetRole | SetInstances, plan: Plan | None) -> OrderRefused | 
         return None
     detail = f"made on plan {body.plan_epoch}; {plan.epoch} is in force"
     return OrderRefused(reason=OrderRefusal.OLD_PLAN, detail=detail)
-
-
-def answer(reply_to: str, body: OrderAccepted | OrderRefused) -> list[Effect]:
-    """The answer to an operator who waits for one."""
-    return [Reply(to=reply_to, body=body)] if reply_to else []
 
 
 def _is_capable(roles: Sequence[InstanceRole]) -> bool:

@@ -27,11 +27,11 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, Publish, StartTimer, Stop, Subscribe, WatchKeys, unexpected
 from millrace.contracts.broker import LoadsReported
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure, StopRequested, TimerFired
-from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.message import Body, Message
 from millrace.contracts.migration import MoveSequence
 from millrace.contracts.status import InstanceMigrations, InstanceRecord, StatusSnapshot
 from millrace.contracts.subjects import Subjects, subject_token
@@ -112,7 +112,7 @@ class MigratorActor:
             case StopRequested():
                 return self._on_stop(now_ns)
             case _:
-                return _unexpected(message, f"a migrator does not take {type(message.body).__name__}")
+                return unexpected(message, f"a migrator does not take {type(message.body).__name__}")
 
     def _on_record(self, record: Any) -> list[Effect]:
         """Says once where a worker of ours lets its sequences stand still for less than we are set to ask."""
@@ -133,7 +133,7 @@ class MigratorActor:
         tokens = message.subject.split(".")
         managed = self._managed.get(tokens[-2]) if len(tokens) > 1 else None
         if managed is None:
-            return _unexpected(message, "no instance of this migrator")
+            return unexpected(message, "no instance of this migrator")
         return self._outgoing.begin(managed.instance, body, message.reply_to, now_ns)
 
     def _on_answer(self, correlation: str, body: Body | RequestFailure, traceparent: str, now_ns: int) -> list[Effect]:
@@ -196,8 +196,3 @@ class MigratorActor:
     def check_invariants(self) -> None:
         self._outgoing.check()
         self._replicas.check()
-
-
-def _unexpected(message: Message, detail: str) -> list[Effect]:
-    body = ErrorReply(reason="unexpected", detail=detail)
-    return [Reply(to=message.reply_to, body=body)] if message.reply_to else []

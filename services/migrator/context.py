@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from random import Random
 
-from millrace.actor.effects import Effect, Publish, Reply
+from millrace.actor.effects import Effect, Publish
 from millrace.contracts.broker import LoadReported
 from millrace.contracts.kv import KvRefusal, compatible
 from millrace.contracts.leases import KvRefused
@@ -104,11 +104,6 @@ class MigratorContext:
 def say(subject: str, body: Body, sequence: str, traceparent: str) -> Effect:
     """A message without an answer."""
     return Publish(subject=subject, body=body, request=request_id_of(sequence), traceparent=traceparent)
-
-
-def answer_to(reply_to: str, body: Body, sequence: str) -> list[Effect]:
-    """The answer, where somebody waits for it."""
-    return [Reply(to=reply_to, body=body, request=request_id_of(sequence))] if reply_to else []
 
 
 def refusal_of(body: Body | RequestFailure, step: str) -> Refusal:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from millrace.actor.effects import Effect, Request
+from millrace.actor.effects import Effect, Request, reply
 from millrace.contracts.kv import KvRefusal, compatible
 from millrace.contracts.leases import KvLeased, KvPulled, KvRefused, MigrationPrepared, SequenceFrozen, UnreserveKv
 from millrace.contracts.local import RequestFailure
@@ -29,7 +29,7 @@ from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import InstanceRecord
 
 from services.migrator import messages
-from services.migrator.context import MS, OUT, MigratorContext, Refusal, answer_to, refusal_of, say
+from services.migrator.context import MS, OUT, MigratorContext, Refusal, refusal_of, say
 from services.migrator.state import MIGRATIONS, MigrationGuard, MigrationQuestion, MigrationStep, OutgoingMigration
 
 #: Migrations away from an instance at a time: brokers keep far below it, worker leases too.
@@ -302,7 +302,7 @@ class OutgoingMigrations:
         body = messages.finished(out, record.model if record is not None else "", now_ns)
         self._context.metrics.finish(body)
         self.finished.append(body)
-        answer = answer_to(out.reply_to, body, out.sequence)
+        answer = reply(out.reply_to, body, request=request_id_of(out.sequence))
         if not body.model:
             return answer
         subject = self._context.subjects.migration(body.model, body.source, body.target)

@@ -36,11 +36,11 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.actor.effects import CancelTimer, Effect, Log, Publish, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.effects import CancelTimer, Effect, Log, Publish, StartTimer, Stop, Subscribe, reply
 from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import StopRequested, TimerFired
-from millrace.contracts.message import Body, Message
+from millrace.contracts.message import Message
 from millrace.contracts.provisioner import (
     ClusterCompared,
     ComparedProcess,
@@ -288,10 +288,10 @@ class SupervisorActor:
             return _refuse(reply_to, OrderRefusal.STOPPING, "nothing is started here any more")
         instance = roster.instance_of(body.order)
         if instance is not None:
-            return _answer(reply_to, InstanceOrdered(instance=instance))
+            return reply(reply_to, InstanceOrdered(instance=instance))
         spec = self._named(roster, body) if body.instance else self._free(roster, body)
         if isinstance(spec, OrderRefused):
-            return _answer(reply_to, spec)
+            return reply(reply_to, spec)
         if lack := roster.lacks(spec, [child.spec for child in self._children.values()]):
             return _refuse(reply_to, OrderRefusal.NO_DEVICE, lack)
         instance = body.instance or spec.presences[0]
@@ -299,7 +299,7 @@ class SupervisorActor:
         self._drained.pop(spec.name, None)
         self._children[spec.name] = Child(spec=spec)
         log = Log(level="info", event="instance_ordered", fields={"child": spec.name, "order": body.order})
-        answer = _answer(reply_to, InstanceOrdered(instance=instance))
+        answer = reply(reply_to, InstanceOrdered(instance=instance))
         return [log, *answer, *self._start_waiting(now_ns)]
 
     def _free(self, roster: Roster, body: StartInstance) -> ChildSpec | OrderRefused:
@@ -335,7 +335,7 @@ class SupervisorActor:
         if len(child.spec.presences) > 1:
             detail = f"{child.spec.name} hosts {len(child.spec.presences)} instances"
             return _refuse(reply_to, OrderRefusal.SHARED_PROCESS, detail)
-        answer = _answer(reply_to, InstanceOrdered(instance=body.instance))
+        answer = reply(reply_to, InstanceOrdered(instance=body.instance))
         if self._stopping:
             return answer  # it is on its way already
         child.by_operator = child.by_operator or body.operator
@@ -384,17 +384,17 @@ class SupervisorActor:
         if body.wanted:
             return [ReadSpecification(take=body.take, reply_to=reply_to)]
         effects = [] if self._stopping else [e for name in body.processes for e in self._update(name, now_ns)]
-        return [*effects, *_answer(reply_to, ClusterCompared(processes=self._compared()))]
+        return [*effects, *reply(reply_to, ClusterCompared(processes=self._compared()))]
 
     def _on_specification(self, body: SpecificationRead) -> list[Effect]:
         if body.machine is None:
-            return _answer(body.reply_to, ClusterCompared(refused=body.refused))
+            return reply(body.reply_to, ClusterCompared(refused=body.refused))
         if body.take:
             self._take(body.machine)
-            return _answer(body.reply_to, ClusterCompared(processes=self._compared()))
+            return reply(body.reply_to, ClusterCompared(processes=self._compared()))
         spares = body.machine.spares if body.machine.provisioned else []
         rows = compared(self._children, [*body.machine.nats, *body.machine.children], spares)
-        return _answer(body.reply_to, ClusterCompared(processes=rows))
+        return reply(body.reply_to, ClusterCompared(processes=rows))
 
     def _take(self, machine: SupervisorConfig) -> None:
         self._wanted = {spec.name: spec for spec in (*machine.nats, *machine.children)}
@@ -523,12 +523,8 @@ class SupervisorActor:
             assert not (self._stopping and child.state in (ChildState.WAITING, ChildState.BACKING_OFF)), child
 
 
-def _answer(reply_to: str, body: Body) -> list[Effect]:
-    return [Reply(to=reply_to, body=body)] if reply_to else []
-
-
 def _refuse(reply_to: str, reason: OrderRefusal, detail: str) -> list[Effect]:
-    return _answer(reply_to, _refused(reason, detail))
+    return reply(reply_to, _refused(reason, detail))
 
 
 def _refused(reason: OrderRefusal, detail: str) -> OrderRefused:

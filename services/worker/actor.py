@@ -43,7 +43,7 @@ import random
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, Log, StartTimer, Subscribe
+from millrace.actor.effects import Effect, Log, StartTimer, Subscribe, unexpected
 from millrace.actor.engine import (
     AdapterLoaded,
     AdapterNotLoaded,
@@ -94,7 +94,7 @@ from millrace.membership.services import ServiceLiveness
 from services.worker import leasing, reserving, step_budget
 from services.worker.adapters import Adapters
 from services.worker.config import MigrationConfig, WorkerLimits
-from services.worker.context import WorkerContext, unexpected
+from services.worker.context import WorkerContext
 from services.worker.decoding import Decoding
 from services.worker.draining import DRAINED, Draining
 from services.worker.intake import Intake

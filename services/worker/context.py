@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from millrace.actor.effects import Effect, Publish, Reply
+from millrace.actor.effects import Effect, Publish, reply
 from millrace.actor.engine import CancelInEngine, EngineInfo
 from millrace.contracts.ingress import FinishReason, ReturnReason
 from millrace.contracts.leases import KvRefused
-from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.message import Body
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import RefusalReason, SequenceRefused
@@ -143,10 +143,4 @@ class WorkerContext:
 
 def answer(reply_to: str, sequence: str, body: Body, traceparent: str = "") -> list[Effect]:
     """A reply where one is expected."""
-    return [Reply(to=reply_to, body=body, request=request_id_of(sequence), traceparent=traceparent)] if reply_to else []
-
-
-def unexpected(message: Message, detail: str) -> list[Effect]:
-    """An ErrorReply where one is expected."""
-    body = ErrorReply(reason="unexpected", detail=detail)
-    return [Reply(to=message.reply_to, body=body)] if message.reply_to else []
+    return reply(reply_to, body, request=request_id_of(sequence), traceparent=traceparent)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from millrace.contracts.message import Body
+from millrace.contracts.message import Body, ErrorReply, Message
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -174,3 +174,13 @@ class Stop(Effect, frozen=True, kw_only=True):
     """Ends this actor's process after all earlier effects; the runtime closes the bus in order."""
 
     reason: str = ""
+
+
+def reply(reply_to: str, body: Body, *, request: str = "", traceparent: str = "") -> list[Effect]:
+    """The reply, where one is expected."""
+    return [Reply(to=reply_to, body=body, request=request, traceparent=traceparent)] if reply_to else []
+
+
+def unexpected(message: Message, detail: str) -> list[Effect]:
+    """The reply to a message that an actor does not take, where one is expected."""
+    return reply(message.reply_to, ErrorReply(reason="unexpected", detail=detail))
