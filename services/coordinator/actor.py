@@ -136,6 +136,8 @@ class CoordinatorActor:
         change = self._members.on_record(body.key, record, now_ns)
         if change.member is None:  # no room for it, or another instance's key
             return self._say_bound_reached() if len(self._members) >= self._membership.members_max else []
+        if self._ready:
+            self.leased.ensure(record.model)
         if not change.rerecorded and served == change.member.serving:
             return self._lead(now_ns)  # a renewal, as nearly all are; who fell silent, the tick sees
         return self._lead(now_ns) + self._plan(record.model, now_ns)
@@ -177,6 +179,9 @@ class CoordinatorActor:
     def _on_bucket_ready(self, body: BucketReady, now_ns: int) -> list[Effect]:
         self._ready = self._ready or body.bucket == "instance"
         self.leased.on_ready(body)
+        if self._ready:
+            for _, record in self._members.registered():
+                self.leased.ensure(record.model)
         return self._lead(now_ns) + self._plan_all(now_ns)
 
     def _on_reconnected(self, now_ns: int) -> list[Effect]:
@@ -192,11 +197,7 @@ class CoordinatorActor:
 
     def _lead(self, now_ns: int) -> list[Effect]:
         """Takes leases that are free and renews the ones held, for every model that has instances."""
-        if not self._ready:
-            return []
-        for _, record in self._members.registered():
-            self.leased.ensure(record.model)
-        return self.leased.lead(now_ns)
+        return self.leased.lead(now_ns) if self._ready else []
 
     def _plan_all(self, now_ns: int) -> list[Effect]:
         return [effect for known in self.leased for effect in self._plan(known.name, now_ns)]
