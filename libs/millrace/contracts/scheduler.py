@@ -58,11 +58,13 @@ def step_budget(config: SchedulerConfig, tokens: int) -> int:
     return min(config.token_budget, max(tokens, config.max_sequences + 1))
 
 
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SchedulerConfig)}
+
+
 def scheduler_fields(source: SchedulerConfig) -> dict[str, Any]:
     """The fields of SchedulerConfig by name, of a struct that extends it.
 
     Values that equal a default are that very object: msgspec leaves defaults out of a message by identity.
     """
-    fields = {field.name: field.default for field in msgspec.structs.fields(SchedulerConfig)}
-    values = {name: getattr(source, name) for name in fields}
-    return {name: fields[name] if value == fields[name] else value for name, value in values.items()}
+    values = {name: getattr(source, name) for name in _DEFAULTS}
+    return {name: _DEFAULTS[name] if value == _DEFAULTS[name] else value for name, value in values.items()}
