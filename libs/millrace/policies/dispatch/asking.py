@@ -37,10 +37,10 @@ class QueryParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 def draw(view: DispatchView, count: int, rng: Random) -> tuple[str, ...]:
     """``count`` random candidates in the view's order; all of them where there are no more, or ``count`` is 0."""
-    names = [c.name for c in view.candidates]
-    if not count or count >= len(names):
-        return tuple(names)
-    return tuple(names[i] for i in sorted(rng.sample(range(len(names)), count)))
+    candidates = view.candidates
+    if not count or count >= len(candidates):
+        return tuple([c.name for c in candidates])
+    return tuple([candidates[i].name for i in sorted(rng.sample(range(len(candidates)), count))])
 
 
 def answered(view: DispatchView) -> DispatchView:
