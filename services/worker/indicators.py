@@ -33,15 +33,18 @@ def load_indicators(
     prefill, decode = [0, 0, 0], [0, 0, 0]
     left = growing = 0
     oldest_ns = now_ns
+    preempted = SequenceState.PREEMPTED
     for place, entries in ((0, snapshot.running), (1, snapshot.waiting)):
         for entry in entries:
-            queue = 2 if entry.state is SequenceState.PREEMPTED else place
-            (decode if entry.output_tokens else prefill)[queue] += 1
-            growing += blocks_to_come(entry, block_size, groups)
-            if entry.computed_tokens + 1 < entry.prompt_tokens + entry.output_tokens or not entry.output_tokens:
-                left += entry.prompt_tokens + entry.output_tokens - entry.computed_tokens
-            if place and not entry.output_tokens:
-                oldest_ns = min(oldest_ns, entry.arrival_ns)
+            output = entry.output_tokens
+            (decode if output else prefill)[2 if entry.state is preempted else place] += 1
+            if entry.expected_output_tokens is not None:
+                growing += blocks_to_come(entry, block_size, groups)
+            to_compute = entry.prompt_tokens + output - entry.computed_tokens
+            if to_compute > 1 or not output:
+                left += to_compute
+            if place and not output and entry.arrival_ns < oldest_ns:
+                oldest_ns = entry.arrival_ns
     for held in unseen:
         prefill[1] += 1
         left += held.to_compute

@@ -52,20 +52,23 @@ class RemainingLengths:
 
     def reported(self, entries: Iterable[SequenceStatus]) -> list[SequenceStatus]:
         """The same sequences with what is expected of them now."""
-        believed = not self.coverage.refusal
-        return [self._told(entry, believed=believed) for entry in entries]
+        believed, plain = not self.coverage.refusal, self._by_survival
+        return [
+            plain(entry, entry.expected_output_tokens)
+            if (at := entry.expected_at) is None
+            else self._told(entry, at, believed=believed)
+            for entry in entries
+        ]
 
-    def _told(self, entry: SequenceStatus, *, believed: bool) -> SequenceStatus:
-        if entry.expected_at is None:
-            return self._by_survival(entry, submitted=entry.expected_output_tokens)
+    def _told(self, entry: SequenceStatus, at: int, *, believed: bool) -> SequenceStatus:
         if not self._possible(entry):
             self.ignored += 1
-            return self._by_survival(entry, submitted=None)
+            return self._by_survival(entry, None)
         p90 = self._corrected(entry)
         self._watch(entry, p90)
-        if believed and entry.output_tokens - entry.expected_at <= STALE_TOKENS:
+        if believed and entry.output_tokens - at <= STALE_TOKENS:
             return entry if p90 == entry.expected_p90 else msgspec.structs.replace(entry, expected_p90=p90)
-        return self._by_survival(entry, submitted=None)
+        return self._by_survival(entry, None)
 
     def _possible(self, entry: SequenceStatus) -> bool:
         expected, p90, at = entry.expected_output_tokens, entry.expected_p90, entry.expected_at
@@ -87,7 +90,7 @@ class RemainingLengths:
         if due and len(watched) < WATCHED_MAX:
             watched.append(_Watched(entry.expected_at, entry.expected_p90, reported))
 
-    def _by_survival(self, entry: SequenceStatus, *, submitted: int | None) -> SequenceStatus:
+    def _by_survival(self, entry: SequenceStatus, submitted: int | None) -> SequenceStatus:
         """The submitted length until it is reached, then the median of those that came so far.
 
         A rest before the first token says no more than the submitted length does, so a waiting sequence keeps that.
@@ -96,9 +99,10 @@ class RemainingLengths:
         rest = self.survival.rest(generated)
         if rest is None:
             return entry if entry.expected_at is None else _told(entry, submitted, None)
-        top = generated + max(1, entry.max_tokens - generated)
-        expected = submitted if submitted is not None and submitted > generated else min(generated + rest.p50, top)
-        return _told(entry, expected, max(expected, min(generated + rest.p90, top)))
+        top = entry.max_tokens if entry.max_tokens > generated else generated + 1
+        median, p90 = rest
+        expected = submitted if submitted is not None and submitted > generated else min(generated + median, top)
+        return _told(entry, expected, max(expected, min(generated + p90, top)))
 
     def left(self, sequence: str, length: int, *, entered: int, ended: bool, cut: bool = False) -> None:
         """A sequence left this instance.

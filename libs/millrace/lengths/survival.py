@@ -137,7 +137,8 @@ class Survival:
         """Median and 90th percentile of the rest, from a table. None while too little was learnt."""
         if self.outcomes < OUTCOMES_MIN:
             return None
-        self.curve()
+        if self._curve is None or self._new > RENEWAL * self._total:
+            self.curve()
         known = self._rests.get(generated)
         if known is None:
             if len(self._rests) >= RESTS_MAX:
@@ -149,8 +150,8 @@ class Survival:
         low = bin_of(generated + 1)
         part = (generated - _POINTS_LIST[low]) / (_POINTS_LIST[low + 1] - _POINTS_LIST[low])
         part = min(part, 1.0)
-        at = self._totals.item  # a table of Python's floats would take longer to make than most are read
-        p50, p90 = (at(row, low) + part * (at(row, low + 1) - at(row, low)) for row in range(len(_SHARES)))
+        # A table of Python's floats would take longer to make than most are read.
+        p50, p90 = [at + part * (after - at) for at, after in self._totals[:, low : low + 2].tolist()]
         median = max(1, ceil(p50 - 1e-9) - generated)
         return Rest(median, max(median, ceil(p90 - 1e-9) - generated))
 
