@@ -146,7 +146,7 @@ class CoordinatorActor:
         member = self._members.find(body.instance)
         if member is None or member.record is None or member.record.incarnation != body.incarnation:
             return []
-        served = self._serves(body.instance, now_ns)
+        served = self._members.state(member, now_ns) is MemberState.SERVING
         if not self._members.on_summary(body, now_ns).accepted:
             return []
         return self._plan(body.model, now_ns) if member.serving != served else []

@@ -68,8 +68,8 @@ class ActorGroup:
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         for index, own in self._received(message):
-            begun = [(index, effect) for effect in self.parts[index].handle(own, now_ns)]
-            effects += self._carried(deque(begun), now_ns)
+            if begun := self.parts[index].handle(own, now_ns):
+                effects += self._carried(deque([(index, effect) for effect in begun]), now_ns)
         return sorted(effects, key=lambda effect: isinstance(effect, Stop))  # stable: Stop is the last one
 
     def _received(self, message: Message) -> list[tuple[int, Message]]:
@@ -88,7 +88,9 @@ class ActorGroup:
                 indices = self._route(message.subject)
             case _:
                 indices = tuple(range(len(self.parts)))
-        return [(index, message) for index in sorted(indices, key=lambda index: (not index, index))]
+        if len(indices) > 1:
+            indices = tuple(sorted(indices, key=lambda index: (not index, index)))
+        return [(index, message) for index in indices]
 
     def _route(self, subject: str) -> tuple[int, ...]:
         found = self._routes.get(subject)
