@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from operator import attrgetter
 from random import Random
 from typing import Any
 
 import msgspec
 
 from millrace.policies.dispatch import Decision, DispatchPolicy, DispatchView
+
+_NAME = attrgetter("name")
 
 
 class PolicyFault(msgspec.Struct, frozen=True):
@@ -53,7 +56,7 @@ def run_ask(
         asked = tuple(policy.ask(view, parameters, rng))
     except Exception as error:  # noqa: BLE001 - whatever a user's policy raises
         return _fault(error, policy.ask)
-    strange = sorted({str(name) for name in asked} - {candidate.name for candidate in view.candidates})
+    strange = sorted({str(name) for name in asked}.difference(map(_NAME, view.candidates)))
     if strange:
         return PolicyFault(_location(policy.ask), f"ask named {strange[0]!r}, which is no candidate")
     return asked
