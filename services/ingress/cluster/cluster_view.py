@@ -115,8 +115,10 @@ class IngressClusterView:
     def take_presence(self, presence: ServicePresence) -> KnownInstance | None:
         """A worker's presence. Returns the instance if this says that its process has ended."""
         change = self.members.on_presence(presence)
+        if change.member is None or not change.moved:
+            return None
         self._take(change)
-        if change.member is None or not change.moved or change.member.state is not MemberState.DEAD:
+        if change.member.state is not MemberState.DEAD:
             return None
         return self.instances[change.member.name]
 
