@@ -127,9 +127,9 @@ class RemainingLengths:
 
     def keep(self, sequences: Iterable[str]) -> None:
         """Forgets estimates of all other sequences: a bound where an end was missed."""
-        known = set(sequences)
-        for gone in [name for name in self._watched if name not in known]:
-            del self._watched[gone]
+        if self._watched:
+            known = set(sequences)
+            self._watched = {name: watched for name, watched in self._watched.items() if name in known}
 
 
 def _told(entry: SequenceStatus, expected: int | None, p90: int | None) -> SequenceStatus:
