@@ -9,9 +9,9 @@ from typing import Any
 
 Event = tuple[int, int, Callable[..., None], tuple[Any, ...]]
 
-#: What is further ahead than the present slice of time waits unsorted in its own slice of 2^24 ns (17 ms). Most of it
+#: What is further ahead than the present slice of time waits unsorted in its own slice of 2^20 ns (1 ms). Most of it
 #: are limits of answers that came long before: a heap would compare them with each message.
-SLICE_BITS = 24
+SLICE_BITS = 20
 
 
 class EventQueue:
