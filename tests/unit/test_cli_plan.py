@@ -13,7 +13,7 @@ from millrace.cascade.jobs import PlanningResult
 from millrace.cli.__main__ import main
 from millrace.cli.cascade_table import cascade_rows
 from millrace.cli.cluster_view import ClusterView
-from millrace.cli.planning import MISSED, OPERATOR, applied
+from millrace.cli.plan import MISSED, OPERATOR, applied
 from millrace.cli.status_table import cluster_tables
 from millrace.cluster.cascade_spec import CascadeSpec
 from millrace.contracts.cascade import CascadePlan, CascadeTier, FrontPoint
