@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import difflib
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from nats.aio.client import Client
 
 from millrace.actor.errors import ConfigError
 from millrace.cli.bus import open_bus
-from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, no_cluster, resolve_connection
+from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, folder_of, no_cluster, resolve_connection
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError, UsageError
 from millrace.cli.listening import LISTEN_S, listen
@@ -53,7 +52,6 @@ from millrace.contracts.provisioner import (
 )
 from millrace.contracts.subjects import Subjects
 from millrace.files import open_private
-from millrace.supervision.cluster_folder import find_folder
 
 SAME, CHANGED, ADDED, REMOVED = ProcessChange
 
@@ -102,7 +100,7 @@ async def apply(arguments: argparse.Namespace) -> int:
     Raises:
         CliError: the file is wrong, or the cluster cannot become so.
     """
-    folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
+    folder = folder_of(arguments.dir)
     if folder is None or not (folder / CLUSTER_FILE).is_file():
         raise no_cluster("apply FILE", arguments.dir)
     if arguments.file is None and not arguments.set:

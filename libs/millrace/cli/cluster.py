@@ -87,7 +87,7 @@ def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False)
     Raises:
         CliError: there is neither an option --nats nor a cluster file, or the file is damaged.
     """
-    folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
+    folder = folder_of(arguments.dir)
     file = folder / CLUSTER_FILE if folder else None
     known = read_cluster_file(file) if file and file.is_file() else None
     if known is None and not arguments.nats:
@@ -106,6 +106,11 @@ def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False)
         tls=arguments.tls or (known.nats_tls if own else ""),
         origin="--nats" if arguments.nats else str(file),
     )
+
+
+def folder_of(given: str | None) -> Path | None:
+    """The folder of a cluster's files: as given by --dir, else the one that is found from here upwards."""
+    return Path(given) if given else find_folder(Path.cwd(), os.environ)
 
 
 def no_cluster(verb: str, directory: str | None, *further: str) -> CliError:

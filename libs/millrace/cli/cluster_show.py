@@ -11,17 +11,19 @@ start.
 from __future__ import annotations
 
 import argparse
-import os
+import asyncio
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from millrace.actor.errors import ConfigError
-from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, no_cluster, resolve_connection
+from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, folder_of, no_cluster, resolve_connection
 from millrace.cli.errors import CliError
-from millrace.supervision.cluster_folder import find_folder
-
-if TYPE_CHECKING:
-    from millrace.cluster.spec import ClusterSpec
+from millrace.cli.listening import LISTEN_S, listen
+from millrace.cli.running_spec import running_spec, with_differences
+from millrace.cluster.model_folders import with_model_folders
+from millrace.cluster.reading import read_cluster
+from millrace.cluster.spec import ClusterSpec
+from millrace.cluster.toml_text import cluster_toml
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,10 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Reads, checks, prints."""
-    from millrace.cluster.model_folders import with_model_folders
-    from millrace.cluster.reading import read_cluster
-    from millrace.cluster.toml_text import cluster_toml
-
     file = Path(arguments.file) if arguments.file else _of_the_running(arguments)
     try:
         spec = with_model_folders(read_cluster(file))
@@ -50,12 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _as_it_runs(arguments: argparse.Namespace, spec: ClusterSpec, start: str) -> str:
     """Listens until each service was heard once."""
-    import asyncio
-    import time
-
-    from millrace.cli.listening import LISTEN_S, listen
-    from millrace.cli.running_spec import running_spec, with_differences
-    from millrace.cluster.toml_text import cluster_toml
 
     async def heard() -> ClusterSpec:
         async with listen(resolve_connection(arguments)) as view:
@@ -67,7 +59,7 @@ def _as_it_runs(arguments: argparse.Namespace, spec: ClusterSpec, start: str) ->
 
 
 def _of_the_running(arguments: argparse.Namespace) -> Path:
-    folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
+    folder = folder_of(arguments.dir)
     if folder is None or not (folder / CLUSTER_FILE).is_file():
         raise no_cluster("cluster show", arguments.dir, "or give a FILE")
     return folder / "run" / "cluster.toml"

@@ -12,10 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from millrace.cli.machine_report import MachineDefaults
+import msgspec
+
+from millrace.actor.errors import ConfigError
+from millrace.cli import machine_probes
+from millrace.cli.errors import CliError
+from millrace.cli.machine_report import Level, MachineDefaults, findings, outlook
+from millrace.cluster.model_folders import model_folder
+from millrace.cluster.model_parsers import model_parsers
 
 #: API, NATS, the first port of metrics.
 PORTS = (8000, 4222, 9100)
@@ -32,14 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Looks, prints."""
-    import msgspec
-
     if arguments.model:
         return _show_parsers(arguments.model, as_json=arguments.json)
-    from millrace.cli.machine_probes import look
-    from millrace.cli.machine_report import Level, findings, outlook
-
-    facts = look(Path(arguments.dir), PORTS)
+    facts = machine_probes.look(Path(arguments.dir), PORTS)
     found, ahead = findings(facts), outlook(facts)
     if arguments.json:
         report = {"facts": facts, "findings": found, "outlook": ahead}
@@ -52,13 +52,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_parsers(model: str, *, as_json: bool) -> int:
-    import msgspec
-
-    from millrace.actor.errors import ConfigError
-    from millrace.cli.errors import CliError
-    from millrace.cluster.model_folders import model_folder
-    from millrace.cluster.model_parsers import model_parsers
-
     try:
         found = model_parsers(model_folder(model))
     except ConfigError as error:

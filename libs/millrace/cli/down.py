@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import signal
 import time
 from pathlib import Path
@@ -12,9 +11,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from millrace.cli.cluster import CLUSTER_FILE, no_cluster
+from millrace.cli.cluster import CLUSTER_FILE, folder_of, no_cluster
 from millrace.cli.errors import CliError
-from millrace.supervision.cluster_folder import find_folder
 from millrace.supervision.survivors import WrittenProcess, created, survivors
 
 #: The supervisor gives its children at most about 40 s in all; this leaves it time to end itself.
@@ -35,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Asks the supervisor to stop."""
-    folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
+    folder = folder_of(arguments.dir)
     process = running_supervisor(folder) if folder else None
     if process is None and folder is not None and (left := survivors(folder)):
         _end(left)

@@ -11,12 +11,11 @@ openai, a log of JSON lines with a time and the reply's usage; sharegpt has leng
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from pathlib import Path
 
+from millrace.cli.cluster import folder_of
 from millrace.cli.errors import CliError
-from millrace.supervision.cluster_folder import find_folder
 from millrace.workloads.readers import READERS
 from millrace.workloads.recording import RecordedLoad, read_recording, rows_of, write_recording
 from millrace.workloads.shape import WorkloadError
@@ -68,7 +67,7 @@ def source_of(arguments: argparse.Namespace) -> Path:
     """
     if arguments.file is not None:
         return Path(arguments.file)
-    folder = Path(arguments.dir) if arguments.dir else find_folder(Path.cwd(), os.environ)
+    folder = folder_of(arguments.dir)
     if folder is None or not (folder / "recording").is_dir():
         raise CliError("no cluster has recorded anything here; start one, name its --dir, or a recording with --file")
     return folder / "recording"

@@ -11,11 +11,17 @@ No GPU has run Millrace yet: on a node with one, please open an issue with that 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
+import tempfile
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from millrace.cli.selftesting import Outcome
+import msgspec
+
+from millrace.cli.machine_probes import look
+from millrace.cli.machine_report import outlook
+from millrace.cli.selftesting import Outcome, SelfTest
 
 #: Of the first column.
 WIDTH = 20
@@ -31,17 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the steps, prints each when it is done."""
-    import signal
-    import sys
-    import tempfile
-    from importlib.metadata import version
-
-    import msgspec
-
-    from millrace.cli.machine_probes import look
-    from millrace.cli.machine_report import outlook
-    from millrace.cli.selftesting import SelfTest
-
     facts = look(Path.cwd(), ())
     outcomes: list[Outcome] = []
     # Whoever ends it early leaves no cluster behind.

@@ -6,12 +6,21 @@ It listens for a little more than a second, because every service publishes its 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import sys
+import time
+
+import msgspec
+from rich.console import Console
+
+from millrace.cli.cascade_table import cascade_rows
+from millrace.cli.cluster import add_connection_options, resolve_connection
+from millrace.cli.listening import LISTEN_S, listen
+from millrace.cli.status_table import PIPE_COLUMNS, cluster_tables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
-    from millrace.cli.cluster import add_connection_options
-
     parser.add_argument(
         "--json", action="store_true", help="for programs; rates in tokens per second, times in seconds"
     )
@@ -20,28 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Listens, prints."""
-    import asyncio
-
     return asyncio.run(_status(arguments))
 
 
 async def _status(arguments: argparse.Namespace) -> int:
-    import asyncio
-    import sys
-    import time
-
-    import msgspec
-
-    from millrace.cli.cluster import resolve_connection
-    from millrace.cli.listening import LISTEN_S, listen
-
     connection = resolve_connection(arguments)
     async with listen(connection) as view:
         await asyncio.sleep(LISTEN_S)
         now_ns = time.time_ns()
     if arguments.json:
-        from millrace.cli.cascade_table import cascade_rows
-
         instances = view.instances(now_ns)
         report = {
             "cluster": connection.cluster,
@@ -56,10 +52,6 @@ async def _status(arguments: argparse.Namespace) -> int:
         }
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
         return 0
-    from rich.console import Console
-
-    from millrace.cli.status_table import PIPE_COLUMNS, cluster_tables
-
     # A pipe has no width; 120 columns hold every table.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     console.print(cluster_tables(connection.cluster, view, now_ns, width=console.width))

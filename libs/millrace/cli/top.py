@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import sys
+import time
+
+from rich.console import Console
+from rich.live import Live
+
+from millrace.cli.cluster import add_connection_options, resolve_connection
+from millrace.cli.errors import CliError
+from millrace.cli.keyboard import key_pressed
+from millrace.cli.listening import listen
+from millrace.cli.status_table import cluster_tables
 
 #: Time between two pictures.
 REFRESH_S = 0.5
@@ -19,35 +31,17 @@ STAGE_LINES = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
-    from millrace.cli.cluster import add_connection_options
-
     add_connection_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Draws until told to stop."""
-    import asyncio
-    import sys
-
-    from millrace.cli.errors import CliError
-
     if not sys.stdout.isatty():
         raise CliError("standard output is no terminal; `millrace status --json` is for programs")
     return asyncio.run(_top(arguments))
 
 
 async def _top(arguments: argparse.Namespace) -> int:
-    import asyncio
-    import time
-
-    from rich.console import Console
-    from rich.live import Live
-
-    from millrace.cli.cluster import resolve_connection
-    from millrace.cli.keyboard import key_pressed
-    from millrace.cli.listening import listen
-    from millrace.cli.status_table import cluster_tables
-
     connection = resolve_connection(arguments)
     console = Console(highlight=False)
     async with listen(connection) as view:

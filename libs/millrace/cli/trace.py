@@ -7,7 +7,18 @@ are listed. Reads `.millrace/traces/`.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import sys
+from datetime import datetime
 from pathlib import Path
+
+from millrace.cli.cluster import folder_of
+from millrace.cli.errors import CliError
+from millrace.cli.field_text import duration, shown_fields
+from millrace.cli.trace_reading import attribute, latest_requests, request_of, spans_of
+from millrace.cli.trace_tree import draw
+from millrace.telemetry.spans import SpanLine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,13 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Draws or lists."""
-    import os
-    import shutil
-    import sys
-
-    from millrace.cli.trace_reading import latest_requests, request_of, spans_of
-    from millrace.cli.trace_tree import draw
-
     folder = trace_folder(arguments.dir)
     width = shutil.get_terminal_size((120, 24)).columns
     if arguments.request is None:
@@ -44,14 +48,9 @@ def trace_folder(given: Path | None) -> Path:
     Raises:
         CliError: there is none.
     """
-    import os
-
-    from millrace.cli.errors import CliError
-    from millrace.supervision.cluster_folder import find_folder
-
     if given is not None:
         return given / "traces" if (given / "traces").is_dir() else given
-    folder = find_folder(Path.cwd(), os.environ)
+    folder = folder_of(None)
     if folder is None:
         raise CliError("no .millrace folder in this folder or a parent; give --dir DIR")
     return folder / "traces"
@@ -61,12 +60,7 @@ def trace_folder(given: Path | None) -> Path:
 _LISTED = ("model", "outcome", "delivered", "reason", "prompt_tokens", "output_tokens", "policy", "key")
 
 
-def _listing(requests: list) -> list[str]:  # type: ignore[type-arg]  # the Struct's module is imported in run
-    from datetime import datetime
-
-    from millrace.cli.field_text import duration, shown_fields
-    from millrace.cli.trace_reading import attribute
-
+def _listing(requests: list[SpanLine]) -> list[str]:
     if not requests:
         return ["no request is recorded here yet"]
     lines = []
