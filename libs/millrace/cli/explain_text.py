@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from millrace.cli.explained import Explained, ExplainedPlacement
 from millrace.cli.field_text import duration
 from millrace.contracts.observers import CandidateForecast, CascadeAttempt, DecisionMade, RequestFinished
+
+N = TypeVar("N", int, float)
 
 #: Placements that are told. A request that found no instance for long has one per try.
 PLACEMENTS_MAX = 12
@@ -202,7 +205,7 @@ def _delivered(attempts: list[CascadeAttempt], taken: list[ExplainedPlacement], 
     forecast = placement.forecast
     rows: list[tuple[str, ...]] = [(f"{attempt.request}, from the decision", "predicted", "actual", "error")]
     whole = attempt.ended_ns - placement.decision.at_ns
-    rows.append(("  end to end", *_compared(None if forecast is None else forecast.e2e_ns, whole)))
+    rows.append(("  end to end", *_compared(None if forecast is None else forecast.e2e_ns, whole, duration)))
     rows.append(_lengths(choices, placement.decision.expected_output_tokens, attempt.output_tokens))
     yield from _table(rows)
 
@@ -217,36 +220,32 @@ def _end_ns(ending: RequestFinished) -> int:
 
 def _lengths(choices: int, expected: float | None, tokens: int) -> tuple[str, str, str, str]:
     name = "  output tokens" if choices == 1 else "  output tokens per choice"
-    mean = tokens / choices
-    error = "-" if expected is None or not mean else f"{100 * (expected - mean) / mean:+.1f} %"
-    return name, "-" if expected is None else f"{expected:.4g}", f"{mean:.4g}", error
+    return name, *_compared(expected, tokens / choices, "{:.4g}".format)
 
 
 def _errors(placement: ExplainedPlacement, ending: RequestFinished) -> list[tuple[str, ...]]:
     forecast, since_ns = placement.forecast, placement.decision.at_ns
     first = None if ending.ttft_ns is None else ending.arrival_ns + ending.ttft_ns - since_ns
     rows: list[tuple[str, ...]] = [("from the decision", "predicted", "actual", "error")]
-    rows.append(("  first token", *_compared(None if forecast is None else forecast.ttft_ns, first)))
-    rows.append(("  end to end", *_compared(None if forecast is None else forecast.e2e_ns, _end_ns(ending) - since_ns)))
+    rows.append(("  first token", *_compared(None if forecast is None else forecast.ttft_ns, first, duration)))
+    rows.append(
+        (
+            "  end to end",
+            *_compared(None if forecast is None else forecast.e2e_ns, _end_ns(ending) - since_ns, duration),
+        )
+    )
     expected = placement.decision.expected_output_tokens
     if expected is None:
         expected = ending.predicted_output_tokens
     rows.append(_lengths(_choices(ending), expected, sum(ending.output_tokens)))
     if ending.cached_tokens or (forecast is not None and forecast.cached_tokens):
-        rows.append(_cached(None if forecast is None else forecast.cached_tokens, ending.cached_tokens))
+        predicted = None if forecast is None else forecast.cached_tokens
+        rows.append(("  cached tokens", *_compared(predicted, ending.cached_tokens, str)))
     return rows
 
 
-def _cached(predicted: int | None, actual: int) -> tuple[str, str, str, str]:
-    error = "-" if predicted is None or not actual else f"{100 * (predicted - actual) / actual:+.1f} %"
-    return "  cached tokens", "-" if predicted is None else str(predicted), str(actual), error
-
-
-def _compared(predicted_ns: int | None, actual_ns: int | None) -> tuple[str, str, str]:
-    known = predicted_ns is not None and actual_ns is not None and actual_ns > 0
-    error = f"{100 * (predicted_ns - actual_ns) / actual_ns:+.1f} %" if known else "-"  # type: ignore[operator]
-    return (
-        "-" if predicted_ns is None else duration(predicted_ns),
-        "-" if actual_ns is None else duration(actual_ns),
-        error,
-    )
+def _compared(predicted: N | None, actual: N | None, shown: Callable[[N], str]) -> tuple[str, str, str]:
+    """Both as they are shown, and the error; a dash for what is not known."""
+    known = predicted is not None and actual is not None and actual > 0
+    error = f"{100 * (predicted - actual) / actual:+.1f} %" if known else "-"  # type: ignore[operator]
+    return "-" if predicted is None else shown(predicted), "-" if actual is None else shown(actual), error

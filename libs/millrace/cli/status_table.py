@@ -31,6 +31,11 @@ _COLUMNS = (
     "uptime", "kv moves by",
 )  # fmt: skip
 
+#: Columns at the right.
+_NUMBERS = frozenset({
+    "instances", "running", "waiting", "blocks", "tok/s", "preempted", "uptime", "rounds", "copied", "age",
+})  # fmt: skip
+
 #: What goes first where the screen is too narrow. Name, state and load stay: they are what the table is for.
 _DISPENSABLE = ("", "preempted", "uptime", "kv moves by", "model", "stage", "moving", "blocks")
 
@@ -117,17 +122,14 @@ def advice_text(advice: Advice) -> str:
 def _stages(rows: list[StageRow]) -> Table:
     """One line each, in the order of lengths; the model only where there are several."""
     models = len({row.model for row in rows}) > 1
-    table = _table(*(("model",) if models else ()), "stage", "lengths")
-    for name in ("instances", "running", "waiting", "blocks", "tok/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("moving", no_wrap=True)
+    load = ("instances", "running", "waiting", "blocks", "tok/s")
+    table = _table(*(("model",) if models else ()), "stage", "lengths", *load, "moving")
     for row in rows:
-        counts = ((row.leaving, "out"), (row.arriving, "in"))
-        moving = ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
+        moving = _moving((row.leaving, "out"), (row.arriving, "in"))
         instances = str(row.instances) if row.instances or not row.covered_by else f"- ({row.covered_by})"
         share = f"{row.blocks_used / row.blocks_total:.0%}" if row.blocks_total else "-"
-        load = (str(row.running), str(row.waiting), share, f"{row.output_tokens_per_s:,.0f}")
-        table.add_row(*((row.model,) if models else ()), row.stage, lengths(row), instances, *load, moving)
+        counts = (instances, str(row.running), str(row.waiting), share, f"{row.output_tokens_per_s:,.0f}")
+        table.add_row(*((row.model,) if models else ()), row.stage, lengths(row), *counts, moving)
     return table
 
 
@@ -138,10 +140,7 @@ def lengths(row: StageRow) -> str:
 
 def _instances(rows: list[InstanceRow], width: int) -> Table:
     cells = [_cells(row) for row in rows]
-    table = _table()
-    for name in _fitting(cells, width):
-        left = name in ("instance", "model", "stage", "role", "state", "moving", "", "kv moves by")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    table = _table(*_fitting(cells, width))
     for row in cells:
         table.add_row(*(row[str(column.header)] for column in table.columns))
     return table
@@ -170,7 +169,7 @@ def _cells(row: InstanceRow) -> dict[str, str | Text]:
         "state": _state(row.state),
         "running": str(row.running),
         "waiting": str(row.waiting),
-        "moving": _on_the_way(row),
+        "moving": _moving((row.leaving, "out"), (row.arriving, "in"), (row.replicated, "copied")),
         "blocks": f"{row.blocks_used}/{row.blocks_total}",
         "": _bar(row.blocks_used, row.blocks_total),
         "tok/s": "-" if row.output_tokens_per_s is None else f"{row.output_tokens_per_s:,.0f}",
@@ -180,19 +179,14 @@ def _cells(row: InstanceRow) -> dict[str, str | Text]:
     }
 
 
-def _on_the_way(row: InstanceRow) -> str:
-    """``2 out, 1 in, 3 copied``: what leaves, what arrives, what shall leave and waits, and what has a KV
-    replica elsewhere.
-    """
-    counts = ((row.leaving, "out"), (row.arriving, "in"), (row.replicated, "copied"))
+def _moving(*counts: tuple[int, str]) -> str:
+    """``2 out, 1 in, 3 copied``: what leaves, what arrives, and what has a KV replica elsewhere."""
     return ", ".join(f"{count} {word}" for count, word in counts if count) or "-"
 
 
 def _migrations(rows: list[MigrationRow], width: int) -> Table:
     """One line each; on a narrow screen the sequence's name is cut."""
-    table = _table("migration", "from", "to", "step")
-    for name in ("rounds", "copied", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("migration", "from", "to", "step", "rounds", "copied", "age")
     ends = max(len("from"), *(len(row.source) for row in rows)) + max(len("to"), *(len(row.target) for row in rows))
     cells = max(SEQUENCE_CELLS, width - MIGRATION_CELLS - ends)
     for row in rows:
@@ -229,9 +223,7 @@ def _refusals(rows: list[InstanceRow]) -> list[Text]:
 
 
 def _services(rows: list[ServiceRow]) -> Table:
-    table = _table("service", "name", "state")
-    table.add_column("uptime", justify="right", no_wrap=True)
-    table.add_column("url", no_wrap=True)
+    table = _table("service", "name", "state", "uptime", "url")
     for row in rows:
         table.add_row(row.role, row.name, _state(row.state), span(row.uptime_s), row.url)
     return table
@@ -240,7 +232,7 @@ def _services(rows: list[ServiceRow]) -> Table:
 def _table(*columns: str) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, GAP_CELLS, 0, 0))
     for name in columns:
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
     return table
 
 
