@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import nats
 import nats.errors
@@ -41,10 +43,13 @@ async def open_bus(
     Raises:
         CliError: no server answers there, or it refuses the user.
     """
-    errors: list[Exception] = []
+    errors: deque[Exception] = deque(maxlen=8)
     closing = False
 
-    def tell(state: str) -> None:
+    async def on_error(error: Exception) -> None:
+        errors.append(error)
+
+    async def tell(state: str) -> None:
         if on_state is not None and not closing:
             on_state(state)
 
@@ -63,9 +68,9 @@ async def open_bus(
             allow_reconnect=True,
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
-            error_cb=_collect(errors),
-            disconnected_cb=_state(tell, "disconnected"),
-            reconnected_cb=_state(tell, "reconnected"),
+            error_cb=on_error,
+            disconnected_cb=partial(tell, "disconnected"),
+            reconnected_cb=partial(tell, "reconnected"),
         )
     except (OSError, ConfigError, nats.errors.Error, ValueError) as error:
         raise CliError(_explain(connection, [*errors, error])) from None
@@ -77,21 +82,6 @@ async def open_bus(
     finally:
         closing = True
         await close_client(client)
-
-
-def _collect(errors: list[Exception]) -> Callable[[Exception], Awaitable[None]]:
-    async def on_error(error: Exception) -> None:
-        errors.append(error)
-        del errors[:-8]
-
-    return on_error
-
-
-def _state(tell: Callable[[str], None], state: str) -> Callable[[], Awaitable[None]]:
-    async def on_change() -> None:
-        tell(state)
-
-    return on_change
 
 
 def _explain(connection: ConnectionSettings, errors: list[Exception]) -> str:

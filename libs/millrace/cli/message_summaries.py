@@ -6,7 +6,7 @@ Types without an entry here are shown field by field; long lists and texts are b
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any
 
 import msgspec
 
@@ -19,8 +19,6 @@ from millrace.contracts.observers import DecisionMade
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.status import InstanceSummary, StatusSnapshot
 from millrace.contracts.worker import SubmitSequence
-
-B = TypeVar("B", bound=Body)
 
 #: Fields that a line shows before the text, or that say nothing to a person.
 _BESIDE = ("request", "sequence", "incarnation", "endpoint", "token_ids", "checksums", "submission", "block_hashes")
@@ -114,12 +112,12 @@ def _loads(body: LoadsReported) -> str:
 
 def load_summary(body: LoadReported) -> str:
     """Load of an instance, and its broker's sentence on it."""
-    used = body.blocks_total - body.blocks_free
     coming = f" queued={body.queued_tokens}" if body.queued_tokens else ""
     peak = f" peak={max(body.curve.blocks)}" if body.curve is not None and body.curve.blocks else ""
+    why = f" | {body.why}" if body.why else ""
     return (
         f"{body.instance} stage={body.stage or '-'} tokens={body.tokens} waiting={body.waiting_tokens} "
-        f"running={body.running} blocks={used}/{body.blocks_total}{peak}{coming} | {body.why}".removesuffix(" | ")
+        f"running={body.running} blocks={_blocks(body.blocks_free, body.blocks_total)}{peak}{coming}{why}"
     )
 
 
@@ -130,19 +128,13 @@ def _migrated(body: MigrationFinished) -> str:
     return f"{way} {shown_fields(fields)}"
 
 
-def _entry(kind: type[B], function: Callable[[B], str]) -> tuple[type[Body], Callable[[Body], str]]:
-    return kind, cast("Callable[[Body], str]", function)
-
-
-_SUMMARIES: dict[type[Body], Callable[[Body], str]] = dict(
-    [
-        _entry(SubmitSequence, _submit),
-        _entry(TokensGenerated, _tokens),
-        _entry(StatusSnapshot, _status),
-        _entry(InstanceSummary, _summary),
-        _entry(DecisionMade, _decision),
-        _entry(Plan, _plan),
-        _entry(LoadsReported, _loads),
-        _entry(MigrationFinished, _migrated),
-    ]
-)
+_SUMMARIES: dict[type[Body], Callable[[Any], str]] = {
+    SubmitSequence: _submit,
+    TokensGenerated: _tokens,
+    StatusSnapshot: _status,
+    InstanceSummary: _summary,
+    DecisionMade: _decision,
+    Plan: _plan,
+    LoadsReported: _loads,
+    MigrationFinished: _migrated,
+}
