@@ -68,21 +68,18 @@ class Exchange:
     Attributes:
         on_gone: Called once, with the reason, if the connection ends before the response is complete.
         headers: Further headers of its response, whatever it is.
+        streaming: Whether the response is an event stream that has begun.
     """
 
-    __slots__ = ("_channel", "_streaming", "closed", "headers", "on_gone", "request")
+    __slots__ = ("_channel", "closed", "headers", "on_gone", "request", "streaming")
 
     def __init__(self, request: HttpRequest, channel: HttpConnection) -> None:
         self.request = request
         self._channel = channel
-        self._streaming = False
+        self.streaming = False
         self.closed = False
         self.headers: HeaderPairs = ()
         self.on_gone: Callable[[DisconnectReason], None] | None = None
-
-    @property
-    def streaming(self) -> bool:
-        return self._streaming
 
     @property
     def waiting_bytes(self) -> int:
@@ -113,7 +110,7 @@ class Exchange:
         """Send the head of an event stream with its first events (may be none)."""
         if self.closed:
             return
-        self._streaming = True
+        self.streaming = True
         head = [_STATUS_LINES[200], self._channel.date_header(), _STREAM_HEAD]
         if self.request.chunked:
             head.append(b"transfer-encoding: chunked\r\n")

@@ -54,7 +54,7 @@ class BackgroundExchange(Exchange):
         self.request = request
         self.headers = ()
         self.on_gone = None
-        self.closed = self._streaming = False
+        self.closed = self.streaming = False
         self._log = log
 
     def respond(
@@ -66,7 +66,7 @@ class BackgroundExchange(Exchange):
         self._log.end(self._log.stream.failed(ApiError(status, error.message, code=error.code)))
 
     def start_stream(self, headers: HeaderPairs, first: bytes) -> None:
-        self._streaming = True
+        self.streaming = True
         self.write(first)
 
     def write(self, events: bytes) -> None:
