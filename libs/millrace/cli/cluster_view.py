@@ -226,21 +226,14 @@ class ClusterView:
         if not heard:
             record = self._records[name]
             return InstanceRow(
-                instance=name,
-                model=record.model,
-                stage=self._stage(record.model, name),
                 state=self._gone(name, record.incarnation) or "starting",
                 blocks_total=record.blocks_total,
-                uptime_s=max(0, now_ns - record.incarnation) / 1e9,
-                **self._moving(record.model, name, now_ns),
+                **self._known(name, record, now_ns),
             )
         at_ns, last = heard[-1]
         if now_ns - at_ns > GONE_NS and name not in self._records:
             return None
         return InstanceRow(
-            instance=name,
-            model=last.model,
-            stage=self._stage(last.model, name),
             state=self._state(last, now_ns - at_ns),
             running=last.running,
             waiting=last.waiting,
@@ -249,8 +242,7 @@ class ClusterView:
             output_tokens_per_s=_rate(heard[0][1], last),
             output_tokens=last.output_tokens_total,
             preemptions=last.preemptions,
-            uptime_s=max(0, now_ns - last.incarnation) / 1e9,
-            **self._moving(last.model, name, now_ns),
+            **self._known(name, last, now_ns),
         )
 
     def _state(self, last: InstanceSummary, silent_ns: int) -> str:
@@ -269,14 +261,19 @@ class ClusterView:
             return ""
         return {PresenceState.DEAD: "dead", PresenceState.LEAVING: "draining"}.get(presence.state, "")
 
-    def _moving(self, model: str, instance: str, now_ns: int) -> dict[str, Any]:
-        """Return the fields of an instance's row that concern moves of its sequences."""
-        told = [row for _, body in self._migrators(now_ns) for row in body.moving if row.instance == instance]
-        counts = told[0] if told else InstanceMigrations(instance, 0)
+    def _known(self, instance: str, told: InstanceRecord | InstanceSummary, now_ns: int) -> dict[str, Any]:
+        """Fields of an instance's row that do not depend on its load."""
+        moves = [row for _, body in self._migrators(now_ns) for row in body.moving if row.instance == instance]
+        counts = moves[0] if moves else InstanceMigrations(instance, 0)
         under_way = [each for _, body in self._migrators(now_ns) for each in body.migrations]
-        plan, record = self._plans.get(model), self._records.get(instance)
-        roles = [stage.roles[instance] for stage in plan.stages if instance in stage.roles] if plan else []
+        plan, record = self._plans.get(told.model), self._records.get(instance)
+        planned = plan.stages if plan else []
+        roles = [stage.roles[instance] for stage in planned if instance in stage.roles]
         return {
+            "instance": instance,
+            "model": told.model,
+            "stage": ",".join(stage.name for stage in planned if instance in stage.instances),
+            "uptime_s": max(0, now_ns - told.incarnation) / 1e9,
             "role": str(roles[0]) if roles else str(InstanceRole.BOTH),
             "kv": [str(kind) for kind in record.kv.copiers] if record is not None and record.kv is not None else [],
             "kv_refusal": record.kv_refusal if record is not None else "",
@@ -285,11 +282,6 @@ class ClusterView:
             "arriving": sum(each.target == instance for each in under_way),
             "replicated": counts.replicated,
         }
-
-    def _stage(self, model: str, instance: str) -> str:
-        plan = self._plans.get(model)
-        stages = [stage.name for stage in plan.stages if instance in stage.instances] if plan else []
-        return ",".join(stages)
 
 
 def _stage_row(model: str, stage: Stage, bounds: tuple[int, int | None], rows: list[InstanceRow]) -> StageRow:
