@@ -20,7 +20,7 @@ import argparse
 import asyncio
 import difflib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -263,16 +263,15 @@ class _Work:
                 await self._gone(row)
             order = StartInstance(order=f"apply-{time.time_ns()}", model=row.model, instance=row.instances[0])
             answer = await self._asked("start", order)
-            if isinstance(answer, OrderRefused) and answer.reason is OrderRefusal.NO_DEVICE:
+            if _refused(answer, OrderRefusal.NO_DEVICE):
                 late.append(row)
-            elif isinstance(answer, InstanceOrdered) or _runs(answer):
+            elif isinstance(answer, InstanceOrdered) or _refused(answer, OrderRefusal.RUNS):
                 names.append(row.name)
                 self.say(f"{row.name} starts")
             else:
                 raise DoesNotStart(f"{row.name} is not started: {answer}")
         await self._until_ready(names, ENGINE_START_S)
-        instances = [name for row in rows if row.name in names for name in row.instances]
-        await self._until(lambda: all(self._serves(name) for name in instances), "does not serve", instances)
+        await self._until_served([name for row in rows if row.name in names for name in row.instances])
         return late
 
     def _serves(self, instance: str) -> bool:
@@ -283,7 +282,7 @@ class _Work:
         for instance in row.instances:
             stop = StopInstance(instance=instance, drain_limit_ms=int(self._within_s * 1000), operator=back)
             answer = await self._asked("stop", stop)
-            if not isinstance(answer, InstanceOrdered) and not _unknown(answer):
+            if not isinstance(answer, InstanceOrdered) and not _refused(answer, OrderRefusal.UNKNOWN_INSTANCE):
                 raise CliError(f"{instance} is not drained: {answer}")
         self.say(f"{row.name} drains")
         await self._gone(row)
@@ -315,11 +314,11 @@ class _Work:
         lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
         return lines[-1] if lines else "it said nothing"
 
-    async def _until(self, holds: Callable[[], bool], what: str, names: Sequence[str]) -> None:
+    async def _until_served(self, instances: Sequence[str]) -> None:
         until = time.monotonic() + SERVICE_START_S
-        while not holds():
+        while not all(self._serves(name) for name in instances):
             if time.monotonic() > until:
-                raise DoesNotStart(f"{', '.join(names)} {what}")
+                raise DoesNotStart(f"{', '.join(instances)} does not serve")
             await asyncio.sleep(LOOK_S)
 
     async def _update(self, body: UpdateCluster) -> list[ComparedProcess]:
@@ -353,9 +352,5 @@ def _workers(rows: Iterable[ComparedProcess], change: ProcessChange) -> list[Com
     return [row for row in rows if row.role == Role.WORKER and row.change is change]
 
 
-def _runs(answer: Body | str) -> bool:
-    return isinstance(answer, OrderRefused) and answer.reason is OrderRefusal.RUNS
-
-
-def _unknown(answer: Body | str) -> bool:
-    return isinstance(answer, OrderRefused) and answer.reason is OrderRefusal.UNKNOWN_INSTANCE
+def _refused(answer: Body | str, reason: OrderRefusal) -> bool:
+    return isinstance(answer, OrderRefused) and answer.reason is reason

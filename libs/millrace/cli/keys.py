@@ -9,8 +9,6 @@ import argparse
 import secrets
 from pathlib import Path
 
-import msgspec
-
 from millrace.cli.errors import CliError
 from millrace.contracts.keyfile import (
     KEY_PREFIX,
@@ -25,6 +23,7 @@ from millrace.files import replace_file
 
 DEFAULT_FILE = Path(".millrace") / "keys.toml"
 
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency")
 _RIGHTS = {"adapters": "load adapters", "metrics": "read /metrics"}
 
 
@@ -73,7 +72,7 @@ def _make(arguments: argparse.Namespace, taken: set[str]) -> tuple[str, KeyRecor
         raise CliError(f"the name {arguments.name!r} may have letters, digits and _ . @ - only, at most 64")
     if arguments.name in taken:
         raise CliError(f"there is a key {arguments.name!r} already; remove it first")
-    limits = {n: getattr(arguments, n) for n in ("requests_per_minute", "tokens_per_minute", "concurrency")}
+    limits = {name: getattr(arguments, name) for name in _LIMITS}
     if min(limits.values()) < 0:
         raise CliError("a limit cannot be negative; 0 means none")
     key = KEY_PREFIX + secrets.token_urlsafe(32)
@@ -99,10 +98,6 @@ def _write(path: Path, file: KeyFile) -> None:
 
 
 def _line(record: KeyRecord) -> str:
-    limits = [
-        f"{getattr(record, n)} {n.replace('_', ' ')}"
-        for n in msgspec.structs.asdict(record)
-        if n not in ("name", "sha256", *_RIGHTS) and getattr(record, n)
-    ]
+    limits = [f"{limit} {name.replace('_', ' ')}" for name in _LIMITS if (limit := getattr(record, name))]
     limits += [f"may {what}" for right, what in _RIGHTS.items() if getattr(record, right)]
     return f"{record.name}  {', '.join(limits) or 'no limits'}"

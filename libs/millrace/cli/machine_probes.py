@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -116,10 +116,10 @@ def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
         native=_native(),
         nixl=nixl,
         nixl_backends=backends,
-        rdma_devices=_names(Path("/sys/class/infiniband")),
+        rdma_devices=sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
-        ipc_namespace=_link("/proc/self/ns/ipc"),
-        pid_namespace=_link("/proc/self/ns/pid"),
+        ipc_namespace=_text("/proc/self/ns/ipc", os.readlink),
+        pid_namespace=_text("/proc/self/ns/pid", os.readlink),
         memlock_bytes=-1 if soft == resource.RLIM_INFINITY else soft,
         ports_taken=[port for port in ports if not _free(port)],
     )
@@ -218,25 +218,12 @@ def _output(command: list[str]) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _text(path: str) -> str:
+def _text(path: str, read: Callable[[Path], str] = Path.read_text) -> str:
+    """Content of a file, or what ``read`` tells of it; empty where it is not there."""
     try:
-        return Path(path).read_text().strip()
+        return read(Path(path)).strip()
     except OSError:
         return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []
 
 
 def _free(port: int) -> bool:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -119,8 +120,6 @@ async def _subscribe(
     bus: Client, connection: ConnectionSettings, subject: str, on_message: Callable[[Msg], object]
 ) -> None:
     """Subscribes and waits until the server has said whether that is allowed."""
-    import nats.errors
-
     try:
         await bus.subscribe(subject, cb=on_message, pending_msgs_limit=PENDING_MAX)  # type: ignore[arg-type]
         await settle(bus)
