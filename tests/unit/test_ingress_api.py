@@ -474,6 +474,12 @@ def test_the_document_names_what_is_taken_and_not_what_is_refused():
     assert document["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
 
 
+def test_the_document_names_the_models_where_a_body_has_one():
+    schemas = openapi_document("1", ["m"])["components"]["schemas"]
+    assert schemas["ScoreRequest"]["properties"]["model"] == {"type": "string", "enum": ["m"]}
+    assert "model" not in schemas["LoadAdapterRequest"]["properties"]
+
+
 def test_tokenize_and_detokenize_have_vllms_shapes():
     models = registry()
     answer = json.loads(tokenize(b'{"prompt":"hi","return_token_strs":true}', models))

@@ -27,7 +27,7 @@ from services.ingress.api.requests import (
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.unsupported import HINTS
 
-_ANTHROPIC = ("MessagesRequest", "CountTokensRequest")
+_OBJECT, _TEXT = {"type": "object"}, {"type": "string"}
 _REF = "#/components/schemas/{name}"
 _ERROR = {
     "type": "object",
@@ -75,29 +75,15 @@ def openapi_body(version: str, models: Sequence[str]) -> bytes:
 
 def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     """The document of an ingress that serves these models."""
-    requests = (
-        ChatRequest,
-        BatchRequest,
-        CompletionRequest,
-        ResponsesRequest,
-        MessagesRequest,
-        CountTokensRequest,
-        TokenizeRequest,
-        DetokenizeRequest,
-        LoadAdapterRequest,
-        UnloadAdapterRequest,
-        EmbeddingRequest,
-        PoolingRequest,
-        ClassificationRequest,
-        ScoreRequest,
-        RerankRequest,
-    )
-    _, components = msgspec.json.schema_components(requests, ref_template=_REF)
+    posts = _posts()
+    kinds = dict.fromkeys(kind for _, _, kind, _ in posts.values())
+    _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     for kind, names in HINTS.items():
         for name in names:
             components[kind.__name__]["properties"].pop(name, None)
-    for kind in requests[:-2]:
-        components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
+    for kind in kinds:
+        if "model" in kind.__struct_fields__:
+            components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
     components |= {
         "Error": _ERROR,
         "AnthropicError": _ANTHROPIC_ERROR,
@@ -105,10 +91,9 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         "Response": _response("choices"),
         "Models": _response("data"),
     }
-    stored = _get("response", "A stored response.", {"type": "object"}, parameter="response_id")
+    stored = _get("response", "A stored response.", _OBJECT, parameter="response_id")
     stored["get"]["responses"] |= _errors(("503", "The store of responses does not answer."))
-    text = {"type": "string"}
-    ping = _get("ping", "The same, as SageMaker asks.", {"type": "object"})
+    ping = _get("ping", "The same, as SageMaker asks.", _OBJECT)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -117,31 +102,18 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
             "description": "The OpenAI API over many engine instances; docs/API.md says what differs.",
         },
         "paths": {
-            "/v1/chat/completions": _post("chat", "A chat completion.", "ChatRequest", _ref("Response")),
-            "/v1/chat/completions/batch": _post("chat_batch", "Several chats.", "BatchRequest", _ref("Response")),
-            "/v1/completions": _post("complete", "A completion.", "CompletionRequest", _ref("Response")),
-            "/v1/responses": _post("respond", "A response.", "ResponsesRequest", {"type": "object"}),
+            **{path: _post(*each) for path, each in posts.items()},
             "/v1/responses/{response_id}": stored | {"delete": stored["get"] | {"operationId": "delete_response"}},
             "/v1/responses/{response_id}/cancel": {"post": stored["get"] | {"operationId": "cancel_response"}},
-            "/v1/messages": _post("message", "A message.", "MessagesRequest", {"type": "object"}),
-            "/v1/messages/count_tokens": _post(
-                "count", "Tokens of a message.", "CountTokensRequest", {"type": "object"}
-            ),
-            "/tokenize": _post("tokenize", "Text or messages to token ids.", "TokenizeRequest", {"type": "object"}),
-            "/detokenize": _post("detokenize", "Token ids to text.", "DetokenizeRequest", {"type": "object"}),
-            **_pooled(),
             "/v1/models": _get("models", "The served models.", _ref("Models")),
-            "/v1/load_lora_adapter": _post("load", "Load an adapter.", "LoadAdapterRequest", text, "text/plain"),
-            "/v1/unload_lora_adapter": _post("unload", "Unload it.", "UnloadAdapterRequest", text, "text/plain"),
-            "/v1/models/{model}": _get("model", "One served model.", {"type": "object"}, parameter="model"),
-            "/health": _get("health", "Whether this process is up.", {"type": "object"}),
+            "/v1/models/{model}": _get("model", "One served model.", _OBJECT, parameter="model"),
+            "/health": _get("health", "Whether this process is up.", _OBJECT),
             "/ping": ping | {"post": ping["get"] | {"operationId": "ping_post"}},
-            "/invocations": _post("invoke", "A chat or a completion.", "CompletionRequest", _ref("Response")),
-            "/tokenizer_info": _get("tokenizer", "What the one model's folder says.", {"type": "object"}),
-            "/load": _get("load", "Open requests of this ingress.", {"type": "object"}),
-            "/ready": _get("ready", "Whether every model has an instance.", {"type": "object"}, busy=True),
-            "/version": _get("version", "The version.", {"type": "object"}),
-            "/metrics": _get("metrics", "Prometheus metrics.", {"type": "string"}, media="text/plain"),
+            "/tokenizer_info": _get("tokenizer", "What the one model's folder says.", _OBJECT),
+            "/load": _get("load", "Open requests of this ingress.", _OBJECT),
+            "/ready": _get("ready", "Whether every model has an instance.", _OBJECT, busy=True),
+            "/version": _get("version", "The version.", _OBJECT),
+            "/metrics": _get("metrics", "Prometheus metrics.", _TEXT, media="text/plain"),
         },
         "components": {
             "schemas": components,
@@ -150,18 +122,30 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _pooled() -> dict[str, Any]:
-    answer = {"type": "object"}
+def _posts() -> dict[str, tuple[str, str, type[msgspec.Struct], dict[str, Any]]]:
+    """Path -> name and summary of the operation, its body, and the schema of its answer."""
+    response = _ref("Response")
     rerank = "Documents in falling order of relevance."
     return {
-        "/v1/embeddings": _post("embed", "Vectors of texts.", "EmbeddingRequest", answer),
-        "/pooling": _post("pool", "What the model pools of texts.", "PoolingRequest", answer),
-        "/classify": _post("classify", "Classes of texts.", "ClassificationRequest", answer),
-        "/score": _post("score", "Scores of pairs of texts.", "ScoreRequest", answer),
-        "/v1/score": _post("score_v1", "The same.", "ScoreRequest", answer),
-        "/rerank": _post("rerank", rerank, "RerankRequest", answer),
-        "/v1/rerank": _post("rerank_v1", "The same.", "RerankRequest", answer),
-        "/v2/rerank": _post("rerank_v2", "The same.", "RerankRequest", answer),
+        "/v1/chat/completions": ("chat", "A chat completion.", ChatRequest, response),
+        "/v1/chat/completions/batch": ("chat_batch", "Several chats.", BatchRequest, response),
+        "/v1/completions": ("complete", "A completion.", CompletionRequest, response),
+        "/invocations": ("invoke", "A chat or a completion.", CompletionRequest, response),
+        "/v1/responses": ("respond", "A response.", ResponsesRequest, _OBJECT),
+        "/v1/messages": ("message", "A message.", MessagesRequest, _OBJECT),
+        "/v1/messages/count_tokens": ("count", "Tokens of a message.", CountTokensRequest, _OBJECT),
+        "/tokenize": ("tokenize", "Text or messages to token ids.", TokenizeRequest, _OBJECT),
+        "/detokenize": ("detokenize", "Token ids to text.", DetokenizeRequest, _OBJECT),
+        "/v1/embeddings": ("embed", "Vectors of texts.", EmbeddingRequest, _OBJECT),
+        "/pooling": ("pool", "What the model pools of texts.", PoolingRequest, _OBJECT),
+        "/classify": ("classify", "Classes of texts.", ClassificationRequest, _OBJECT),
+        "/score": ("score", "Scores of pairs of texts.", ScoreRequest, _OBJECT),
+        "/v1/score": ("score_v1", "The same.", ScoreRequest, _OBJECT),
+        "/rerank": ("rerank", rerank, RerankRequest, _OBJECT),
+        "/v1/rerank": ("rerank_v1", "The same.", RerankRequest, _OBJECT),
+        "/v2/rerank": ("rerank_v2", "The same.", RerankRequest, _OBJECT),
+        "/v1/load_lora_adapter": ("load", "Load an adapter.", LoadAdapterRequest, _TEXT),
+        "/v1/unload_lora_adapter": ("unload", "Unload it.", UnloadAdapterRequest, _TEXT),
     }
 
 
@@ -187,11 +171,9 @@ def _errors(*statuses: tuple[str, str], schema: str = "Error") -> dict[str, Any]
     return {status: _json(_ref(schema), description) for status, description in statuses}
 
 
-def _post(
-    name: str, summary: str, request: str, response: dict[str, Any], media: str = "application/json"
-) -> dict[str, Any]:
-    answer = _json(response, "The answer.", media)
-    if request in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest"):
+def _post(name: str, summary: str, request: type[msgspec.Struct], response: dict[str, Any]) -> dict[str, Any]:
+    answer = _json(response, "The answer.", "text/plain" if response is _TEXT else "application/json")
+    if request in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest):
         event = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
         answer["content"]["text/event-stream"] = {"schema": event}
     return {
@@ -199,7 +181,7 @@ def _post(
             "operationId": name,
             "summary": summary,
             "security": [{}, {"key": []}],
-            "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request)}}},
+            "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}},
             "responses": {
                 "200": answer,
                 **_errors(
@@ -210,7 +192,7 @@ def _post(
                     ("429", "A limit of the key is reached; see Retry-After."),
                     ("503", "Nothing can take the request now; see Retry-After."),
                     ("504", "The request was not done within its deadline."),
-                    schema="AnthropicError" if request in _ANTHROPIC else "Error",
+                    schema="AnthropicError" if issubclass(request, CountTokensRequest) else "Error",
                 ),
             },
         }
