@@ -24,9 +24,8 @@ from services.ingress.api.answer_forms import Keep, hand_on
 from services.ingress.api.decoding import decode_body
 from services.ingress.api.errors import SERVER, ApiError, bad_value, unsupported
 from services.ingress.api.models import ModelRegistry
-from services.ingress.api.responses_api.chaining import input_items, with_earlier
 from services.ingress.api.responses_api.events import ResponseStream, last_response, unstored
-from services.ingress.api.responses_api.parsing import parse_responses
+from services.ingress.api.responses_api.parsing import input_items, parse_responses, with_earlier
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.streams import COMMENT, ResponseHead
 from services.ingress.http.keys import KeyHolder
