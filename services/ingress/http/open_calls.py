@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from millrace.actor.effects import Effect, RecordSpan
@@ -80,8 +80,19 @@ IMAGES_WAITING_MAX = 64
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 
+class RoutedRequest(NamedTuple):
+    """A request as it came; ``path`` is the route that serves it."""
+
+    exchange: Exchange
+    path: str
+    holder: KeyHolder
+
+
+#: Token ids of each variant's prompts.
+Prompts = list[list[list[int]]]
+
 #: Told the request, which may have got its images by then, and the token ids of each variant's prompts.
-Tokenised = Callable[[ParsedRequest, list[list[list[int]]]], None]
+Tokenised = Callable[[ParsedRequest, Prompts], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -215,7 +226,7 @@ class OpenCalls:
         """
         if parsed.token_ids is None:
             parsed = able_variants(parsed, self._models.limit)
-        self.tokenise(exchange, path, parsed, partial(self._start, exchange, path, holder))
+        self.tokenise(exchange, path, parsed, partial(self._start, RoutedRequest(exchange, path, holder)))
 
     def submit_pooled(self, exchange: Exchange, path: str, pooled: PooledCall, holder: KeyHolder) -> None:
         """Tokenize and start a call whose output is pooled.
@@ -225,7 +236,7 @@ class OpenCalls:
         """
 
         def start(parsed: ParsedRequest) -> None:
-            self._start(exchange, path, holder, parsed, [parsed.token_ids or []])
+            self._start(RoutedRequest(exchange, path, holder), parsed, [parsed.token_ids or []])
 
         async def later() -> None:
             parsed = await asyncio.to_thread(pooled.tokenised)
@@ -265,9 +276,7 @@ class OpenCalls:
         if not exchange.closed:
             then(parsed, prompts)
 
-    async def _expanded(
-        self, parsed: ParsedRequest, prompts: list[list[list[int]]]
-    ) -> tuple[ParsedRequest, list[list[list[int]]]]:
+    async def _expanded(self, parsed: ParsedRequest, prompts: Prompts) -> tuple[ParsedRequest, Prompts]:
         """The request with its images, and its prompt with as many tokens for each as it takes.
 
         Raises:
@@ -308,31 +317,20 @@ class OpenCalls:
         self._tasks.add(task)
         task.add_done_callback(ended)
 
-    def _start(
-        self, exchange: Exchange, path: str, holder: KeyHolder, parsed: ParsedRequest, prompts: list[list[list[int]]]
-    ) -> None:
+    def _start(self, routed: RoutedRequest, parsed: ParsedRequest, prompts: Prompts) -> None:
         request = self.next_id()
-        begin = partial(self._begin, exchange, path, holder, request, prompts)
         if parsed.tools.mode is ToolMode.PARSED and parsed.opened is None:
-            self._open_parser(exchange, path, parsed, request, prompts, begin)
+            self._open_parser(routed, parsed, request, prompts)
         else:
-            begin(parsed, None)
+            self._begin(routed, parsed, request, prompts, None)
 
-    def _open_parser(
-        self,
-        exchange: Exchange,
-        path: str,
-        parsed: ParsedRequest,
-        request: str,
-        prompts: list[list[list[int]]],
-        begin: Callable[[ParsedRequest, OutputReader], None],
-    ) -> None:
+    def _open_parser(self, routed: RoutedRequest, parsed: ParsedRequest, request: str, prompts: Prompts) -> None:
         """Ask the parser of the call's output what it needs of the engine, and begin then."""
         assert isinstance(parsed.request, ChatRequest)
         assert self._parsers is not None, "no model has parsers without it"
 
         def opened(answer: ParserOpened | None) -> None:
-            if exchange.closed:
+            if routed.exchange.closed:
                 reader.close()
                 return
             try:
@@ -342,10 +340,10 @@ class OpenCalls:
                     )
                 if answer.refusal:
                     raise bad_value("tools", answer.refusal)
-                begin(msgspec.structs.replace(parsed, opened=answer), reader)
+                self._begin(routed, msgspec.structs.replace(parsed, opened=answer), request, prompts, reader)
             except ApiError as error:
                 reader.close()
-                self.answer_error(exchange, path, error)
+                self.answer_error(routed.exchange, routed.path, error)
 
         question = OpenParser(
             request,
@@ -360,15 +358,9 @@ class OpenCalls:
         reader.hidden = parsed.request.include_reasoning is False
 
     def _begin(
-        self,
-        exchange: Exchange,
-        path: str,
-        holder: KeyHolder,
-        request: str,
-        prompts: list[list[list[int]]],
-        parsed: ParsedRequest,
-        reader: OutputReader | None,
+        self, routed: RoutedRequest, parsed: ParsedRequest, request: str, prompts: Prompts, reader: OutputReader | None
     ) -> None:
+        exchange, path, holder = routed
         trace, parent = self._trace(exchange)
         caller = Caller(
             request=request,
