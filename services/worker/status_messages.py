@@ -80,17 +80,7 @@ def status(
         instance=identity.instance,
         incarnation=identity.incarnation,
         model=identity.model,
-        step=snapshot.step,
-        at_ns=snapshot.at_ns,
-        running=running,
-        waiting=waiting,
-        blocks_free=snapshot.blocks_free,
-        blocks_total=snapshot.blocks_total,
-        preemptions=snapshot.preemptions,
-        step_duration_ns=snapshot.step_duration_ns,
-        batch=snapshot.batch,
-        totals=snapshot.totals,
-        token_budget=snapshot.token_budget,
+        **msgspec.structs.asdict(snapshot) | {"running": running, "waiting": waiting},
     )
 
 
