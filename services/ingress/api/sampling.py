@@ -10,6 +10,11 @@ from services.ingress.api.tokenizer import ModelTokenizer
 
 #: vLLM's and OpenAI's default of the completions endpoint.
 COMPLETION_TOKENS_DEFAULT = 16
+#: Fields that engines have under the same name.
+_SAME = (
+    "temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "ignore_eos", "cache_salt",
+)  # fmt: skip
 
 
 def sampling_of(
@@ -40,23 +45,15 @@ def sampling_of(
     return Sampling(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
+        **{name: value for name in _SAME if (value := getattr(request, name)) is not None},
         top_k=0 if top_k == -1 else top_k,
-        min_p=request.min_p or 0.0,
-        seed=request.seed,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
         logit_bias=_bias(request, vocabulary),
         logprobs=_logprobs(request),
         stop_token_ids=_known("stop_token_ids", request.stop_token_ids or [], vocabulary),
-        ignore_eos=bool(request.ignore_eos),
         allowed_token_ids=_known("allowed_token_ids", request.allowed_token_ids or [], vocabulary) or None,
         bad_words=[run for word in request.bad_words or [] for run in _bad_word(word, tokenizer)],
         prompt_logprobs=_prompt_logprobs(request, prompt_tokens),
         thinking_token_budget=None if budget == -1 else budget,
-        cache_salt=request.cache_salt or "",
         structured=structured,
         adapter=adapter,
     )

@@ -38,6 +38,9 @@ from services.ingress.api.requests import (
 #: no two prompts would share a prefix.
 _BILLING = "x-anthropic-billing-header"
 
+#: Fields that chat has under the same name.
+_SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p", "cache_salt", "cascade")
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,17 +67,8 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
     )
     if not isinstance(request, MessagesRequest):
         return chat
-    return msgspec.structs.replace(
-        chat,
-        max_tokens=request.max_tokens,
-        stop=request.stop_sequences,
-        stream=request.stream,
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        cache_salt=request.cache_salt,
-        cascade=request.cascade,
-    )
+    same = {name: getattr(request, name) for name in _SAME}
+    return msgspec.structs.replace(chat, stop=request.stop_sequences, **same)
 
 
 def _messages(request: CountTokensRequest) -> list[ChatMessage]:
