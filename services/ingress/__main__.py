@@ -38,7 +38,6 @@ from millrace.telemetry import Telemetry, open_telemetry
 from services.ingress.actor import ACCEPTS
 from services.ingress.adapters import AdapterDone
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
-from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.build import build
 from services.ingress.cascade.entry import LearntEntry
@@ -58,8 +57,6 @@ from services.ingress.tokens.detokenizer import TextModel
 KEYS_CHECK_S = 1.0
 #: What open responses get to be read out after the core has ended, seconds.
 LAST_WORDS_S = 2.0
-#: Prompts of one completions request, and choices (prompts times ``n``) of one request.
-PROMPTS_MAX, CHOICES_MAX = 64, 128
 #: Time in which clients hear on their connections that these end, before one that is replaced closes the idle, seconds.
 GIVE_WAY_S = 2.0
 #: Bytes that may wait for a slow reader before it is cut, and how long more than a quarter of them may, seconds.
@@ -206,7 +203,6 @@ class IngressProcess:
             calls=self._calls,
             responses=self._responses,
             adapters=self._adapters,
-            bounds=Bounds(prompts=PROMPTS_MAX, choices=CHOICES_MAX),
             keys=self._keys,
             metrics=self._metrics,
             origins=http.cors_origins,

@@ -26,7 +26,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from services.ingress.adapters import AdapterDone
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
-from services.ingress.api.parsed_requests import Bounds
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.calls.messages import (
     AcceptCall,
@@ -269,7 +268,6 @@ async def served(
         calls=calls,
         responses=responses,
         adapters=orders,
-        bounds=Bounds(),
         keys=keys,
         metrics=metrics,
         origins=["https://chat.example"],

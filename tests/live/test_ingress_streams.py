@@ -13,7 +13,7 @@ import uvloop
 from millrace.cli.__main__ import main as millrace
 from millrace.http.exchange import Exchange, HttpRequest
 
-from services.ingress.api.parsed_requests import Bounds, parse_completion_request
+from services.ingress.api.parsed_requests import parse_completion_request
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
 from services.ingress.calls.messages import RefusalKind, RefuseCall
 from services.ingress.http.keys import ANYBODY, ApiKeyStore
@@ -226,7 +226,7 @@ async def test_a_bug_while_a_long_prompt_is_tokenised_is_a_500_and_nobody_waits_
     request = HttpRequest(method="POST", path=COMPLETE, headers={}, body=b"", keep_alive=True, chunked=True)
     exchange = Bodiless(request, None)  # type: ignore[arg-type]
     body = json.dumps({"model": "tiny", "prompt": "x"}).encode()
-    parsed = parse_completion_request(body, rig.models, Bounds())
+    parsed = parse_completion_request(body, rig.models)
     rig.calls.submit(
         exchange,
         COMPLETE,

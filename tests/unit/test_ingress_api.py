@@ -18,7 +18,7 @@ from services.ingress.api.logprobs import CompletionLogprobs
 from services.ingress.api.models import LENGTH_UNKNOWN, ModelRegistry, ServedModel, Serving
 from services.ingress.api.openapi import openapi_document
 from services.ingress.api.parsed_requests import (
-    Bounds,
+    PROMPTS_MAX,
     Caller,
     build_call,
     parse_batch_request,
@@ -40,7 +40,6 @@ TEMPLATE = (
 )
 LENGTH = 500
 ALIVE = Serving(1, 0)
-BOUNDS = Bounds()
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -63,10 +62,10 @@ def registry(template: str | None = TEMPLATE, live: Serving = ALIVE) -> ModelReg
     return ModelRegistry({"m": model}, lambda name: live)
 
 
-def call_of(body: dict[str, Any], models: ModelRegistry | None = None, bounds: Bounds = BOUNDS) -> Call:
+def call_of(body: dict[str, Any], models: ModelRegistry | None = None) -> Call:
     models = models or registry()
     make = parse_chat_request if "messages" in body else parse_completion_request
-    parsed = make(json.dumps({"model": "m"} | body).encode(), models, bounds)
+    parsed = make(json.dumps({"model": "m"} | body).encode(), models)
     encode = parsed.model.tokenizer.encode
     prompts = parsed.token_ids or [encode(text, special=parsed.special) for text in parsed.texts or []]
     return build_call(parsed, prompts, Caller(request="r"), models.limit(parsed.model))
@@ -301,12 +300,13 @@ def test_prompts_come_as_text_or_tokens_alone_or_in_a_batch(prompt: Any, prompts
     assert len(call_of({"prompt": prompt}).prompts) == prompts
 
 
-def test_configured_bounds_hold_for_prompts_and_choices():
-    call_of({"prompt": ["a"] * 3, "n": 2}, bounds=Bounds(prompts=3, choices=6))
-    for body, param in (({"prompt": ["a"] * 4}, "prompt"), ({"prompt": ["a"] * 3, "n": 3}, "n")):
-        with pytest.raises(ApiError) as caught:
-            call_of(body, bounds=Bounds(prompts=3, choices=6))
-        assert caught.value.param == param
+def test_prompts_and_choices_of_one_request_are_bounded():
+    call_of({"prompt": ["a"] * PROMPTS_MAX, "n": 2})
+    for body, param in (
+        ({"prompt": ["a"] * (PROMPTS_MAX + 1)}, "prompt"),
+        ({"prompt": ["a"] * PROMPTS_MAX, "n": 3}, "n"),
+    ):
+        assert error_of(body).param == param
 
 
 def test_the_models_live_limit_rules_where_it_is_lower():
@@ -544,7 +544,7 @@ def test_continuous_usage_begins_with_the_prompts_tokens():
 )
 def test_a_chats_last_message_stands_before_an_answer_in_its_role(fields: dict[str, Any], echoed: str):
     body = {"messages": [*USER, {"role": "assistant", "content": "An apple"}], "echo": True} | fields
-    parsed = parse_chat_request(json.dumps(body).encode(), registry(), BOUNDS)
+    parsed = parse_chat_request(json.dumps(body).encode(), registry())
     assert parsed.echo is bool(echoed)
 
 
@@ -624,7 +624,7 @@ def seen(*parts: Any, **fields: Any) -> dict[str, Any]:
 
 def test_images_are_read_in_their_places_and_keep_prefixes_apart():
     body = seen({"type": "text", "text": "a"}, IMAGE, {"text": "b"}, IMAGE)
-    parsed = parse_chat_request(json.dumps(body).encode(), seeing(), BOUNDS)
+    parsed = parse_chat_request(json.dumps(body).encode(), seeing())
     assert (parsed.texts, parsed.image_files) == (["a<i>b<i>"], [b"hi", b"hi"])
     salts = set()
     for files in ([b"hi", b"hi"], [b"hih", b"i"], [b"hi"]):
@@ -638,7 +638,7 @@ def test_images_are_read_in_their_places_and_keep_prefixes_apart():
 def test_images_and_token_ids_go_into_one_message():
     body = json.dumps(seen(IMAGE, max_tokens=100_000)).encode()
     large = images_of([bytes(700_000)], [1])
-    parsed = msgspec.structs.replace(parse_chat_request(body, seeing(), BOUNDS), images=large)
+    parsed = msgspec.structs.replace(parse_chat_request(body, seeing()), images=large)
     with pytest.raises(ApiError, match="539985 bytes"):
         build_call(parsed, [[3, 4]], Caller(request="r"), 200_000)
 
@@ -664,4 +664,4 @@ def test_images_are_refused_where_they_would_be_ignored():
     with pytest.raises(ApiError, match="chats alone"):
         tokenize(json.dumps(seen(IMAGE)).encode(), seeing())
     with pytest.raises(ApiError, match="send such a chat alone"):
-        parse_batch_request(json.dumps({"messages": [seen(IMAGE)["messages"]]}).encode(), seeing(), BOUNDS)
+        parse_batch_request(json.dumps({"messages": [seen(IMAGE)["messages"]]}).encode(), seeing())

@@ -9,7 +9,7 @@ import pytest
 from services.ingress.api.cascade_requests import able_variants, build_any_call
 from services.ingress.api.errors import ApiError
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
-from services.ingress.api.parsed_requests import Bounds, Caller, ParsedRequest, distinct, parse_chat_request
+from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct, parse_chat_request
 from services.ingress.api.parsed_requests import parse_completion_request as parse_completion
 from services.ingress.api.responses import CompletionResponse
 from services.ingress.api.streams import ChatStream, CompletionStream, ResponseHead
@@ -48,7 +48,7 @@ def models(tmp_path: Path) -> ModelRegistry:
 
 def chat(models: ModelRegistry, **fields: Any) -> ParsedRequest:
     body = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]} | fields
-    return parse_chat_request(json.dumps(body).encode(), models, Bounds())
+    return parse_chat_request(json.dumps(body).encode(), models)
 
 
 def call_of(models: ModelRegistry, parsed: ParsedRequest) -> Call:
@@ -111,7 +111,7 @@ def test_what_cannot_be_served_is_a_400_that_names_the_field(models: ModelRegist
 def test_token_ids_need_one_tokenizer(models: ModelRegistry):
     body = {"model": "auto", "prompt": [1, 2, 3]}
     with pytest.raises(ApiError) as caught:
-        parse_completion(json.dumps(body).encode(), models, Bounds())
+        parse_completion(json.dumps(body).encode(), models)
     assert caught.value.param == "prompt"
 
 

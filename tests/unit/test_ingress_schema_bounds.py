@@ -12,7 +12,7 @@ from millrace.contracts.worker import StructuredOutput
 from services.ingress.api.errors import ApiError
 from services.ingress.api.model_schema_bounds import BOUNDS_FILE, NO_BOUNDS, SchemaBounds, bounded_output, read_bounds
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
-from services.ingress.api.parsed_requests import Bounds, Caller, build_call, parse_chat_request
+from services.ingress.api.parsed_requests import Caller, build_call, parse_chat_request
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.calls.messages import Call
 
@@ -161,7 +161,7 @@ def shipped_call(**fields: Any) -> tuple[Call, ModelTokenizer]:
         {"m": ServedModel(name="m", tokenizer=tokenizer, max_model_len=4096)}, lambda name: Serving(1, 0)
     )
     body = json.dumps({"model": "m", "messages": MESSAGES} | fields).encode()
-    parsed = parse_chat_request(body, models, Bounds())
+    parsed = parse_chat_request(body, models)
     prompts = [tokenizer.encode(text, special=parsed.special) for text in parsed.texts or []]
     return build_call(parsed, prompts, Caller(request="r"), 4096), tokenizer
 

@@ -18,7 +18,14 @@ from services.ingress.api.images import image_files, refuse_large
 from services.ingress.api.messages import prompt_text, template_values
 from services.ingress.api.model_schema_bounds import bounded_output
 from services.ingress.api.models import ModelRegistry, ServedModel
-from services.ingress.api.requests import BatchRequest, CascadeWishes, ChatRequest, CompletionRequest, Shared
+from services.ingress.api.requests import (
+    CHOICES_MAX,
+    BatchRequest,
+    CascadeWishes,
+    ChatRequest,
+    CompletionRequest,
+    Shared,
+)
 from services.ingress.api.sampling import prompt_too_long, sampling_of
 from services.ingress.api.structured_outputs import structured_output
 from services.ingress.api.tools import NO_PARSERS, NO_TOOLS, ToolPlan, plan_tools
@@ -27,6 +34,8 @@ from services.ingress.parsing.messages import ParserOpened
 
 #: Characters of the rendered prompt that the tagger sees.
 HEAD_CHARACTERS = 2_048
+#: Prompts of one request. Prompts times ``n`` are no more than ``n`` of one prompt may be.
+PROMPTS_MAX = 64
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,18 +47,6 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     parent_span_id: str = ""
     client_id: str = ""
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """Configured bounds of one request.
-
-    Attributes:
-        prompts: Prompts of one completions request.
-        choices: Prompts times ``n``.
-    """
-
-    prompts: int = 64
-    choices: int = 128
 
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +97,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.model.tokenizer.fingerprint or self.model.name
 
 
-def parse_chat_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
+def parse_chat_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
     """Read and check a chat request.
 
     Raises:
@@ -108,7 +105,7 @@ def parse_chat_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> Pa
     """
     request = decode_body(body, ChatRequest)
     check_options(request)
-    _check_count(request, 1, bounds)
+    _check_count(request, 1)
     return for_each_member(request, models, lambda model: parse_chat(request, model))
 
 
@@ -140,7 +137,7 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
     )
 
 
-def parse_batch_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
+def parse_batch_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
     """Read and check several chats, which are one call with a prompt each.
 
     Raises:
@@ -148,7 +145,7 @@ def parse_batch_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> P
     """
     batch = decode_body(body, BatchRequest)
     check_options(batch)
-    _check_count(batch, len(batch.messages), bounds, "messages")
+    _check_count(batch, len(batch.messages), "messages")
     shared = {name: getattr(batch, name) for name in ChatRequest.__struct_fields__}
     chats = [ChatRequest(**shared | {"messages": messages}) for messages in batch.messages]
 
@@ -161,7 +158,7 @@ def parse_batch_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> P
     return for_each_member(batch, models, parse)
 
 
-def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds) -> ParsedRequest:
+def parse_completion_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
     """Read and check a completions request.
 
     Raises:
@@ -169,7 +166,7 @@ def parse_completion_request(body: bytes, models: ModelRegistry, bounds: Bounds)
     """
     request = decode_body(body, CompletionRequest)
     check_options(request)
-    _check_count(request, _prompt_count(request.prompt), bounds)
+    _check_count(request, _prompt_count(request.prompt))
     return for_each_member(request, models, lambda model: _completion(request, model))
 
 
@@ -363,14 +360,12 @@ def _prompt_count(prompt: str | list[Any]) -> int:
     return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
 
 
-def _check_count(request: Shared, prompts: int, bounds: Bounds, param: str = "prompt") -> None:
-    if prompts > bounds.prompts:
-        raise bad_value(param, f"`{param}` has {prompts} prompts, at most {bounds.prompts} are taken.")
+def _check_count(request: Shared, prompts: int, param: str = "prompt") -> None:
+    if prompts > PROMPTS_MAX:
+        raise bad_value(param, f"`{param}` has {prompts} prompts, at most {PROMPTS_MAX} are taken.")
     choices = prompts * (request.n or 1)
-    if choices > bounds.choices:
-        raise bad_value(
-            "n", f"{prompts} prompts with `n` {request.n} give {choices} choices, at most {bounds.choices}."
-        )
+    if choices > CHOICES_MAX:
+        raise bad_value("n", f"{prompts} prompts with `n` {request.n} give {choices} choices, at most {CHOICES_MAX}.")
 
 
 def _stops(request: Shared) -> list[str]:

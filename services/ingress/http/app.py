@@ -16,7 +16,6 @@ from services.ingress.api.messages_api.requests import CountTokensRequest
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.openapi import openapi_body
 from services.ingress.api.parsed_requests import (
-    Bounds,
     ParsedRequest,
     parse_batch_request,
     parse_chat_request,
@@ -63,7 +62,6 @@ class App:
         calls: OpenCalls,
         responses: Responses,
         adapters: AdapterOrders,
-        bounds: Bounds,
         keys: ApiKeyStore | None,
         metrics: HttpMetrics,
         origins: Sequence[str] = (),
@@ -82,11 +80,11 @@ class App:
         self._engines.register(EngineMetrics(models.members_now))
         document = openapi_body(self._version, models.names())
         healthy = self._told(lambda _: b'{"status":"ok"}')
-        parsers: dict[str, Callable[[bytes], ParsedRequest]] = {
-            "/v1/chat/completions": lambda body: parse_chat_request(body, models, bounds),
-            "/v1/chat/completions/batch": lambda body: parse_batch_request(body, models, bounds),
-            "/v1/completions": lambda body: parse_completion_request(body, models, bounds),
-            "/v1/messages": lambda body: parse_messages_request(body, models),
+        parsers: dict[str, Callable[[bytes, ModelRegistry], ParsedRequest]] = {
+            "/v1/chat/completions": parse_chat_request,
+            "/v1/chat/completions/batch": parse_batch_request,
+            "/v1/completions": parse_completion_request,
+            "/v1/messages": parse_messages_request,
         }
         pooled: dict[str, Callable[[bytes, ModelRegistry], PooledCall]] = {
             "/v1/embeddings": parse_embeddings,
@@ -179,9 +177,9 @@ class App:
             raise _unauthorized("This API key is not known.", "invalid_api_key")
         return holder
 
-    def _calls_of(self, path: str, parse: Callable[[bytes], ParsedRequest]) -> Handler:
+    def _calls_of(self, path: str, parse: Callable[[bytes, ModelRegistry], ParsedRequest]) -> Handler:
         def start(exchange: Exchange, holder: KeyHolder) -> None:
-            self._calls.submit(exchange, path, parse(exchange.request.body), holder)
+            self._calls.submit(exchange, path, parse(exchange.request.body, self._models), holder)
 
         return start
 
