@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import importlib.util
 import json
 import os
@@ -23,6 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from services.ingress.calls.messages import ChoiceDelta
 from services.ingress.parsing.messages import Answer, OpenParser, ParsedModel, ParsersReady, ReadOutput
 from services.ingress.parsing.process import ParserProcess, ProcessReader
+from services.ingress.tokens.detokenizer import TokenizerVocabulary
 from tests.testbed.waiting import until
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -153,6 +155,9 @@ class Speaker:
 
     def text(self, token: int) -> str:
         return str(self.tokenizer.decode([token], skip_special_tokens=False))
+
+    def bytes(self, token: int) -> bytes:
+        return TokenizerVocabulary(self.tokenizer).piece(token)
 
 
 class Host:
@@ -347,6 +352,44 @@ async def test_a_process_that_is_killed_at_any_token_changes_nothing(speakers: d
             await running
 
 
+@pytest.mark.parametrize("name", ["qwen3", "glm-4.5"])
+async def test_reasoning_without_marks_is_told_at_once_and_as_the_process_tells_it(
+    name: str, host: Host, speakers: dict[str, Speaker]
+):
+    """Marks, their beginnings, special tokens, blanks, half characters, more than is held at once, a process killed."""
+    speaker = speakers[name]
+    family, thought = FAMILIES[name], "Wo? <b> a>b \n\n é </thin k " + "lala" * 45 + "</think"
+    output = family.output.replace("Where?", f"{thought}{family.special[0]} and <")
+    ids, asked = speaker.ids(output), list[Any]()
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    pieces = [decoder.decode(speaker.bytes(each)) for each in ids]
+    host.ask(question(name, speaker))
+    told = [
+        host.ask(ReadOutput("c", [(0, text, [token], at == len(ids) - 1)]))
+        for at, (text, token) in enumerate(zip(pieces, ids, strict=True))
+    ]
+    process = ParserProcess([parsed_models(speakers)[name]], lambda event, **fields: None)
+    running = asyncio.get_running_loop().create_task(process.run())
+    try:
+        stream = await opened_stream(process, speaker, "c", name)
+        for at, (text, token) in enumerate(zip(pieces, ids, strict=True)):
+            delta = ChoiceDelta(0, text, 1, "stop" if at == len(ids) - 1 else "", token_ids=[token])
+            stream.reader.read([delta], stream.took)
+            asked.append(stream.reader.busy)
+            if at == 60:  # of its thought the process has no more than the beginning
+                assert stream.reader._held[2]
+                os.kill(process._child.pid, 9)
+            await stream.idle()
+        assert [(d.text, d.reasoning) for d in stream.deltas] == [answer.parts[0][:2] for answer in told]
+        assert stream.parts() == put_together([part for answer in told for part in answer.parts])
+        assert stream.reasoning == [answer.reasoning_tokens for answer in told]
+        assert (asked.count(False) > 100, asked[0], asked[-1]) == (True, True, True)
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
 async def test_a_process_that_hangs_is_replaced_and_who_hung_two_is_not_asked_about_again(
     speakers: dict[str, Speaker], monkeypatch: pytest.MonkeyPatch
 ):
@@ -397,12 +440,17 @@ class Stream:
     def __init__(self, speaker: Speaker) -> None:
         self.reader: ProcessReader
         self.deltas: list[ChoiceDelta] = []
+        self.reasoning: list[int | None] = []
         self._speaker = speaker
 
     def feed(self, ids: list[int], final: bool) -> None:
         text = "".join(map(self._speaker.text, ids))
         delta = ChoiceDelta(0, text, len(ids), "stop" if final else "", token_ids=ids)
-        self.reader.read([delta], lambda deltas, reasoning: self.deltas.extend(deltas))
+        self.reader.read([delta], self.took)
+
+    def took(self, deltas: list[ChoiceDelta], reasoning: int | None) -> None:
+        self.deltas += deltas
+        self.reasoning.append(reasoning)
 
     async def idle(self) -> None:
         await until(lambda: not self.reader.busy, look_s=0.005)
@@ -413,9 +461,9 @@ class Stream:
         )
 
 
-async def opened_stream(process: ParserProcess, speaker: Speaker, call: str) -> Stream:
+async def opened_stream(process: ParserProcess, speaker: Speaker, call: str, name: str = "qwen3") -> Stream:
     stream, opened = Stream(speaker), asyncio.Event()
-    asked = msgspec.structs.replace(question("qwen3", speaker), call=call)
+    asked = msgspec.structs.replace(question(name, speaker), call=call)
     stream.reader = ProcessReader(process, asked, lambda answer: opened.set())
     await asyncio.wait_for(opened.wait(), 60)
     return stream

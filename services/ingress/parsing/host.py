@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -28,13 +29,16 @@ from services.ingress.parsing.messages import (
     ParsedModel,
     ParserOpened,
     ParsersReady,
+    Parts,
     Question,
     ReadOutput,
+    framed,
 )
 
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Question).decode
 _FAULT_MAX = 300
+#: Parsers that do nothing to a stream's reasoning but look for marks; some tool parsers bring one of another class.
+_MARKED = frozenset(("deepseek_v4", "glm45", "mimo", "qwen3", "seed_oss", "step3p5"))
 
 
 class TokenizerView:
@@ -82,6 +86,7 @@ class _Model:
             is_harmony=kind == "gpt_oss",
             tokenizer=self._tokenizer,
         )
+        self.marked = model.reasoning_parser in _MARKED and self._class.__name__ == "_Parser"
 
     def parser(self, request: Any) -> Any:
         values = dict(request.chat_template_kwargs or {})
@@ -99,12 +104,15 @@ class _OpenCall:
         self._ids: list[list[int]] = [[] for _ in self._prompts]
         self._texts = [""] * len(self._prompts)
         self._reasoning = 0 if model.reasons else -1
+        self._marked = model.marked and len(self._prompts) == 1 and not self._whole
 
     def opened(self) -> ParserOpened:
         """Demands of the first parser on the engine."""
         request, parser = self._request, self._parsers[0]
         before = request.structured_outputs
         request = self._request = parser.adjust_request(request)
+        lexer = parser.reasoning_parser._parser_engine._engine._lexer if self._marked else None
+        marks = re.escape("".join(lexer._literal_first_chars)) if lexer is not None else ""
         made = request.structured_outputs if request.structured_outputs is not before else None
         schema = getattr(made, "json", None) or ""
         return ParserOpened(
@@ -113,6 +121,7 @@ class _OpenCall:
             structural_tag=getattr(made, "structural_tag", None) or "",
             special_tokens=not request.skip_special_tokens,
             reasoning_ended=request.resolve_reasoning_ended(parser, self._prompts[0]) is not False,
+            plain=rf"[^{marks}]*[^{marks}\s]" if marks else "",
         )
 
     def read(self, outputs: list[tuple[int, str, list[int], bool]]) -> OutputRead:
@@ -127,9 +136,7 @@ class _OpenCall:
                 parts.append((self._texts[choice] or text, "", []))
         return OutputRead("", parts, self._reasoning, fault)
 
-    def _read(
-        self, choice: int, text: str, ids: list[int], finished: bool
-    ) -> tuple[str, str, list[tuple[int, str, str, str]]]:
+    def _read(self, choice: int, text: str, ids: list[int], finished: bool) -> Parts:
         parser = self._parsers[choice]
         if parser is None:
             return text, "", []
@@ -148,16 +155,14 @@ class _OpenCall:
             parts = (*parts[:2], [call for call in parts[2] if call[0] == 0])
         return parts
 
-    def _delta(
-        self, parser: Any, choice: int, text: str, ids: list[int], finished: bool
-    ) -> tuple[str, str, list[tuple[int, str, str, str]]]:
+    def _delta(self, parser: Any, choice: int, text: str, ids: list[int], finished: bool) -> Parts:
         delta = parser.parse_delta(text, ids, self._request, prompt_token_ids=self._prompts[choice], finished=finished)
         if delta is None:
             return "", "", []
         calls = [_part(call.index, call.id, call.function) for call in delta.tool_calls or []]
         return delta.content or "", delta.reasoning or "", calls
 
-    def _whole_output(self, parser: Any, choice: int) -> tuple[str, str, list[tuple[int, str, str, str]]]:
+    def _whole_output(self, parser: Any, choice: int) -> Parts:
         request = self._request
         parser.set_prompt_token_ids(self._prompts[choice])
         reasoning, content, calls = parser.parse(
@@ -224,19 +229,14 @@ class ParserHost:
 def main(make: Callable[[list[ParsedModel]], Any]) -> None:
     """Serve the socket with a host until ingress closes it."""
     logging.disable(logging.WARNING)
-    pipe = socket.socket(fileno=int(sys.argv[1])).makefile("rwb", buffering=1 << 16)
+    ours = socket.socket(fileno=int(sys.argv[1]))
+    pipe = ours.makefile("rb", buffering=1 << 16)
     host = make(msgspec.json.decode(sys.argv[2], type=list[ParsedModel]))
-    _send(pipe, ParsersReady(host.faults))
+    ours.sendall(framed(ParsersReady(host.faults)))
     while len(head := pipe.read(4)) == 4:
         answer = host.answer(_decode(pipe.read(int.from_bytes(head, "little"))))
         if answer is not None:
-            _send(pipe, answer)
-
-
-def _send(pipe: Any, answer: Answer) -> None:
-    body = _encode(answer)
-    pipe.write(len(body).to_bytes(4, "little") + body)
-    pipe.flush()
+            ours.sendall(framed(answer))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+Parts = tuple[str, str, list[tuple[int, str, str, str]]]
+
 
 class OpenParser(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A call begins. Answered by ParserOpened.
@@ -31,6 +33,7 @@ class ParserOpened(msgspec.Struct, frozen=True, tag=True, array_like=True):
         json_schema, structural_tag: Constraint that makes its tool calls; empty for none.
         special_tokens: The text that it reads has them.
         reasoning_ended: A constraint holds from the first token, not only after the reasoning.
+        plain: Pattern of text that is all reasoning behind such text that was; empty where only the parser knows.
     """
 
     call: str
@@ -39,6 +42,7 @@ class ParserOpened(msgspec.Struct, frozen=True, tag=True, array_like=True):
     structural_tag: str = ""
     special_tokens: bool = False
     reasoning_ended: bool = True
+    plain: str = ""
 
 
 class ReadOutput(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -57,7 +61,7 @@ class OutputRead(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """
 
     call: str
-    parts: list[tuple[str, str, list[tuple[int, str, str, str]]]]
+    parts: list[Parts]
     reasoning_tokens: int = -1
     fault: str = ""
 
@@ -97,6 +101,12 @@ class ParsersReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 Question = OpenParser | ReadOutput | CloseParser | ExpandImages
 Answer = ParsersReady | ParserOpened | OutputRead | ImagesExpanded
+
+
+def framed(message: Question | Answer) -> bytes:
+    """The message behind its length."""
+    body = msgspec.msgpack.encode(message)
+    return len(body).to_bytes(4, "little") + body
 
 
 class ParsedModel(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ again: it is refused, or its output is text from there on.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from services.ingress.parsing.messages import (
     ParserOpened,
     ParsersReady,
     ReadOutput,
+    framed,
 )
 
 #: Longest time for one answer. A delta takes 50 us, a whole output of 100,000 tokens a second.
@@ -42,11 +44,12 @@ START_S = 60.0
 LOOK_S = 0.5
 #: Processes that one question of a call may cost.
 LOSSES_MAX = 2
+#: Tokens of reasoning that are told before the process reads them.
+HELD_MAX = 64
 #: Pause after a start that failed; new calls are refused meanwhile.
 PAUSE_S = 30.0
 
 PARSERS, IMAGES = "services.ingress.parsing.host", "services.ingress.parsing.images"
-_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Answer).decode
 
 
@@ -113,6 +116,8 @@ class ProcessReader(Asker):
         self.named = self.hidden = False
         self._called: set[int] = set()
         self.given_up = False
+        self._plain, self._thinks = re.compile(""), False
+        self._held: tuple[int, str, list[int], bool] = (0, "", [], False)
         process.ask(self, question)
 
     @property
@@ -123,9 +128,15 @@ class ProcessReader(Asker):
         if self.given_up:
             told(deltas, None)
             return
-        self._waiting.append((deltas, told))
         outputs = [(d.index, d.text, d.token_ids or [], bool(d.finish_reason)) for d in deltas]
-        self._process.ask(self, ReadOutput(self.call, outputs))
+        (_, text, ids, ends), (_, before, earlier, _) = outputs[0], self._held
+        if self._thinks and self._plain.fullmatch(text) and len(earlier) < HELD_MAX and not ends:
+            self._held = (0, before + text, earlier + ids, False)
+            told([self._parsed(deltas[0], ("", text, []))], 0)
+            return
+        self._waiting.append((deltas, told))
+        self._process.ask(self, ReadOutput(self.call, [self._held, *outputs] if before else outputs))
+        self._held, self._thinks = (0, "", [], False), False
 
     def close(self) -> None:
         self._waiting.clear()
@@ -133,11 +144,14 @@ class ProcessReader(Asker):
 
     def _tell(self, answer: Answer) -> None:
         if isinstance(answer, ParserOpened):
+            self._plain = re.compile(answer.plain)
             self._open(answer)
         elif isinstance(answer, OutputRead) and self._waiting:
             deltas, told = self._waiting.popleft()
             reasoning = None if answer.reasoning_tokens < 0 else answer.reasoning_tokens
-            told([self._parsed(*each) for each in zip(deltas, answer.parts, strict=True)], reasoning)
+            parts, text = answer.parts[-len(deltas) :], deltas[0].text
+            self._thinks = bool(text and self._plain.fullmatch(text)) and parts[0][1] == text and not self._waiting
+            told([self._parsed(*each) for each in zip(deltas, parts, strict=True)], reasoning)
 
     def give_up(self) -> None:
         """Tell what was asked as text."""
@@ -227,14 +241,14 @@ class ParserProcess(asyncio.Protocol):
                 asyncio.get_running_loop().call_soon(reader.give_up)
                 return
             self._readers[reader.call] = reader
-        frame = _frame(_encode(question))
+        frame = framed(question)
         reader.sent.append(frame)
         if self._ready:
             self._send(reader, frame)
 
     def forget(self, reader: Asker) -> None:
         if self._readers.pop(reader.call, None) is not None and self._ready and self._transport is not None:
-            self._transport.write(_frame(_encode(CloseParser(reader.call))))
+            self._transport.write(framed(CloseParser(reader.call)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._transport is not None and not self._stopped:
@@ -312,7 +326,3 @@ class ParserProcess(asyncio.Protocol):
             self._child.kill()
             self._child.wait()
             self._child = None
-
-
-def _frame(body: bytes) -> bytes:
-    return len(body).to_bytes(4, "little") + body
