@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.live import faults
 from tests.live.faults import PATIENCE_S, PROMPTS, expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.timed_streams import client
@@ -111,6 +112,16 @@ async def until_answers(url: str) -> None:
     await until(answers, 2 * PATIENCE_S)
 
 
+async def until_placed(rig: UpRig, instance: str) -> None:
+    """Waits until ingress gives an instance requests: it may hear of a new one later than the command line does."""
+
+    async def placed() -> bool:
+        await asyncio.gather(*(faults.asked(rig) for _ in range(PROMPTS)))
+        return await rig.metric("millrace_ingress_dispatches_total", f'instance="{instance}"') > 0
+
+    await until(placed, PATIENCE_S)
+
+
 @pytest.mark.parametrize("role", ["worker", "migrator", "ingress"])
 async def test_a_service_of_an_earlier_version_serves_beside_present_ones(rig: UpRig, earlier: Path, role: str) -> None:
     """Brokers, which migrators host, have numbered their loads anew since then: they refuse each other's, say so, and
@@ -127,6 +138,7 @@ async def test_a_service_of_an_earlier_version_serves_beside_present_ones(rig: U
             beside.start(role, "ingress-1", "deployment.ingress", http={"host": "127.0.0.1", "port": asked.port})
         await rig.well(3)
         await until_answers(asked.url)
+        await until_placed(asked, "worker-2")
         async with client(120) as http:
             streams = [stream(http, asked, prompt_text(number), **LENGTH) for number in range(PROMPTS)]
             running = [asyncio.create_task(each) for each in streams]
