@@ -22,7 +22,6 @@ from millrace.cluster.model_parsers import ModelParsers, model_parsers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from services.ingress.calls.messages import ChoiceDelta
-from services.ingress.parsing.host import IdsSoFar
 from services.ingress.parsing.messages import Answer, OpenParser, ParsedModel, ParsersReady, ReadOutput
 from services.ingress.parsing.process import ParserProcess, ProcessReader
 from services.ingress.tokens.detokenizer import TokenizerVocabulary
@@ -267,16 +266,6 @@ def test_an_output_cut_at_every_token_adds_up_to_the_same(
         reasoning = answer.reasoning_tokens
     assert put_together(parts) == family.parts
     assert (reasoning > 0) == bool(family.parts[0]) == bool(CHOSEN[name][0])
-
-
-def test_ids_so_far_are_the_list_that_vllm_makes():
-    plain = before = [3]
-    for delta in ([], [1, 2], [2], [3, 7, 1], [9]):
-        after = IdsSoFar(before, delta)
-        for ids, same in ((before, plain), (after, plain + delta)):
-            assert (list(ids), ids) == (same, same)
-            assert [token in ids for token in (None, *range(10))] == [token in same for token in (None, *range(10))]
-        before, plain = after, plain + delta
 
 
 def test_reasoning_can_be_left_out_and_calls_be_one(host: Host, speakers: dict[str, Speaker]):

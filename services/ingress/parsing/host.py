@@ -66,20 +66,6 @@ class TokenizerView:
         return [self._tokenizer.id_to_token(each) for each in ids]
 
 
-class IdsSoFar(list[int]):
-    """Ids of an output so far, in all of which parsers look for marks with each delta: found by their first places."""
-
-    def __init__(self, before: list[int], ids: list[int]) -> None:
-        super().__init__(before)
-        self.extend(ids)
-        self._first: dict[object, int] = before._first if isinstance(before, IdsSoFar) else {}
-        for place in range(len(before) if self._first else 0, len(self)):
-            self._first.setdefault(self[place], place)
-
-    def __contains__(self, token: object) -> bool:
-        return self._first.get(token, len(self)) < len(self)
-
-
 class _Model:
     """A model's tokenizer and its composed parser class."""
 
@@ -104,10 +90,7 @@ class _Model:
 
     def parser(self, request: Any) -> Any:
         values = dict(request.chat_template_kwargs or {})
-        parser = self._class(self._tokenizer, request.tools, chat_template_kwargs=values, model_config=self._config)
-        if not (state := parser._stream_state).engine_based:
-            state.advance = lambda text, ids: (state.previous_text + text, IdsSoFar(state.previous_token_ids, ids))
-        return parser
+        return self._class(self._tokenizer, request.tools, chat_template_kwargs=values, model_config=self._config)
 
 
 class _OpenCall:
