@@ -130,7 +130,8 @@ class ProcessReader(Asker):
             return
         outputs = [(d.index, d.text, d.token_ids or [], bool(d.finish_reason)) for d in deltas]
         (_, text, ids, ends), (_, before, earlier, _) = outputs[0], self._held
-        if self._thinks and self._plain.fullmatch(text) and len(earlier) < HELD_MAX and not ends:
+        told_now = self._thinks and len(deltas) == 1 and len(earlier) < HELD_MAX and not ends
+        if told_now and self._plain.fullmatch(text):
             self._held = (0, before + text, earlier + ids, False)
             told([self._parsed(deltas[0], ("", text, []))], 0)
             return
@@ -241,6 +242,8 @@ class ParserProcess(asyncio.Protocol):
                 asyncio.get_running_loop().call_soon(reader.give_up)
                 return
             self._readers[reader.call] = reader
+        elif reader.call not in self._readers:  # closed meanwhile, as by who was just told
+            return
         frame = framed(question)
         reader.sent.append(frame)
         if self._ready:
