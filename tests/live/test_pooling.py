@@ -44,7 +44,7 @@ async def test_a_killed_worker_costs_no_vector(rig: UpRig):
     worker = rig.log_pids("worker-0")[0]
     asked = [
         asyncio.create_task(client.embeddings.create(model=MODEL, input=TEXTS, encoding_format="float"))
-        for _ in range(12)
+        for _ in range(48)  # the first answer shall not be the last one
     ]
     await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
     kill(worker)
