@@ -16,6 +16,7 @@ from services.supervisor.preflight import clear_sockets
 from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.up_cluster import UpRig, offer_during
+from tests.testbed.waiting import until
 
 #: Longest wait for processes to end, seconds.
 PATIENCE_S = 60.0
@@ -40,7 +41,7 @@ async def test_the_next_supervisor_takes_over_what_lives_no_stream_ends_and_a_cl
         assert "taking over" in rig.output()
         assert "was not stopped in order" not in rig.output()
         os.kill(worker[0], signal.SIGKILL)  # this one watches what it has not started
-        await told(rig, instances_ready=1)
+        await until(lambda: rig.pids("worker-0.json") not in ([], worker), PATIENCE_S, 0.05)
         await told(rig, instances_ready=2)
 
     expect_identical(await offer_during(rig, killed_and_back(), rate=2, prompts=PROMPTS, **fields), expected)
