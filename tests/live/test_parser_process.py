@@ -390,6 +390,24 @@ async def test_reasoning_without_marks_is_told_at_once_and_as_the_process_tells_
             await running
 
 
+async def test_what_comes_after_a_call_was_closed_costs_the_other_calls_nothing(speakers: dict[str, Speaker]):
+    family, speaker, lost = FAMILIES["qwen3"], speakers["qwen3"], list[str]()
+    ids = speaker.ids(family.output)
+    process = ParserProcess([parsed_models(speakers)["qwen3"]], lambda event, **fields: lost.append(event))
+    running = asyncio.get_running_loop().create_task(process.run())
+    try:
+        closed, other = [await opened_stream(process, speaker, name) for name in ("closed", "other")]
+        closed.reader.close()
+        closed.feed(ids[:5], False)
+        other.feed(ids, True)
+        await other.idle()
+        assert (other.parts(), lost) == (family.parts, [])
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
 async def test_a_process_that_hangs_is_replaced_and_who_hung_two_is_not_asked_about_again(
     speakers: dict[str, Speaker], monkeypatch: pytest.MonkeyPatch
 ):
