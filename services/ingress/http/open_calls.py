@@ -308,10 +308,13 @@ class OpenCalls:
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = None if task.cancelled() else task.exception()
-            if error is not None and exchange is not None and not (exchange.closed or exchange.streaming):
-                self.answer_fault(exchange, path, error)
-            elif error is not None and not isinstance(error, ApiError):
+            gone = exchange is None or exchange.closed
+            if error is None or (gone and isinstance(error, ApiError)):
+                return
+            if exchange is None or gone or exchange.streaming:  # a stream that began takes no answer
                 self._on_bug(error, path)
+            else:
+                self.answer_fault(exchange, path, error)
 
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
