@@ -56,7 +56,7 @@ class RetryState:
         tries: Submissions in this round.
         rounds: Pauses so far.
         at_ns: When it is dispatched again.
-        since_ns: When it lost its instance, or arrived; 0 while it is owned.
+        since_ns: When it lost its instance, arrived, or first found none; 0 while it is owned.
         excluded: Instance -> incarnation that failed it.
         fruitless: Failovers in a row without a new token, but for those where an instance gave it back in order.
         errors, deaths: Those among them where the engine ended the sequence with an error, or died while it had it.

@@ -423,6 +423,18 @@ def test_an_unanswered_submission_goes_elsewhere_and_is_cancelled_where_it_may_h
     assert bench.text() == "", "what the first one decodes is void"
 
 
+def test_the_time_that_an_instance_takes_to_answer_does_not_count_as_a_wait_for_one():
+    bench = Bench()
+    bench.call()
+    bench.pass_time(12)  # ingress itself may have been held up
+    for _ in bench.model_of:
+        bench.fail(bench.last_submission()[0], RequestFailure.TIMEOUT)
+    assert not bench.made(RefuseCall)
+    bench.pass_time(0.25)
+    bench.accept()
+    assert bench.made(AcceptCall)
+
+
 def test_an_instance_without_a_subscription_gets_nothing_until_it_is_heard_again():
     bench = Bench()
     bench.call("a")

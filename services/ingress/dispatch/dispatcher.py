@@ -258,6 +258,9 @@ def _carry_out(state: IngressState, sequences: list[OpenSequence], choice: Dispa
 def defer(state: IngressState, sequences: list[OpenSequence]) -> None:
     """Dispatch again after a pause, at the latest when the wait is over, or end the call where it is."""
     first = sequences[0]
+    if not (first.owned or first.retry.rounds or first.retry.suspect):
+        for sequence in sequences:  # their wait begins: what an instance took to answer was none
+            sequence.retry.since_ns = state.now_ns
     if state.connected and _end_if_waited_out(state, first):
         return
     pause_ns = min(PAUSE_MAX_NS, PAUSE_MIN_NS << min(first.retry.rounds, 10))
