@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import openai
 import pytest
+from millrace.actor.store_link import StoreAway
 from millrace.actor.stored_values import KeyConflict
 from millrace.contracts.keyfile import KeyFile, KeyRecord, format_key_file, hash_key
 from millrace.contracts.responses import ResponseEvents, StoredResponse
@@ -211,6 +212,35 @@ async def test_another_ingress_goes_on_with_the_stream_of_one_that_died(tmp_path
         )
         (call,) = heir.core.calls
         assert call.begun == list(range(len(call.begun)))
+
+
+class GoneOnce(DeadStore):
+    """A store that goes away once, when a response has been taken over."""
+
+    def __init__(self, shared: MemoryValues) -> None:
+        super().__init__(shared)
+        self.gone = 0
+
+    async def get(self, bucket: str, key: str) -> Any:
+        owners = [body.owner for body, _ in self.kept.values() if isinstance(body, StoredResponse)]
+        if owners == ["b.1"] and key.endswith(".0") and not self.gone:
+            self.gone += 1
+            raise StoreAway
+        return await super().get(bucket, key)
+
+
+async def test_an_ingress_that_loses_the_store_as_it_takes_a_response_over_goes_on_with_it(tmp_path: Path):
+    values = MemoryValues()
+    first, second = DeadStore(values), GoneOnce(values)
+    async with ingress(tmp_path, first) as (rig, client), ingress(tmp_path, second, owner="b.1") as (_, other):
+        rig.core.pace_s = 0.05
+        queued = await client.responses.create(**ASK, background=True, max_output_tokens=30)
+        first.away = True
+        async with asyncio.timeout(30):
+            events = await events_of(await other.responses.retrieve(queued.id, stream=True))
+        assert second.gone
+        assert events[-1]["type"] == "response.incomplete"
+        assert (await other.responses.retrieve(queued.id)).output_text == "".join(f"w{i} " for i in range(30))
 
 
 class LateEnd(DeadStore):

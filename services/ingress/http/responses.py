@@ -73,6 +73,8 @@ class Responses:
         self._none = _no_store() if stored else ApiError(400, STORES_NONE, code="no_store")
         self._lost_s = lost_s
         self._logs: dict[str, ResponseLog] = {}
+        #: Responses that this ingress was taking over when the store went away.
+        self._half_taken: set[str] = set()
         self._beats: dict[str, tuple[int, float]] = {}
         self._beating = False
 
@@ -345,8 +347,16 @@ class Responses:
 
     async def _take_if_lost(self, identity: str, found: StoredResponse, revision: int, holder: KeyHolder) -> None:
         """Go on with a response whose ingress gives no sign of life."""
-        if found.owner == self._owner or not await self._lost(found.owner):
+        if not (identity in self._half_taken if found.owner == self._owner else await self._lost(found.owner)):
             return
+        self._half_taken.discard(identity)
+        try:
+            await self._take(identity, found, revision, holder)
+        except StoreAway:
+            self._half_taken.add(identity)
+            raise
+
+    async def _take(self, identity: str, found: StoredResponse, revision: int, holder: KeyHolder) -> None:
         values = self._values()
         body = replace(found, owner=self._owner)
         try:
