@@ -29,7 +29,7 @@ ORDERS_MAX, WAITERS_MAX = 256, 32
 #: A sequence that no snapshot of this long after the order shows is not here.
 SEEN_NS = 300 * MS
 
-#: A sequence that cannot move yet is tried again after this.
+#: A sequence that cannot move yet, or got no answer, is tried again after this.
 RETRY_NS = 100 * MS
 
 #: An evacuation begins from a snapshot not older than itself; where none comes in this time, from the last one.
@@ -144,6 +144,9 @@ class Orders:
             lost = MigrationOutcome.LOST
             return self._close(own, order, (KvRefusal.UNANSWERED, "the migrator did not answer"), outcome=lost)
         if body is None:
+            if not ask.declined and now_ns < order.until_ns:  # bidders may have much to do
+                order.again_ns = now_ns + RETRY_NS
+                return []
             refusals = [each for each in ask.declined.values() if isinstance(each, BidRefusal)]
             reason = _BID_REFUSALS.get(refusals[0], KvRefusal.NO_TARGET) if refusals else KvRefusal.UNANSWERED
             detail = ", ".join(f"{name}: {why}" for name, why in ask.declined.items()) or "no bid came"

@@ -339,6 +339,18 @@ def test_one_that_waits_too_long_is_refused():
     assert [body.refusal for body in answers] == [KvRefusal.NOT_RUNNING]
 
 
+def test_an_order_that_gets_no_bid_is_tried_until_its_time_is_over():
+    world = BrokerWorld(filled("a", 2, 100), FakeInstance("b"), reasons=[])
+    world.dead.add("b")
+    answers, given_up = world.ask_for("a", "ar0.0", within_ms=2_000), world.ask_for("a", "ar1.0", within_ms=200)
+    world.run(1_000)
+    assert not answers
+    assert [(body.refusal, body.detail) for body in given_up] == [(KvRefusal.UNANSWERED, "no bid came")]
+    world.dead.discard("b")
+    world.run(500)
+    assert moved(answers) == [(MigrationOutcome.MOVED, None, "b")]
+
+
 def test_two_targets_for_one_sequence_contradict_each_other():
     world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), FakeInstance("c"), reasons=[])
     first, second = world.ask_for("a", "ar0.0", target="b"), world.ask_for("a", "ar0.0", target="c")

@@ -42,7 +42,8 @@ class MigrateSequence(Body, frozen=True, kw_only=True, tag="MigrateSequence/2"):
 
     Attributes:
         target: Instance; empty lets the broker choose it.
-        within_ms: A sequence that cannot move yet (it waits, or its prompt is not done) may take so long to begin.
+        within_ms: A sequence that cannot move yet (it waits, its prompt is not done, no bid comes) may take so long to
+            begin.
         mode: None for the migrator's own.
         note: Why, in one sentence, for the migration's span.
     """
