@@ -45,4 +45,5 @@ def _row(spec: ChildSpec, child: Child | None, change: ProcessChange) -> Compare
         instances=spec.presences if worker else [],
         failures=child.start_failures if child is not None else 0,
         detail=child.last_exit if child is not None else "",
+        restarts=child.restarts if child is not None else 0,
     )

@@ -17,6 +17,7 @@ from tests.testbed.waiting import until
 #: Some 6 s a stream.
 LENGTH = {"max_tokens": 120, "ignore_eos": True}
 RATE = 2.0
+SPEED = "modelled.speed = 0.1"
 
 CLUSTER = """
 [[models]]
@@ -32,7 +33,6 @@ engine = "modelled"
 max_num_seqs = {sequences}
 kv_blocks = 2048
 limits.linger_ms = 200
-modelled.speed = 0.1
 {more}
 
 [policies.dispatch]
@@ -50,7 +50,7 @@ class Cluster:
         self.rig = UpRig.of_words(tmp_path / "cluster", ("--cluster", str(self.file)), "m")
         self.rig.start()
 
-    def write(self, *, count: int = 3, sequences: int = 8, policy: str = "forecast", more: str = "") -> None:
+    def write(self, *, count: int = 3, sequences: int = 8, policy: str = "forecast", more: str = SPEED) -> None:
         text = CLUSTER.format(model=self.model, count=count, sequences=sequences, policy=policy, more=more)
         self.file.write_text(text)
 
@@ -104,10 +104,39 @@ async def broken_off(cluster: Cluster) -> None:
 
 async def goes_back(cluster: Cluster) -> None:
     """The engine says something else than it should: the first instance does not serve, and all goes back."""
-    cluster.write(sequences=9, more='canary = { prompt = "Say", text = "something that no engine says" }')
+    cluster.write(sequences=9, more=f'{SPEED}\ncanary = {{ prompt = "Say", text = "something that no engine says" }}')
     said = await cluster.apply()
     assert "canary: the engine says" in said, said
     assert "the cluster is as it was before" in said
+
+
+async def crashes(cluster: Cluster) -> None:
+    """The first changed instance dies once it serves."""
+    cluster.write(sequences=9)
+    said = asyncio.create_task(cluster.apply())
+    before = cluster.rig.log_pids("worker-0")
+    await until(lambda: cluster.rig.log_pids("worker-0") not in ([], before), look_s=0.05)
+    await told(cluster.rig, instances_ready=3)
+    os.kill(cluster.rig.log_pids("worker-0")[-1], signal.SIGKILL)
+    assert "worker-0 crashed (ended by SIGKILL)" in await said
+    assert "the cluster is as it was before" in said.result()
+
+
+async def slows_down(cluster: Cluster) -> None:
+    """The first changed instance takes five times as long for a token."""
+    cluster.write(sequences=9, more="modelled.speed = 0.02")
+    said = await cluster.apply()
+    assert "times as long for a token" in said, said
+    assert "the cluster is as it was before" in said
+
+
+async def test_a_version_that_crashes_or_is_slow_once_it_serves_goes_back_and_cuts_no_stream(cluster: Cluster) -> None:
+    expected = await undisturbed(cluster.rig, **LENGTH)
+    for bad in (crashes, slows_down):
+        expect_identical(await offer_during(cluster.rig, bad(cluster), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
+        shown = await asyncio.to_thread(cluster.rig.cli, "cluster", "show")
+        assert "max_num_seqs = 8" in shown
+        await told(cluster.rig, instances_ready=3, running=0, waiting=0, blocks_used=0)
 
 
 async def test_a_command_that_is_killed_and_a_version_that_does_not_start_cut_no_stream(cluster: Cluster) -> None:

@@ -10,8 +10,10 @@ its requests move away with their KV, and it starts anew. An ingress that change
 port, and ends with its last stream. Other services start anew one by one. Ports, addresses and folders that the file
 does not name stay as they are.
 
-If a new process does not start, everything goes back to what ran before. If the command is interrupted, run it again:
-it goes on from what it finds, with the same file or with another one.
+A model's first changed instance works for five seconds beside the unchanged ones before the next is changed
+(``trial_run.py``). If a new process does not start, crashes, or takes far longer for a token, everything goes back to
+what ran before. If the command is interrupted, run it again: it goes on from what it finds, with the same file or with
+another one.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import asyncio
 import difflib
 import time
 from collections.abc import Iterable, Sequence
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -33,6 +36,7 @@ from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError, UsageError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.operating import asked
+from millrace.cli.trial_run import LOOKS, SLOWER_MAX, TrialRun
 from millrace.cluster.model_folders import with_model_folders
 from millrace.cluster.reading import read_cluster
 from millrace.cluster.settings import with_cluster_settings
@@ -72,6 +76,9 @@ GONE_GRACE_S = 30.0
 
 LOOK_S = 0.1
 
+#: Between two looks at what a changed instance does. Rates are over the last two seconds.
+TRIAL_LOOK_S = 0.5
+
 #: Processes that a line names.
 NAMES_SHOWN = 8
 
@@ -84,7 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--within", type=float, default=30.0, metavar="S", help="how long one instance may drain (default: 30)"
     )
-    parser.add_argument("--force", action="store_true", help="also where requests of a model have nowhere to go")
+    parser.add_argument(
+        "--force", action="store_true", help="also where requests have nowhere to go, or tokens take far longer"
+    )
     parser.add_argument("--host", default="local", help=argparse.SUPPRESS)
     add_connection_options(parser)
 
@@ -113,9 +122,7 @@ async def apply(arguments: argparse.Namespace) -> int:
         raise CliError(str(error)) from None
     connection = resolve_connection(arguments, operator=True)
     async with listen(connection) as view, open_bus(connection) as bus:
-        work = _Work(
-            bus, Subjects(connection.cluster), view, folder=folder, host=arguments.host, within_s=arguments.within
-        )
+        work = _Work(bus, Subjects(connection.cluster), view, folder=folder, arguments=arguments)
         rows = await work.take(wanted, dry=True)
         before, after = cluster_toml(now), cluster_toml(wanted)
         text = difference(before, after, rows)
@@ -132,12 +139,12 @@ async def _carried_out(work: _Work, now: ClusterSpec, wanted: ClusterSpec) -> in
     await work.take(wanted)
     try:
         await work.converge()
-    except DoesNotStart as failure:
+    except Unfit as failure:
         print(f"{failure}; everything goes back to what ran before")
         await work.take(now)
         try:
-            await work.converge()
-        except DoesNotStart as again:
+            await work.converge(back=True)
+        except Unfit as again:
             raise CliError(f"{again}, with the former specification too; `millrace status` shows what runs") from None
         raise CliError(f"{failure}; the cluster is as it was before") from None
     work.say("the cluster is as the file says")
@@ -193,19 +200,20 @@ def unsafe(rows: Iterable[ComparedProcess]) -> str:
     return ""
 
 
-class DoesNotStart(Exception):
-    """A process of the new specification is not ready."""
+class Unfit(Exception):
+    """A process of the new specification does not start, crashes, or takes far longer for a token."""
 
 
 class _Work:
     """The steps from what runs to the specification in force."""
 
     def __init__(
-        self, bus: Client, subjects: Subjects, view: ClusterView, *, folder: Path, host: str, within_s: float
+        self, bus: Client, subjects: Subjects, view: ClusterView, *, folder: Path, arguments: argparse.Namespace
     ) -> None:
         self._bus, self._subjects, self._view, self._folder = bus, subjects, view, folder
-        self._host, self._within_s = host, within_s
+        self._host, self._within_s, self._force = arguments.host, arguments.within, arguments.force
         self._began = time.monotonic()
+        self._restarts: dict[str, float] = {}  # of each worker that was started, when it was ready
 
     def say(self, text: str) -> None:
         """Prints what happens, with the time since the start."""
@@ -221,12 +229,16 @@ class _Work:
             file.write(cluster_toml(spec).encode())
         return await self._update(UpdateCluster(wanted=True, take=not dry))
 
-    async def converge(self) -> None:
+    async def converge(self, *, back: bool = False) -> None:
         """Every step; those that are done already do nothing.
 
+        Args:
+            back: To what ran before, which is not tried.
+
         Raises:
-            DoesNotStart: a process is not ready.
+            Unfit: a process is not ready, or a changed one is not as good as it was.
         """
+        self._restarts.clear()
         rows = await self._update(UpdateCluster())
         await self._services([row.name for row in _services(rows, ADDED)])
         for row in _services(rows, CHANGED):
@@ -235,13 +247,17 @@ class _Work:
         ingresses = [row.name for row in _services(rows, REMOVED) if row.role == Role.INGRESS]
         await self._services(ingresses, gone=True)
         late = await self._start(_workers(rows, ADDED))
+        tried: set[str] = set()
         for row in _workers(rows, CHANGED):
             await self._stop(row, back=True)
             await self._start([row])
+            if row.model not in tried and not (back or self._force):
+                await self._try(row)
+            tried.add(row.model)
         for row in _workers(rows, REMOVED):
             await self._stop(row, back=False)
         if await self._start(late):
-            raise DoesNotStart(f"{late[0].name} has no device")
+            raise Unfit(f"{late[0].name} has no device")
         await self._services([row.name for row in _services(rows, CHANGED) if row.role == Role.MIGRATOR])
         await self._services([row.name for row in _services(rows, REMOVED) if row.role != Role.INGRESS], gone=True)
         rows = await self._update(UpdateCluster())
@@ -267,9 +283,10 @@ class _Work:
                 late.append(row)
             elif isinstance(answer, InstanceOrdered) or _refused(answer, OrderRefusal.RUNS):
                 names.append(row.name)
+                self._restarts[row.name] = inf
                 self.say(f"{row.name} starts")
             else:
-                raise DoesNotStart(f"{row.name} is not started: {answer}")
+                raise Unfit(f"{row.name} is not started: {answer}")
         await self._until_ready(names, ENGINE_START_S)
         await self._until_served([name for row in rows if row.name in names for name in row.instances])
         return late
@@ -289,7 +306,7 @@ class _Work:
 
     async def _gone(self, row: ComparedProcess) -> None:
         until = time.monotonic() + self._within_s + GONE_GRACE_S
-        while any(each.name == row.name and each.state for each in await self._update(UpdateCluster())):
+        while any(each.name == row.name and each.state for each in await self._compared()):
             if time.monotonic() > until:
                 raise CliError(f"{row.name} is still there; run `millrace apply` again to go on")
             await asyncio.sleep(LOOK_S)
@@ -299,15 +316,46 @@ class _Work:
         waits = set(names)
         while waits:
             await asyncio.sleep(LOOK_S)
-            for row in [row for row in await self._update(UpdateCluster()) if row.name in waits]:
+            for row in [row for row in await self._compared() if row.name in waits]:
                 if row.failures >= START_FAILURES_MAX:
-                    raise DoesNotStart(f"{row.name} does not start ({row.detail}): {self._last_said(row.name)}")
+                    raise Unfit(f"{row.name} does not start ({row.detail}): {self._last_said(row.name)}")
                 if row.state == "ready" and row.change is SAME:
                     waits.discard(row.name)
+                    if self._restarts.get(row.name) == inf:
+                        self._restarts[row.name] = row.restarts
             if not waits:
                 self.say(f"{_listed(names)} ready")
             elif time.monotonic() > until:
-                raise DoesNotStart(f"{', '.join(sorted(waits))} not ready after {limit_s:g} s")
+                raise Unfit(f"{', '.join(sorted(waits))} not ready after {limit_s:g} s")
+
+    async def _try(self, changed: ComparedProcess) -> None:
+        """Lets a model's first changed instance work beside those that are as they were."""
+        trial = TrialRun(changed.model, changed.instances)
+        for _ in range(LOOKS):
+            await asyncio.sleep(TRIAL_LOOK_S)
+            await self._compared()
+            trial.look(self._view.instances(time.time_ns()))
+            if trial.idle:
+                return
+        if (slower := trial.slower()) is None:
+            self.say(f"{changed.name} works; nothing compared its tokens with others'")
+            return
+        told = f"{changed.name} takes {slower:.1f} times as long for a token as those that are not changed"
+        if slower >= SLOWER_MAX:
+            raise Unfit(f"{told}; --force does it all the same")
+        self.say(told)
+
+    async def _compared(self) -> list[ComparedProcess]:
+        """Every process.
+
+        Raises:
+            Unfit: a worker that was started has ended since it was ready.
+        """
+        rows = await self._update(UpdateCluster())
+        for row in rows:
+            if row.restarts > self._restarts.get(row.name, row.restarts):
+                raise Unfit(f"{row.name} crashed ({row.detail}): {self._last_said(row.name)}")
+        return rows
 
     def _last_said(self, name: str) -> str:
         log = self._folder / "logs" / f"{name}.log"
@@ -318,7 +366,7 @@ class _Work:
         until = time.monotonic() + SERVICE_START_S
         while not all(self._serves(name) for name in instances):
             if time.monotonic() > until:
-                raise DoesNotStart(f"{', '.join(instances)} does not serve")
+                raise Unfit(f"{', '.join(instances)} does not serve")
             await asyncio.sleep(LOOK_S)
 
     async def _update(self, body: UpdateCluster) -> list[ComparedProcess]:

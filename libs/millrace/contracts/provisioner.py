@@ -85,6 +85,7 @@ class ComparedProcess(msgspec.Struct, frozen=True):
         serves: Of a worker that runs: its model now.
         instances: Of a worker.
         failures: Ends in a row before it was ready.
+        restarts: Starts after the first.
         detail: How it last ended.
     """
 
@@ -97,6 +98,7 @@ class ComparedProcess(msgspec.Struct, frozen=True):
     instances: list[str] = []
     failures: int = 0
     detail: str = ""
+    restarts: int = 0
 
 
 class ClusterCompared(Body, frozen=True, kw_only=True, tag="ClusterCompared/1"):
