@@ -3,14 +3,15 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
+from tests.live.faults import PROMPTS, expect_identical, kill, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
-from tests.testbed.programs import command_line, output_of, start_program
+from tests.testbed.programs import Program, command_line, output_of, start_program
 from tests.testbed.up_cluster import UpRig, offer_during
 from tests.testbed.waiting import until
 
@@ -89,16 +90,24 @@ async def test_instances_flags_and_policies_change_under_load_and_no_stream_noti
     assert "join_shortest_queue" in shown
 
 
+@asynccontextmanager
+async def applying(cluster: Cluster, until_said: bytes) -> AsyncIterator[tuple[Program, Path]]:
+    """The command and what it says, once it has said so."""
+    environment = os.environ | {"MILLRACE_DIR": str(cluster.rig.folder)}
+    said = cluster.file.parent / "apply.out"
+    with said.open("wb") as out:
+        command = start_program(
+            command_line(), ["apply", str(cluster.file)], output=out, environment=environment, own_session=True
+        )
+        await until(lambda: until_said in said.read_bytes(), look_s=0.05)
+        yield command, said
+
+
 async def broken_off(cluster: Cluster) -> None:
     """The command is killed while an instance drains; it goes on where it was."""
     cluster.write(sequences=9)
-    environment = os.environ | {"MILLRACE_DIR": str(cluster.rig.folder)}
-    with (cluster.file.parent / "apply.out").open("wb") as out:
-        first = start_program(
-            command_line(), ["apply", str(cluster.file)], output=out, environment=environment, own_session=True
-        )
-        await until(lambda: b"worker-0 drains" in (cluster.file.parent / "apply.out").read_bytes(), look_s=0.05)
-        first.send_signal(signal.SIGKILL)
+    async with applying(cluster, b"worker-0 drains") as (command, _):
+        command.send_signal(signal.SIGKILL)
     await cluster.applied(sequences=9)
 
 
@@ -113,18 +122,16 @@ async def goes_back(cluster: Cluster) -> None:
 async def crashes(cluster: Cluster) -> None:
     """The first changed instance dies once it serves."""
     cluster.write(sequences=9)
-    said = asyncio.create_task(cluster.apply())
-    before = cluster.rig.log_pids("worker-0")
-    await until(lambda: cluster.rig.log_pids("worker-0") not in ([], before), look_s=0.05)
-    await told(cluster.rig, instances_ready=3)
-    os.kill(cluster.rig.log_pids("worker-0")[-1], signal.SIGKILL)
-    assert "worker-0 crashed (ended by SIGKILL)" in await said
-    assert "the cluster is as it was before" in said.result()
+    async with applying(cluster, b"worker-0 ready") as (command, said):
+        kill(cluster.rig.log_pids("worker-0")[0])
+        await asyncio.to_thread(command.wait, 60)
+    assert "worker-0 crashed (ended by SIGKILL)" in said.read_text()
+    assert "the cluster is as it was before" in said.read_text()
 
 
 async def slows_down(cluster: Cluster) -> None:
-    """The first changed instance takes five times as long for a token."""
-    cluster.write(sequences=9, more="modelled.speed = 0.02")
+    """The first changed instance takes ten times as long for a token."""
+    cluster.write(sequences=9, more="modelled.speed = 0.01")
     said = await cluster.apply()
     assert "times as long for a token" in said, said
     assert "the cluster is as it was before" in said

@@ -36,7 +36,8 @@ from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError, UsageError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.operating import asked
-from millrace.cli.trial_run import LOOKS, SLOWER_MAX, TrialRun
+from millrace.cli.trial_run import LOOK_S as TRIAL_LOOK_S
+from millrace.cli.trial_run import SLOWER_MAX, TRIAL_S, TrialRun
 from millrace.cluster.model_folders import with_model_folders
 from millrace.cluster.reading import read_cluster
 from millrace.cluster.settings import with_cluster_settings
@@ -75,9 +76,6 @@ START_FAILURES_MAX = 2
 GONE_GRACE_S = 30.0
 
 LOOK_S = 0.1
-
-#: Between two looks at what a changed instance does. Rates are over the last two seconds.
-TRIAL_LOOK_S = 0.5
 
 #: Processes that a line names.
 NAMES_SHOWN = 8
@@ -331,10 +329,11 @@ class _Work:
     async def _try(self, changed: ComparedProcess) -> None:
         """Lets a model's first changed instance work beside those that are as they were."""
         trial = TrialRun(changed.model, changed.instances)
-        for _ in range(LOOKS):
+        until = time.monotonic() + TRIAL_S
+        while (now_s := time.monotonic()) < until:
+            trial.look(self._view.instances(time.time_ns()), now_s)
             await asyncio.sleep(TRIAL_LOOK_S)
             await self._compared()
-            trial.look(self._view.instances(time.time_ns()))
             if trial.idle:
                 return
         if (slower := trial.slower()) is None:

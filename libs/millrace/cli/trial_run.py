@@ -1,31 +1,42 @@
 """A changed instance on trial: the time that it takes for a token, beside the unchanged ones. Pure.
 
-A token takes as many seconds as an instance has running sequences, divided by the tokens that it gives a second. A
-batch of twice as many sequences takes at most twice as long, so an instance that has more running may be slower by as
+An instance takes for a token as long as its running sequences were there together, divided by the tokens that it gave.
+A batch of twice as many sequences takes at most twice as long, so an instance that has more running may be slower by as
 much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from statistics import median
+
+import msgspec
 
 from millrace.cli.cluster_rows import InstanceRow
 
-#: Looks at an instance, each half a second after the one before.
-LOOKS = 10
+#: A trial's length, and the time between two looks: instances say what they do at least as often.
+TRIAL_S, LOOK_S = 5.0, 0.25
 
-#: A changed instance that takes so many times as long is not kept.
-SLOWER_MAX = 2.0
+#: A changed instance that takes so many times as long is not kept. Real engines that were as good as before took 1.1 to
+#: 1.9 times as long, on two cores that their clients used as well.
+SLOWER_MAX = 3.0
 
-#: Looks that must have shown tokens of changed and of unchanged instances.
-ENOUGH = 4
+#: An engine's first steps are slow: this much time of running ones does not count.
+WARM_S = 1.0
 
-#: Tokens a second of an instance that gives none.
-RATE_MIN = 0.1
+#: Both sides must have had sequences for so long together, seconds.
+ENOUGH_S = 1.0
 
-#: After so many looks at a model that had nothing to do there is nothing to see.
-IDLE_LOOKS = 3
+#: A model that has had nothing to do for so long shows nothing.
+IDLE_S = 1.5
+
+
+class _Work(msgspec.Struct):
+    """Sums over the looks at instances. Times in seconds; ``squares`` counts a sequence's once for each beside it."""
+
+    busy_s: float = 0.0
+    sequences_s: float = 0.0
+    squares: float = 0.0
+    tokens: int = 0
 
 
 class TrialRun:
@@ -37,28 +48,41 @@ class TrialRun:
 
     def __init__(self, model: str, changed: Container[str]) -> None:
         self._model, self._changed = model, changed
-        self._new: list[tuple[int, float]] = []  # running sequences, seconds a token
-        self._old: list[tuple[int, float]] = []
-        self._unused = 0
+        self._new, self._old = _Work(), _Work()
+        self._seen: dict[str, tuple[float, InstanceRow]] = {}
+        self._warm_s = self._idle_s = 0.0
 
     @property
     def idle(self) -> bool:
-        return self._unused >= IDLE_LOOKS
+        return self._idle_s >= IDLE_S
 
-    def look(self, rows: Iterable[InstanceRow]) -> None:
-        """Takes what all instances do now."""
-        busy = [row for row in rows if row.model == self._model and row.running]
-        self._unused = 0 if busy else self._unused + 1
-        for row in busy:
-            if row.output_tokens_per_s is not None:
-                seen = self._new if row.instance in self._changed else self._old
-                seen.append((row.running, row.running / max(row.output_tokens_per_s, RATE_MIN)))
+    def look(self, rows: Iterable[InstanceRow], now_s: float) -> None:
+        """Takes what all instances do now. ``now_s``: rises."""
+        passed_s, busy = 0.0, False
+        for row in rows:
+            if row.model != self._model:
+                continue
+            before_s, before = self._seen.get(row.instance, (now_s, row))
+            self._seen[row.instance] = now_s, row
+            passed_s, busy = now_s - before_s, busy or bool(row.running)
+            tokens = row.output_tokens - before.output_tokens
+            if not before.running or tokens < 0:  # a new process counts from 0
+                continue
+            new = row.instance in self._changed
+            if new and self._warm_s < WARM_S:
+                self._warm_s += passed_s
+                continue
+            work = self._new if new else self._old
+            work.busy_s += passed_s
+            work.sequences_s += passed_s * before.running
+            work.squares += passed_s * before.running**2
+            work.tokens += tokens
+        self._idle_s = 0.0 if busy else self._idle_s + passed_s
 
     def slower(self) -> float | None:
         """Times as long that a token takes; None where too little was seen."""
-        if min(len(self._new), len(self._old)) < ENOUGH:
+        new, old = self._new, self._old
+        if min(new.busy_s, old.busy_s) < ENOUGH_S or not old.tokens:
             return None
-        return median(
-            seconds / median(other_s * max(1.0, running / others) for others, other_s in self._old)
-            for running, seconds in self._new
-        )
+        batch = (new.squares / new.sequences_s) / (old.squares / old.sequences_s)
+        return new.sequences_s / max(1, new.tokens) / (old.sequences_s / old.tokens) / max(1.0, batch)
