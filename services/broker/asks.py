@@ -315,15 +315,9 @@ class Asks:
                 own.instance, intent.reason, length, now_ns, blocks=blocks, recompute=intent.recompute
             )
         )
-        # Few tokens may fill every place of a batch.
-        found = [load for load in found if self._has_place(load)] or found
         if len(found) > CANDIDATES_MAX:
             found = self._ctx.rng.sample(found, min(len(found), 2 * CANDIDATES_MAX))
         return lightest(found, blocks=blocks, count=CANDIDATES_MAX)
-
-    def _has_place(self, load: LoadView) -> bool:
-        record = self._ctx.view.record(load.name)
-        return record is None or load.running < record.max_sequences
 
     def _cause(self, own: OwnInstance, intent: Intent) -> str:
         """Reason for which it shall leave, in a sentence."""
