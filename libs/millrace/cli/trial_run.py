@@ -1,7 +1,7 @@
 """A changed instance on trial: the time that it takes for a token, beside the unchanged ones. Pure.
 
-An instance takes for a token as long as its running sequences were there together, divided by the tokens that it gave.
-A batch of twice as many sequences takes at most twice as long, so an instance that has more running may be slower by as
+The time for a token is the running time of all sequences of an instance, summed, divided by the tokens that it gave. A
+batch of twice as many sequences takes at most twice as long, so an instance that has more running may be slower by as
 much.
 """
 
@@ -31,7 +31,14 @@ IDLE_S = 1.5
 
 
 class _Work(msgspec.Struct):
-    """Sums over the looks at instances. Times in seconds; ``squares`` counts a sequence's once for each beside it."""
+    """Sums over the looks at instances, over their time in seconds.
+
+    Attributes:
+        busy_s: Time with a running sequence.
+        sequences_s: Running sequences.
+        squares: Squares of their number; by ``sequences_s`` it is the batch that a sequence was in.
+        tokens: Output tokens.
+    """
 
     busy_s: float = 0.0
     sequences_s: float = 0.0
