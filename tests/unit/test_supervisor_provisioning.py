@@ -2,6 +2,7 @@
 
 import re
 import signal
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pytest
@@ -35,18 +36,25 @@ SPARES = [worker("worker-2"), worker("worker-3")]
 
 
 class Bench:
-    """A supervisor with two workers, one of which is shared, and two spare ones."""
+    """A supervisor with two workers, one of which is shared, and two spare ones, unless others are given."""
 
-    def __init__(self) -> None:
-        roster = Roster(host="here", model="m", workers=[FIRST, SHARED, *SPARES])
+    def __init__(
+        self,
+        running: Sequence[ChildSpec] = (FIRST, SHARED),
+        spares: Sequence[ChildSpec] = SPARES,
+        model: str = "m",
+        devices: Mapping[str, int] | None = None,
+    ) -> None:
+        self.workers = [*running, *spares]
+        roster = Roster(host="here", model=model, workers=self.workers, devices=dict(devices or {}))
         self.actor = SupervisorActor(
-            name="supervisor", cluster="local", incarnation=1, children=[FIRST, SHARED], roster=roster
+            name="supervisor", cluster="local", incarnation=1, children=list(running), roster=roster
         )
         self.now_ns = 1_000 * S
         self.orders = 0
-        self.effects = self.actor.start(self.now_ns)
-        self.run("worker-0", 10)
-        self.run("worker-1", 11)
+        self.actor.start(self.now_ns)
+        for pid, spec in enumerate(running, 10):
+            self.run(spec.name, pid)
 
     def send(self, body: Body) -> list[Effect]:
         effects = self.actor.handle(Message(body, reply_to="inbox"), self.now_ns)
@@ -55,13 +63,12 @@ class Bench:
 
     def run(self, child: str, pid: int) -> None:
         self.send(ChildStarted(name=child, pid=pid))
-        for spec in [FIRST, SHARED, *SPARES]:
-            for name in spec.presences if spec.name == child else []:
-                self.send(ServicePresence(role="worker", name=name, incarnation=self.now_ns, at_ns=self.now_ns))
+        for name in next(spec.presences for spec in self.workers if spec.name == child):
+            self.send(ServicePresence(role="worker", name=name, incarnation=self.now_ns, at_ns=self.now_ns))
 
-    def order(self, order: str = "", model: str = "m") -> list[Effect]:
+    def order(self, order: str = "", model: str = "m", **fields: str) -> list[Effect]:
         self.orders += 1
-        return self.send(StartInstance(order=order or str(self.orders), model=model))
+        return self.send(StartInstance(order=order or str(self.orders), model=model, **fields))
 
     def retire(self, instance: str, limit_ms: int = 10_000) -> list[Effect]:
         return self.send(StopInstance(instance=instance, drain_limit_ms=limit_ms))
@@ -94,21 +101,14 @@ def drained(effects: list[Effect]) -> list[tuple[str, int]]:
     ]
 
 
-def test_an_order_starts_the_first_spare_worker_and_names_it_at_once() -> None:
+def test_an_order_starts_the_first_spare_worker_once_and_names_it_at_once() -> None:
     bench = Bench()
     effects = bench.order("x")
     assert reply(effects) == InstanceOrdered(instance="worker-2")
     assert [effect.spec for effect in effects if isinstance(effect, StartChild)] == [SPARES[0]]
+    assert bench.order("x") == [effect for effect in effects if isinstance(effect, Reply)]
     bench.run("worker-2", 12)
     assert bench.states()["worker-2"] == "ready"
-
-
-def test_the_same_order_again_is_the_same_instance() -> None:
-    bench = Bench()
-    bench.order("x")
-    again = bench.order("x")
-    assert reply(again) == InstanceOrdered(instance="worker-2")
-    assert len(again) == 1
 
 
 def test_beyond_the_roster_and_for_another_model_it_refuses() -> None:
@@ -126,26 +126,17 @@ def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again() ->
     assert reply(effects) == InstanceOrdered(instance="worker-0")
     assert drained(effects) == [("mr.local.engine.worker-0.drain", 10_000)]
     assert signalled(effects) == []
+    assert [getattr(reply(bench.order()), "instance", "") for _ in range(3)] == ["worker-2", "worker-3", ""]
     effects = bench.send(ChildExited(name="worker-0", pid=10, status=0))
     dead = [effect.body for effect in effects if isinstance(effect, Publish)]
     assert [(body.name, body.state) for body in dead if isinstance(body, ServicePresence)] == [
         ("worker-0", PresenceState.DEAD)
     ]
     assert not [effect for effect in effects if isinstance(effect, StartTimer)]
-    assert {effect.name for effect in effects if isinstance(effect, CancelTimer)} >= {
-        "retire/worker-0",
-        "kill/worker-0",
-    }
+    cancelled = {effect.name for effect in effects if isinstance(effect, CancelTimer)}
+    assert cancelled >= {"retire/worker-0", "kill/worker-0"}
     assert "worker-0" not in bench.states()
     assert reply(bench.order()) == InstanceOrdered(instance="worker-0")
-
-
-def test_a_draining_one_still_holds_its_place() -> None:
-    bench = Bench()
-    bench.order()
-    bench.order()
-    bench.retire("worker-0")
-    assert refusal(bench.order()) is OrderRefusal.AT_BOUND
 
 
 def test_a_lost_drain_is_said_again_and_then_helped_by_signals() -> None:
@@ -224,34 +215,6 @@ def layout_of(group: str, rest: str = "") -> Layout:
     return Layout(LaunchOptions(spec=spec, cores=[0]))
 
 
-@pytest.mark.parametrize(
-    ("group", "rest", "first", "spares"),
-    [
-        ('engine = "modelled"\ncount = 2', "", ["worker-0-0", "worker-0-1"], []),
-        (
-            'engine = "modelled"\ncount = 2\nspares = 2',
-            '[policies.provisioning]\nname = "relief"',
-            ["worker-0", "worker-1"],
-            ["worker-2", "worker-3"],
-        ),
-        ('engine = "modelled"\ncount = 2\nspares = 1', "", ["worker-0", "worker-1"], ["worker-2"]),
-        ("spares = 2", "", ["worker-0"], ["worker-1", "worker-2"]),
-    ],
-)
-def test_the_layout_keeps_spare_workers_with_files_and_names_of_their_own(
-    group: str, rest: str, first: list[str], spares: list[str]
-) -> None:
-    layout = layout_of(group, rest)
-    config = layout.plan()
-    running = [name for child in config.children if child.role == "worker" for name in child.presences]
-    assert running == first
-    assert [spec.name for spec in config.spares] == spares
-    names = [spec.name for spec in config.spares] + [child.name for child in config.children]
-    assert len(names) == len(set(names))
-    written = {path.stem for path in layout._files}
-    assert {spec.name for spec in config.spares} <= written
-
-
 def test_the_coordinator_gets_the_strategy_with_the_bounds_and_what_else_was_said() -> None:
     layout = layout_of(
         'engine = "modelled"\ncount = 2\nspares = 1\nhost = "rack-1"',
@@ -272,43 +235,18 @@ OTHERS = [
 ]
 
 
-def test_a_spare_is_started_by_its_model_and_shape() -> None:
-    roster = Roster(host="here", workers=OTHERS)
-    assert roster.models == {"a", "b"}
-    assert [getattr(roster.free(used, model="b"), "name", None) for used in ([], ["b0"], ["b0", "b1", "b2"])] == [
-        "b0",
-        "b1",
-        None,
-    ]
-    assert getattr(roster.free([], model="b", shape="h100"), "name", None) == "b1"
-    assert roster.free([], model="b", shape="h100x2") is None
-    assert (roster.instances_max("a"), roster.instances_max("b")) == (1, 3)
-
-
-def test_a_model_at_its_bound_is_refused_while_another_has_room() -> None:
-    roster = Roster(host="here", workers=OTHERS)
-    actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=OTHERS[:1], roster=roster)
-    actor.start(0)
-
-    def order(model: str) -> Body:
-        return reply(actor.handle(Message(StartInstance(order=model, model=model), reply_to="inbox"), 0))
-
-    refused = order("a")
-    assert isinstance(refused, OrderRefused)
-    assert (refused.reason, refused.detail) == (OrderRefusal.AT_BOUND, "1 instances of a are the bound")
-    assert order("b") == InstanceOrdered(instance="b0")
-    assert isinstance(order("c"), OrderRefused)
-
-
-def test_a_shape_that_no_worker_has_is_refused_by_the_shapes_that_there_are() -> None:
-    roster = Roster(host="here", workers=OTHERS)
-    actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=[], roster=roster)
-    actor.start(0)
-    order = StartInstance(order="o", model="b", shape="tpu")
-    refused = reply(actor.handle(Message(order, reply_to="inbox"), 0))
+def test_a_spare_is_started_by_its_model_and_shape_up_to_the_bound_of_the_model() -> None:
+    bench = Bench(OTHERS[:1], OTHERS[1:], model="")
+    assert reply(bench.order(model="a")) == OrderRefused(
+        reason=OrderRefusal.AT_BOUND, detail="1 instances of a are the bound"
+    )
+    assert refusal(bench.order(model="c")) is OrderRefusal.OTHER_MODEL
+    refused = reply(bench.order(model="b", shape="tpu"))
     assert isinstance(refused, OrderRefused)
     assert refused.reason is OrderRefusal.UNKNOWN_SHAPE
     assert "no tpu for b here; shapes: " in refused.detail
+    started = [reply(bench.order(model="b", shape=shape)) for shape in ("h100", "", "")]
+    assert started == [InstanceOrdered(instance=name) for name in ("b1", "b0", "b2")]
 
 
 class Drained(Bench):
@@ -331,16 +269,7 @@ class Drained(Bench):
         return [(each.instance, each.model) for each in presence.drained]
 
     def back(self, name: str) -> Body:
-        self.orders += 1
-        return reply(self.send(StartInstance(order=str(self.orders), model="", instance=name)))
-
-
-def test_what_an_operator_drained_is_told_of_until_it_is_started_by_its_name() -> None:
-    bench = Drained()
-    assert bench.told() == [("worker-0", "")]
-    assert bench.back("worker-0") == InstanceOrdered(instance="worker-0")
-    assert bench.states()["worker-0"] == "starting"
-    assert bench.told() == []
+        return reply(self.order(model="", instance=name))
 
 
 def test_every_instance_can_be_drained_and_each_comes_back() -> None:
@@ -352,6 +281,8 @@ def test_every_instance_can_be_drained_and_each_comes_back() -> None:
     assert [name for name, _ in bench.told()] == ["worker-0", "worker-2", "worker-3"]
     for name in ("worker-3", "worker-0", "worker-2"):
         assert bench.back(name) == InstanceOrdered(instance=name)
+    assert bench.states()["worker-0"] == "starting"
+    assert bench.told() == []
 
 
 def test_provisioning_leaves_alone_what_an_operator_drained() -> None:
@@ -389,66 +320,42 @@ def test_one_that_still_drains_cannot_be_brought_back_yet() -> None:
     )
 
 
-class DevicePool:
-    """A supervisor of two devices: one worker of each of two models runs, and each of three models has a spare."""
-
-    def __init__(self) -> None:
-        def on_device(name: str, model: str, devices: int = 1) -> ChildSpec:
-            return msgspec.structs.replace(worker(name), model=model, device="cpu", devices=devices)
-
-        running = [on_device("w0", "nano"), on_device("w1", "mini")]
-        spares = [
-            on_device("w2", "nano"),
-            on_device("w3", "micro"),
-            on_device("w4", "mini"),
-            on_device("w5", "wide", 2),
-        ]
-        roster = Roster(host="here", workers=[*running, *spares], devices={"cpu": 2})
-        self.actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=running, roster=roster)
-        self.actor.start(S)
-        self.actor.adopt("w0", 10, S)
-        self.actor.adopt("w1", 11, S)
-        self.orders = 0
-
-    def send(self, body: Body) -> Body:
-        answers = [
-            effect for effect in self.actor.handle(Message(body, reply_to="inbox"), S) if isinstance(effect, Reply)
-        ]
-        return answers[0].body if answers else body
-
-    def start(self, model: str, instance: str = "") -> Body:
-        self.orders += 1
-        return self.send(StartInstance(order=str(self.orders), model=model, instance=instance))
+@pytest.fixture
+def pool() -> Bench:
+    """A supervisor of two devices: one worker of each of two models runs, and each of four models has a spare."""
+    w0, w1, w2, w3, w4, w5 = (
+        msgspec.structs.replace(worker(f"w{number}"), model=model, device="cpu", devices=devices)
+        for number, (model, devices) in enumerate(
+            [("nano", 1), ("mini", 1), ("nano", 1), ("micro", 1), ("mini", 1), ("wide", 2)]
+        )
+    )
+    return Bench([w0, w1], [w2, w3, w4, w5], model="", devices={"cpu": 2})
 
 
-def test_a_spare_starts_only_where_its_device_is_free_whatever_its_model() -> None:
-    pool = DevicePool()
+def test_a_spare_starts_only_where_its_device_is_free_whatever_its_model(pool: Bench) -> None:
     for model, instance in (("nano", ""), ("micro", ""), ("micro", "w3")):
-        refused = pool.start(model, instance)
+        refused = reply(pool.order(model=model, instance=instance))
         assert isinstance(refused, OrderRefused)
         assert refused.reason is OrderRefusal.NO_DEVICE
         assert "2 of 2 are taken" in refused.detail
-    assert isinstance(pool.send(StopInstance(instance="w0")), InstanceOrdered)
-    assert isinstance(pool.start("micro"), OrderRefused)  # it drains, and holds its device
+    pool.retire("w0")
+    assert refusal(pool.order(model="micro")) is OrderRefusal.NO_DEVICE  # it drains, and holds its device
     pool.send(ChildExited(name="w0", pid=10, status=0))
-    assert pool.start("micro") == InstanceOrdered(instance="w3")
-    assert isinstance(pool.start("mini"), OrderRefused)
+    assert refusal(pool.order(model="wide")) is OrderRefusal.NO_DEVICE  # it needs both
+    assert reply(pool.order(model="micro")) == InstanceOrdered(instance="w3")
+    assert refusal(pool.order(model="mini")) is OrderRefusal.NO_DEVICE
 
 
-def test_a_worker_that_takes_several_devices_needs_them_all() -> None:
-    pool = DevicePool()
-    pool.send(StopInstance(instance="w0"))
-    pool.send(ChildExited(name="w0", pid=10, status=0))
-    assert isinstance(pool.start("wide"), OrderRefused)
-    pool.send(StopInstance(instance="w1"))
-    pool.send(ChildExited(name="w1", pid=11, status=0))
-    assert isinstance(pool.start("wide"), InstanceOrdered)
+def test_a_worker_that_takes_several_devices_starts_where_all_are_free(pool: Bench) -> None:
+    for name, pid in (("w0", 10), ("w1", 11)):
+        pool.retire(name)
+        pool.send(ChildExited(name=name, pid=pid, status=0))
+    assert reply(pool.order(model="wide")) == InstanceOrdered(instance="w5")
 
 
-def test_a_worker_that_is_restarted_keeps_its_device() -> None:
-    pool = DevicePool()
+def test_a_worker_that_is_restarted_keeps_its_device(pool: Bench) -> None:
     pool.send(ChildExited(name="w0", pid=10, status=1))
-    assert isinstance(pool.start("nano"), OrderRefused)
+    assert refusal(pool.order(model="nano")) is OrderRefusal.NO_DEVICE
 
 
 POOL = """
