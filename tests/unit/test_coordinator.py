@@ -1,16 +1,13 @@
 """The coordinator's actor: leases, plans, and what it does when instances come, fall silent or are declared dead."""
 
-import msgspec
-import pytest
-from millrace.actor.effects import DeleteKey, Effect, Log, PutKey, Stop
-from millrace.contracts.local import BucketReady, BusReconnected, KeyChanged, StopRequested, TimerFired
+from millrace.actor.effects import DeleteKey, PutKey, Stop
+from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.plan import InstanceRole, Lease, Plan, Stage
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.membership.config import MembershipConfig
 
 from services.coordinator.actor import TICK_NS
-from services.coordinator.config import CoordinatorConfig
 from services.coordinator.leased_plans import LEASE_NS
 from services.coordinator.roles import role_of
 from tests.unit.coordinator_bench import MODEL, Bench, S, summary
@@ -21,14 +18,6 @@ EMPTY = Stage(name="s0", length_min=0, length_max=None, instances=[])
 def foreign_lease(until_ns: int, holder: str = "coordinator-9", incarnation: int = 1) -> KeyChanged:
     lease = Lease(model=MODEL, holder=holder, incarnation=incarnation, until_ns=until_ns)
     return KeyChanged(bucket="lease", key=MODEL, value=lease, revision=7)
-
-
-def test_the_first_instance_brings_a_lease_and_then_a_plan_with_one_stage() -> None:
-    bench = Bench()
-    bench.register("a")
-    assert bench.keys["lease", MODEL][0].holder == "coordinator-0"  # type: ignore[attr-defined]
-    assert bench.plan.epoch == 1
-    assert [(s.length_min, s.length_max, s.instances) for s in bench.plan.stages] == [(0, None, ["a"])]
 
 
 def test_nothing_is_planned_under_somebody_elses_lease() -> None:
@@ -55,9 +44,12 @@ def test_a_restarted_coordinator_takes_its_own_lease_over_at_once() -> None:
     assert [effect.expected_revision for effect in effects if isinstance(effect, PutKey)] == [7]
 
 
-def test_a_second_instance_raises_the_epoch_and_a_repeated_registration_does_not() -> None:
+def test_instances_bring_a_lease_and_a_plan_and_a_repeated_registration_changes_nothing() -> None:
     bench = Bench()
     bench.register("a")
+    assert bench.keys["lease", MODEL][0].holder == "coordinator-0"  # type: ignore[attr-defined]
+    assert bench.plan.epoch == 1
+    assert [(s.length_min, s.length_max, s.instances) for s in bench.plan.stages] == [(0, None, ["a"])]
     bench.register("b")
     assert (bench.plan.epoch, bench.planned) == (2, ["a", "b"])
     bench.register("b")
@@ -103,16 +95,10 @@ def test_an_instance_declared_dead_leaves_at_once_and_only_a_new_incarnation_ret
     assert bench.planned == ["a", "b"]
 
 
-def test_a_deregistered_instance_leaves_the_plan() -> None:
-    bench = Bench("a", "b")
-    bench.send(KeyChanged(bucket="instance", key="a", value=None, revision=9))
-    assert bench.planned == ["b"]
-
-
-def test_a_lease_is_renewed_before_it_ends_and_kept_for_an_hour() -> None:
+def test_a_lease_is_renewed_before_it_ends() -> None:
     bench = Bench()
     bench.register("a")
-    for _ in range(3600):
+    for _ in range(600):
         bench.send(summary("a"))
         bench.tick()
         lease = bench.keys["lease", MODEL][0]
@@ -134,20 +120,6 @@ def test_a_lost_write_is_not_repeated_until_the_next_tick() -> None:
     assert (bench.plan.epoch, bench.planned) == (9, ["a", "b"])
 
 
-def test_a_store_that_came_back_empty_gets_lease_and_plan_anew() -> None:
-    bench = Bench()
-    bench.register("a")
-    bench.tick()
-    bench.keys.clear()
-    bench.send(BusReconnected())
-    for bucket in ("instance", "plan", "lease"):
-        bench.send(BucketReady(bucket=bucket))
-    bench.tick()
-    assert ("lease", MODEL) in bench.keys
-    bench.register("b")
-    assert bench.planned == ["a", "b"]
-
-
 def test_stopping_gives_the_lease_back() -> None:
     bench = Bench()
     bench.register("a")
@@ -158,10 +130,6 @@ def test_stopping_gives_the_lease_back() -> None:
 
 
 PREFILL, DECODE, BOTH = InstanceRole.PREFILL, InstanceRole.DECODE, InstanceRole.BOTH
-
-
-def warnings(effects: list[Effect]) -> list[str]:
-    return [e.event for e in effects if isinstance(e, Log) and e.level == "warning"]
 
 
 def test_the_plan_names_the_roles_of_those_who_are_there() -> None:
@@ -175,37 +143,3 @@ def test_the_plan_names_the_roles_of_those_who_are_there() -> None:
 def test_a_name_comes_before_patterns_and_the_first_pattern_before_others() -> None:
     roles = {"w-*": DECODE, "w-1*": PREFILL, "w-7": BOTH}
     assert [role_of(name, roles) for name in ("w-1", "w-7", "x")] == [DECODE, BOTH, BOTH]
-
-
-def test_other_roles_after_a_restart_come_through_both() -> None:
-    bench = Bench()
-    for name in ("a", "b"):
-        bench.register(name)
-    renewed = Bench(incarnation=2, roles={"a": PREFILL})
-    assert bench.plan is not None
-    renewed.revision = 3
-    renewed.keys["plan", MODEL] = (bench.plan, 3)
-    renewed.send(KeyChanged(bucket="plan", key=MODEL, value=bench.plan, revision=3))
-    for name in ("a", "b"):
-        renewed.register(name)
-    assert renewed.planned == ["a", "b"]
-    assert renewed.plan.stages[0].roles == {}
-    for _ in range(15):
-        renewed.all_report()
-        renewed.tick()
-    assert renewed.plan.stages[0].roles == {"a": PREFILL}
-
-
-def test_a_stage_that_could_not_prefill_has_one_that_does_both_until_another_prefills() -> None:
-    bench = Bench(roles={"d*": DECODE})
-    bench.register("d1")
-    bench.register("d2")
-    assert bench.plan.stages[0].roles == {"d2": DECODE}
-    bench.register("p")
-    assert bench.plan.stages[0].roles == {"d1": DECODE, "d2": DECODE}
-
-
-def test_roles_are_configured_by_word_and_an_unknown_one_is_refused() -> None:
-    assert msgspec.convert({"roles": {"a": "decode"}}, CoordinatorConfig).roles == {"a": DECODE}
-    with pytest.raises(msgspec.ValidationError, match="decoder"):
-        msgspec.convert({"roles": {"a": "decoder"}}, CoordinatorConfig)

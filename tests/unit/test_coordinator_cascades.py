@@ -4,23 +4,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from millrace.actor.deps import ActorDeps, actor_rng
-from millrace.actor.effects import DeleteKey, Stop
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
     KeyChanged,
     KeyUnreadable,
-    StopRequested,
 )
 from millrace.contracts.plan import Lease
 
-from services.coordinator.build import build
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.cascades import OPERATOR
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.leased_plans import LEASE_NS
 from tests.testbed.messages import plain_record
 from tests.unit.coordinator_bench import Bench, summary
 
@@ -63,60 +57,36 @@ def _thresholds(plan: CascadePlan | None) -> list[float]:
     return [tier.threshold for tier in plan.tiers]
 
 
-def test_without_instances_there_is_no_plan() -> None:
+def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> None:
     story = Story()
     story.tick()
     assert story.plan is None
-    assert ("cascade_lease", "c") in story.keys
-
-
-def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> None:
-    story = Story()
     story.register("w0", "nano")
     assert (story.plan.cascade, story.plan.epoch, story.plan.judge) == ("c", 1, "confidence")
     assert _thresholds(story.plan) == [60.0, 0.0]
     assert story.counts() == [1, 0]
     assert "configured" in story.plan.reason
+    before = story.revision
+    for _ in range(3):
+        story.tick(0.5, alive=(("w0", "nano"),))
+    assert story.revision == before
 
 
-def test_a_tier_that_nobody_serves_yet_is_awaited() -> None:
-    story = Story()
-    story.register("w0", "nano")
-    assert [tier.awaited for tier in story.plan.tiers] == [False, True]
-    story.register("w1", "mini")
-    assert [tier.awaited for tier in story.plan.tiers] == [False, False]
-    for _ in range(5):
-        story.tick(alive=(("w1", "mini"),))
-    assert [tier.awaited for tier in story.plan.tiers] == [True, False]
-
-
-def test_a_tier_that_begins_empty_is_not_awaited() -> None:
+@pytest.mark.parametrize("expected", [1, 0])
+def test_membership_follows_at_once_and_a_tier_is_awaited_unless_it_begins_empty(expected: int) -> None:
     nano, mini = CASCADE.tiers
-    story = Story(msgspec.structs.replace(CASCADE, tiers=[nano, msgspec.structs.replace(mini, instances=0)]))
+    story = Story(msgspec.structs.replace(CASCADE, tiers=[nano, msgspec.structs.replace(mini, instances=expected)]))
     story.register("w0", "nano")
-    assert [tier.awaited for tier in story.plan.tiers] == [False, False]
-
-
-def test_membership_follows_at_once_and_keeps_the_thresholds() -> None:
-    story = Story()
-    story.register("w0", "nano")
+    assert [tier.awaited for tier in story.plan.tiers] == [False, expected == 1]
     story.register("w1", "mini")
     assert (story.counts(), story.plan.epoch) == ([1, 1], 2)
+    assert [tier.awaited for tier in story.plan.tiers] == [False, False]
     assert "mini: 1 instance, had 0" in story.plan.reason
     for _ in range(5):
         story.tick(alive=(("w1", "mini"),))
     assert story.counts() == [0, 1]
+    assert [tier.awaited for tier in story.plan.tiers] == [True, False]
     assert _thresholds(story.plan) == [60.0, 0.0]
-
-
-def test_nothing_new_writes_nothing() -> None:
-    story = Story()
-    story.register("w0", "nano")
-    before = story.revision
-    for _ in range(3):
-        story.tick(0.5, alive=(("w0", "nano"),))
-    assert story.plan.epoch == 1
-    assert story.revision == before
 
 
 def test_a_plan_that_a_person_put_stays_and_only_its_instances_follow() -> None:
@@ -139,28 +109,6 @@ def test_a_plan_of_other_thresholds_or_tiers_left_in_the_store_gives_way_to_the_
         story.register("w0", "nano")
         assert _thresholds(story.plan) == [60.0, 0.0]
         assert story.plan.epoch == 8
-
-
-def test_only_the_holder_of_the_lease_writes() -> None:
-    story = Story()
-    lease = Lease(model="c", holder="coordinator-1", incarnation=1, until_ns=story.now_ns + LEASE_NS + 60 * S)
-    story.told("cascade_lease", "c", lease)
-    story.register("w0", "nano")
-    story.tick()
-    assert story.plan is None
-    story.tick(90.0, alive=(("w0", "nano"),))
-    story.tick(1.0, alive=(("w0", "nano"),))
-    assert story.plan.coordinator == "coordinator-0"
-
-
-def test_a_lost_write_is_tried_again_over_the_winner() -> None:
-    story = Story()
-    held = (CascadePlan(cascade="c", epoch=4, tiers=[CascadeTier(model="nano", threshold=60.0)]), 99)
-    story.keys["cascade", "c"] = held  # written by another one; the watch has not told it yet
-    story.register("w0", "nano")
-    assert story.plan == held[0]
-    story.send(KeyChanged(bucket="cascade", key="c", value=held[0], revision=99))
-    assert (story.plan.epoch, _thresholds(story.plan)) == (5, [60.0, 0.0])
 
 
 def test_a_reconnect_writes_nothing_until_the_store_has_told_its_keys() -> None:
@@ -199,19 +147,6 @@ def test_a_plan_that_cannot_be_read_is_written_anew_with_what_a_person_put() -> 
     assert _thresholds(story.plan) == [33.0, 0.0]
     assert story.plan.epoch == 4
     assert story.keys["cascade", "c"][1] == story.revision
-
-
-def test_the_lease_is_given_back_at_the_end() -> None:
-    story = Story()
-    story.tick()
-    effects = story.send(StopRequested())
-    assert DeleteKey(bucket="cascade_lease", key="c", correlation="4|release/c") in effects
-    assert isinstance(effects[-1], Stop)
-
-
-def test_a_coordinator_without_cascades_knows_nothing_of_them() -> None:
-    actor = build(CoordinatorConfig(), ActorDeps(incarnation=1, rng=actor_rng("x", 1)))
-    assert "cascades" not in actor.snapshot()
 
 
 @pytest.mark.parametrize(
