@@ -12,9 +12,9 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
 from millrace.policies.stages import STAGE_POLICIES, PlanningView, search
 from millrace.policies.stages.deciding import apportion
-from millrace.policies.stages.instance import linear_instance
+from millrace.policies.stages.instance import InstanceModel, linear_instance
 from millrace.policies.stages.membership import StageShape
-from millrace.policies.stages.objectives import Constraints, candidate_edges, fair, open_costs
+from millrace.policies.stages.objectives import Constraints, StageCosts, candidate_edges, fair, open_costs
 from millrace.policies.stages.statistics import BINS, EDGES, statistics_of
 
 from tests.unit.stage_cases import H200, decide, partitions, statistics, table, view
@@ -62,12 +62,6 @@ def test_crossings_are_those_that_begin_below_and_end_above() -> None:
     assert found.crossing(EDGES.index(32)) == 1
 
 
-def test_no_requests_make_empty_statistics() -> None:
-    empty = statistics_of([], [], span_s=0.0)
-    assert (empty.requests, empty.requests_per_s, empty.output_tokens_mean) == (0, 0, 0)
-    assert candidate_edges(empty) == (0, BINS)
-
-
 # objectives
 
 
@@ -97,53 +91,46 @@ def test_pace_rises_with_load_and_falls_with_instances() -> None:
     assert one_stage_pace(1e6, 16) == math.inf
 
 
-def test_a_stage_holds_its_sequences_in_memory() -> None:
+def costs_at_25(model: InstanceModel = H200, **constraints: float) -> StageCosts:
     found = statistics(25.0)
-    edges = candidate_edges(found)
-    small = msgspec.structs.replace(H200, kv_tokens=100_000.0)
-    roomy = open_costs(found, H200, edges, 16, Constraints())
-    tight = open_costs(found, small, edges, 16, Constraints(kv_used_max=0.5))
+    return open_costs(found, model, candidate_edges(found), 16, Constraints(**constraints))
+
+
+def test_a_stage_holds_its_sequences_in_memory() -> None:
+    tight = costs_at_25(msgspec.structs.replace(H200, kv_tokens=100_000.0), kv_used_max=0.5)
     held = np.where(np.isfinite(tight.sequences), tight.sequences, 0.0) * tight.context[:, :, None]
-    assert np.isfinite(roomy.cost[0, -1, 16])
+    assert np.isfinite(costs_at_25().cost[0, -1, 16])
     assert not np.isfinite(tight.cost[held > 50_000]).any()
     assert np.isfinite(tight.cost).any()
 
 
 def test_transfers_into_and_out_of_a_stage_fit_its_slots() -> None:
-    found = statistics(25.0)
-    edges = candidate_edges(found)
-    slow = msgspec.structs.replace(H200, copy_overhead_s=3.0)
-    costs = open_costs(found, slow, edges, 16, Constraints())
+    slow, found = msgspec.structs.replace(H200, copy_overhead_s=3.0), statistics(25.0)
+    costs = costs_at_25(slow)
     assert np.isfinite(costs.cost[0, -1, 16])  # one stage moves nothing
-    middle = len(edges) // 2
-    moves = found.crossing(edges[middle]) / found.span_s
-    few = int(moves * slow.copy_s(EDGES[edges[middle]]) / 0.7 / 3)
+    middle = len(costs.edges) // 2
+    moves = found.crossing(costs.edges[middle]) / found.span_s
+    few = int(moves * slow.copy_s(EDGES[costs.edges[middle]]) / 0.7 / 3)
     assert few >= 1
     assert not np.isfinite(costs.cost[0, middle, few])
 
 
 def test_a_tail_makes_uneven_stages_slower_than_even_ones() -> None:
-    found = statistics(25.0)
-    edges = candidate_edges(found)
-    plain = open_costs(found, H200, edges, 16, Constraints())
-    tailed = open_costs(found, msgspec.structs.replace(H200, tail_s=100e-9), edges, 16, Constraints())
+    plain, tailed = costs_at_25(), costs_at_25(msgspec.structs.replace(H200, tail_s=100e-9))
     stages = np.isfinite(tailed.cost) & (tailed.cost > 0)
     slower = np.divide(tailed.pace_s, plain.pace_s, out=np.ones_like(plain.pace_s), where=stages)
     assert slower[0, -1, 16] > 1.1
-    middle = len(edges) // 2
+    middle = len(plain.edges) // 2
     assert slower[middle, middle + 1, 4] < slower[0, -1, 16]
 
 
 def test_the_slowest_stage_keeps_to_the_fairness_bound() -> None:
-    found = statistics(25.0)
-    edges = candidate_edges(found)
-    costs = open_costs(found, H200, edges, 16, Constraints())
+    costs = costs_at_25()
     for slowdown in (0.0, 0.2, 0.5):
         parts = search.exact(fair(costs, slowdown))
         assert parts is not None
         paces = [costs.pace_s[part] for part in parts]
         assert max(paces) <= (1 + slowdown) * costs.pace_s[0, -1, 16] * (1 + 1e-6)
-    assert fair(costs, math.inf).cost is not None
 
 
 # policies
@@ -161,14 +148,11 @@ def test_exact_splits_heavy_tails_under_load_and_says_what_it_expects() -> None:
     assert "better than one stage" in decision.reason
 
 
-def test_one_stage_wins_at_light_load() -> None:
-    assert len(decide("exact", view(1.0)).shapes) == 1
-
-
-@pytest.mark.parametrize("name", ["exact", "one_stage"])
-@pytest.mark.parametrize("instances", [1, 2, 3])
-def test_one_stage_wins_with_few_instances(name: str, instances: int) -> None:
-    assert len(decide(name, view(5.0, instances)).shapes) == 1
+@pytest.mark.parametrize(("rate", "instances"), [(1.0, 16), (5.0, 1), (5.0, 2), (5.0, 3), (5000.0, 16)])
+def test_one_stage_wins_at_light_load_with_few_instances_and_in_saturation(rate: float, instances: int) -> None:
+    decision = decide("exact", view(rate, instances))
+    assert len(decision.shapes) == 1
+    assert ("constraints" in decision.reason) == (rate == 5000.0)
 
 
 def test_without_statistics_or_step_times_nothing_changes() -> None:
@@ -180,12 +164,6 @@ def test_without_statistics_or_step_times_nothing_changes() -> None:
     ):
         assert decide("exact", seen).shapes == current
     assert len(decide("exact", PlanningView(instances=16)).shapes) == 1
-
-
-def test_a_saturated_cluster_stays_one_stage() -> None:
-    decision = decide("exact", view(5000.0))
-    assert len(decision.shapes) == 1
-    assert "constraints" in decision.reason
 
 
 def test_a_layout_in_force_stays_until_another_is_better_by_the_margin() -> None:
@@ -229,16 +207,10 @@ def test_fixed_ranges_that_do_not_tile_are_refused(ranges: list[dict[str, int]],
         msgspec.convert({"ranges": ranges}, STAGE_POLICIES.load("fixed").parameters)
 
 
-def test_parameters_out_of_range_are_refused() -> None:
-    for wrong in ({"margin": 1.0}, {"instances_min": 0}, {"nope": 1}):
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.convert(wrong, STAGE_POLICIES.load("exact").parameters)
-
-
 # step costs made linear
 
 
-@pytest.mark.parametrize("name", ["h200-llama-3-8b", "h100-llama-2-7b", "a100-llama-3-8b", "cpu-8m"])
+@pytest.mark.parametrize("name", ["h200-llama-3-8b", "cpu-8m"])
 def test_a_published_step_time_becomes_a_linear_instance(name: str) -> None:
     cost = load_step_time(name).cost(EngineParameters())
     made = linear_instance(cost, kv_tokens=100_000, max_sequences=256)
@@ -251,7 +223,7 @@ def test_a_published_step_time_becomes_a_linear_instance(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["h200-llama-3-8b", "a100-llama-3-8b"])
-@pytest.mark.parametrize("tokens", [512, 8_192, 32_768])
+@pytest.mark.parametrize("tokens", [512, 32_768])
 def test_a_linear_instance_prices_long_prompts_too(name: str, tokens: int) -> None:
     # A line through prompts of up to 2,048 tokens made one of 12,000 tokens 2.5 times as long as it is.
     cost = load_step_time(name).cost(EngineParameters(max_model_len=65_536, blocks_total=8_192))
@@ -272,8 +244,7 @@ def test_a_linear_instance_prices_long_prompts_too(name: str, tokens: int) -> No
 
 
 @pytest.mark.parametrize("name", ["h200-llama-3-8b", "a100-llama-3-8b"])
-@pytest.mark.parametrize("decodes", [16, 64, 128])
-@pytest.mark.parametrize("tokens", [1_200, 8_192, 30_000])
+@pytest.mark.parametrize(("decodes", "tokens"), [(16, 30_000), (64, 1_200), (128, 8_192)])
 def test_curves_price_prompts_beside_decodes_chunk_by_chunk(name: str, decodes: int, tokens: int) -> None:
     # A line understated prompts of 1,200 tokens beside 64 decodes by 17 percent.
     cost = load_step_time(name).cost(EngineParameters(max_model_len=65_536, blocks_total=8_192))
@@ -302,7 +273,7 @@ def chunks_s(cost: StepCost, decodes: int, tokens: int, *, budget: int) -> float
     return real_fs / 1e15
 
 
-@pytest.mark.parametrize("budget", [1, 2, 16, 96, 512, 2_048])
+@pytest.mark.parametrize("budget", [1, 96, 2_048])
 def test_an_instance_is_sampled_in_steps_that_a_coordinator_has_time_for(budget: int) -> None:
     # With a budget of 96 tokens it was 2.7 million, for seconds in which the coordinator answered nobody.
     cost = CountingCost(fixed=10**9, decode=10**6, prefill_token=10**7)
@@ -338,9 +309,5 @@ def test_where_no_layout_keeps_the_constraints_the_one_in_force_stays() -> None:
         StageShape(length_min=0, length_max=1024, instances=8),
         StageShape(length_min=1024, length_max=None, instances=8),
     )
-    decide = STAGE_POLICIES.load("exact").decide
-    view = PlanningView(instances=16, statistics=statistics(500.0), instance=H200, current=current)
-    parameters = STAGE_POLICIES.load("exact").parameters()
-    assert decide(view, parameters).shapes == current
-    unplanned = PlanningView(instances=16, statistics=statistics(500.0), instance=H200)
-    assert len(decide(unplanned, parameters).shapes) == 1
+    seen = PlanningView(instances=16, statistics=statistics(500.0), instance=H200, current=current)
+    assert decide("exact", seen).shapes == current

@@ -70,16 +70,12 @@ def test_one_round_moves_by_a_tenth_at_most_and_rounds_converge() -> None:
     assert cut == pytest.approx(target, rel=0.15)
 
 
-def test_fewer_than_five_sequences_freeze_it() -> None:
+def test_fewer_than_five_sequences_or_a_side_without_instances_freeze_it() -> None:
     frozen = refine(view([10, 20, 3000, 4000], 700), RefinementParameters(), STEP)
     assert (frozen.cut, frozen.best) == (700, 700)
     assert "frozen" in frozen.reason
     assert refine(view([10, 20, 30, 3000, 4000], 700), RefinementParameters(), STEP).cut != 700
-
-
-def test_a_side_without_instances_freezes_it() -> None:
-    lengths = spread(5)
-    assert refine(view(lengths, 700, lower=0), RefinementParameters(), STEP).cut == 700
+    assert refine(view(spread(5), 700, lower=0), RefinementParameters(), STEP).cut == 700
 
 
 def test_it_stays_between_the_neighbouring_cuts() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -15,16 +16,9 @@ from millrace.policies.stages.risks import LatencyBounds, over_bounds, stage_sta
 from millrace.policies.stages.statistics import BINS, EDGES, LengthStatistics, statistics_of
 from millrace.policies.stages.view import PlanningParameters, StageDecision
 
-#: Lines of a modelled H200, so that figures here do not change with its tables.
-H200 = InstanceModel(
-    fixed_s=6.224e-3,
-    per_decode_s=9.3e-6,
-    per_context_token_s=30.81e-9,
-    per_prefill_token_s=21e-6,
-    per_prefill_work_s=0.9152e-9,
-    kv_tokens=900_000,
-    max_sequences=256,
-)
+from tests.unit import stage_cases
+
+H200 = msgspec.structs.replace(stage_cases.H200, per_prefill_token_s=21e-6, max_sequences=256)
 ANY = (0, BINS)
 
 
@@ -87,24 +81,27 @@ def test_the_share_beyond_the_bounds_falls_with_the_bound_and_rises_with_the_rat
 
 def test_a_layout_that_takes_requests_beyond_their_bounds_gives_way_to_a_more_even_one_or_to_one_stage() -> None:
     found = lengths(9.0)
+
+    def parts_of(shapes: Sequence[StageShape]) -> tuple[tuple[int, ...], list[search.Part]]:
+        edges = (*(EDGES.index(shape.length_min) for shape in shapes), BINS)
+        return edges, [(k, k + 1, shape.instances) for k, shape in enumerate(shapes)]
+
+    def lost(shapes: Sequence[StageShape], bounds: LatencyBounds) -> float:
+        """More than one stage loses."""
+        one = over_bounds(found, H200, ANY, [(0, 1, 8)], bounds)
+        return over_bounds(found, H200, *parts_of(shapes), bounds) - one
+
     free = decided(found, bounds=LatencyBounds(loss_max=1.0))
     assert len(free.shapes) > 1
-    edges = (*(EDGES.index(shape.length_min) for shape in free.shapes), BINS)
-    parts = [(k, k + 1, shape.instances) for k, shape in enumerate(free.shapes)]
-    slowest = max(
-        state.pace_s for i, j, d in parts if (state := stage_state(found, H200, (edges[i], edges[j]), d)) is not None
-    )
+    edges, parts = parts_of(free.shapes)
+    slowest = max(stage_state(found, H200, (edges[i], edges[j]), d).pace_s for i, j, d in parts)
     one = stage_state(found, H200, ANY, 8)
     assert slowest > 1.05 * one.pace_s
     between = LatencyBounds(tpot_ms=1e3 * (slowest + one.pace_s) / 2)
-    lost = over_bounds(found, H200, edges, parts, between) - over_bounds(found, H200, ANY, [(0, 1, 8)], between)
-    assert lost > between.loss_max
+    assert lost(free.shapes, between) > between.loss_max
     kept = decided(found, bounds=between)
     assert kept.shapes != free.shapes
-    edges = (*(EDGES.index(shape.length_min) for shape in kept.shapes), BINS)
-    parts = [(k, k + 1, shape.instances) for k, shape in enumerate(kept.shapes)]
-    lost = over_bounds(found, H200, edges, parts, between) - over_bounds(found, H200, ANY, [(0, 1, 8)], between)
-    assert lost <= between.loss_max
+    assert lost(kept.shapes, between) <= between.loss_max
 
 
 def test_a_layout_that_cannot_hold_who_runs_now_is_reached_in_steps() -> None:
