@@ -30,11 +30,6 @@ def test_what_the_layout_renders_by_itself_is_taken_by_every_service(tmp_path: P
     ("lines", "refusal"),
     [
         ("[settings.ingress]\nhttp = { port = 1 }", "settings.ingress.http.port: set `api.port`"),
-        ("[settings.coordinator.provisioning]\nstrategy = 'x'", "settings.coordinator.provisioning.strategy: set `pol"),
-        (
-            "[settings.broker]\nbus = { user = 'x' }",
-            "settings.broker.bus.user: it follows from the rest of the cluster",
-        ),
         ("[settings.workers.worker-1]\nshape = 'x'", "settings.workers.worker-1.shape: set `models.N.groups.N.device`"),
         ("settings = { model_path = 'x' }", "models.0.groups.0.settings.model_path: it follows from the rest of the"),
         ("[settings.ingress]\ncascades = [{ name = 'x' }]", "settings.ingress.cascades: set `cascade`"),
@@ -62,7 +57,6 @@ def test_parameters_without_a_name_are_those_of_the_default_policy(tmp_path: Pat
 @pytest.mark.parametrize(
     ("lines", "refusal"),
     [
-        ("[settings.worker]\nnope = 1", "worker-0: Object contains unknown field `nope`"),
         ("settings = { limits = { nope = 1 } }", "worker-0: Object contains unknown field `nope` - at `$.limits`"),
         ("[settings.workers.worker-1]\nseed = 'x'", "worker-1: Expected `int`, got `str` - at `$.seed`"),
         ("[settings.worker]\nmodelled = { nope = 1 }", "worker-0: modelled: Object contains unknown field `nope`"),
@@ -71,8 +65,6 @@ def test_parameters_without_a_name_are_those_of_the_default_policy(tmp_path: Pat
         ('engine = "vllm"\n[settings.worker]\nstep_time = "none.toml"', "worker-0: step_time: step-time coefficients "),
         ("[settings.ingress]\nhttp = { nope = 1 }", "ingress-0: Object contains unknown field `nope` - at `$.http`"),
         ("[settings.migrator]\nnope = 1", "migrator-0: Object contains unknown field `nope`"),
-        ("[settings.predictor]\nnope = 1", "predictor-0: Object contains unknown field `nope`"),
-        ("[settings.tagger]\nnope = 1", "tagger-0: Object contains unknown field `nope`"),
     ],
 )
 def test_what_a_service_would_refuse_is_refused_by_its_name_and_key(tmp_path: Path, lines: str, refusal: str) -> None:
