@@ -52,14 +52,9 @@ def _compose() -> dict[str, Any]:
     return yaml.safe_load((COMPOSE / "compose.yaml").read_text())
 
 
-def _worker_template() -> dict[str, Any]:
+def _template(name: str) -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
-    return content["services"]["worker"]
-
-
-def _migrator_template() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
-    return content["services"]["migrator"]
+    return content["services"][name]
 
 
 def _names_in(query: str) -> set[str]:
@@ -114,8 +109,7 @@ def test_no_secret_stands_in_the_compose_files() -> None:
 
 
 def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> None:
-    templates = {"worker": _worker_template(), "migrator": _migrator_template()}
-    services = _compose()["services"] | templates
+    services = _compose()["services"] | {name: _template(name) for name in ("worker", "migrator")}
     for name, service in services.items():
         assert service["user"].split(":")[0] not in ("", "0", "root"), name
         assert service["cap_drop"] == ["ALL"], name
@@ -128,24 +122,9 @@ def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> Non
             assert {"limits", "reservations"} <= set(service["deploy"]["resources"]), name
 
 
-def test_a_service_that_still_loads_hears_the_order_to_stop(tmp_path: Path) -> None:
-    """The kernel drops a SIGTERM for process 1 of a pid namespace that has no handler for it."""
-    for options, profile in ((["--cpus", "1", "--trading", "delay"], "cpu"), (["--gpus", "2"], "gpu")):
-        services = _resolved(_prepare(tmp_path / profile, *options), profile)["services"]
-        ours = {name: service for name, service in services.items() if "build" in service}
-        assert len(ours) >= 8
-        for name, service in ours.items():
-            assert bool(service.get("init")) != ("pid" in service), name
-
-
-def test_a_worker_gets_more_time_to_stop_than_it_takes_to_drain() -> None:
-    limits = WorkerLimits()
-    assert int(_worker_template()["stop_grace_period"].rstrip("s")) * 1000 > limits.drain_limit_ms + limits.linger_ms
-
-
 def test_every_folder_and_target_that_is_named_exists() -> None:
     stages = re.findall(r"^FROM \S+ AS (\w+)$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
-    for service in (*_compose()["services"].values(), _worker_template(), _migrator_template()):
+    for service in (*_compose()["services"].values(), _template("worker"), _template("migrator")):
         if build := service.get("build"):
             assert (COMPOSE / build["context"] / build["dockerfile"]).resolve() == COMPOSE / "Dockerfile"
             assert build["target"] in stages
@@ -207,7 +186,73 @@ def _resolved(folder: Path, *profiles: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("gpus", "tensor_parallel"), [(1, 1), (4, 2), (8, 4)])
+@pytest.fixture(scope="module")
+def on_cpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder of two CPU workers that trade, with keys and a setting, and its services."""
+    out = tmp_path_factory.mktemp("cpus")
+    (out / "some-keys.toml").write_text("")
+    options = ["--keys", str(out / "some-keys.toml"), "--set", "worker.max_num_seqs=7", "--trading", "delay"]
+    folder = _prepare(out, "--cpus", "2", *options)
+    return folder, _resolved(folder, "cpu")["services"]
+
+
+@pytest.fixture(scope="module")
+def on_gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Services of two GPU workers."""
+    return _resolved(_prepare(tmp_path_factory.mktemp("gpus"), "--gpus", "2"), "gpu")["services"]
+
+
+def test_a_service_that_still_loads_hears_the_order_to_stop(
+    on_cpus: tuple[Path, dict[str, Any]], on_gpus: dict[str, Any]
+) -> None:
+    """The kernel drops a SIGTERM for process 1 of a pid namespace that has no handler for it."""
+    for services in (on_cpus[1], on_gpus):
+        ours = {name: service for name, service in services.items() if "build" in service}
+        assert len(ours) >= 8
+        for name, service in ours.items():
+            assert bool(service.get("init")) != ("pid" in service), name
+
+
+def test_gpu_workers_share_the_namespaces_that_cuda_needs_and_no_other_service_does(on_gpus: dict[str, Any]) -> None:
+    inside = {name for name, service in on_gpus.items() if service.get("pid") == "service:namespaces"}
+    assert inside == {"worker-0", "worker-1"}
+    assert all(on_gpus[name]["ipc"] == "service:namespaces" for name in inside)
+    assert all("namespaces" in on_gpus[name]["depends_on"] for name in inside)
+    assert on_gpus["namespaces"]["ipc"] == "shareable"
+    assert not any(service.get("pid") == "host" or service.get("ipc") == "host" for service in on_gpus.values())
+
+
+def test_each_worker_has_a_migrator_with_its_broker_that_outlives_it_and_all_share_a_folder_for_sockets(
+    on_cpus: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, services = on_cpus
+    assert {name for name in services if name.startswith("migrator-")} == {"migrator-0", "migrator-1"}
+    for name in ("0", "1"):
+        config = load_config(MigratorConfig, folder / f"migrator-{name}.json")
+        assert (config.instances, config.bus.user) == ([f"worker-{name}"], "migrator")
+        broker = load_config(BrokerConfig, folder / f"broker-{name}.json")
+        assert (broker.instances, broker.bus.user, broker.trading.policy) == ([f"worker-{name}"], "broker", "delay")
+        files = [f"/run/secrets/migrator-{name}.json", "--broker", f"/run/secrets/broker-{name}.json"]
+        assert services[f"migrator-{name}"]["command"] == ["deployment.migrator", "--config", *files]
+        worker = load_config(WorkerConfig, folder / f"worker-{name}.json")
+        targets = [volume["target"] for volume in services[f"worker-{name}"]["volumes"]]
+        assert worker.migration.socket_folder in targets
+    seconds = [int(_template(name)["stop_grace_period"].rstrip("s")) for name in ("worker", "migrator")]
+    assert (WorkerLimits().drain_limit_ms + WorkerLimits().linger_ms) / 1000 < seconds[0] < seconds[1]
+
+
+def test_every_configuration_is_one_that_its_service_takes(on_cpus: tuple[Path, dict[str, Any]]) -> None:
+    folder, services = on_cpus
+    assert load_config(TaggerConfig, folder / "tagger.json").bus.servers == ["nats://nats:4222"]
+    assert load_config(PredictorConfig, folder / "predictor.json").bus.user == "predictor"
+    assert load_config(CoordinatorConfig, folder / "coordinator.json").bus.user == "coordinator"
+    assert load_config(BusConfig, folder / "buckets.json").user == "supervisor"
+    assert load_config(IngressConfig, folder / "ingress.json").http.keys_file == "/run/secrets/keys.toml"
+    assert load_config(WorkerConfig, folder / "worker-0.json").max_num_seqs == 7
+    assert {secret["source"] for secret in services["ingress"]["secrets"]} == {"ingress.json", "keys.toml"}
+
+
+@pytest.mark.parametrize(("gpus", "tensor_parallel"), [(1, 1), (8, 4)])
 def test_each_gpu_goes_to_exactly_one_worker(tmp_path: Path, gpus: int, tensor_parallel: int) -> None:
     folder = _prepare(tmp_path, "--gpus", str(gpus), "--tensor-parallel", str(tensor_parallel))
     services = _resolved(folder, "gpu")["services"]
@@ -225,47 +270,6 @@ def test_each_gpu_goes_to_exactly_one_worker(tmp_path: Path, gpus: int, tensor_p
         assert (config.name, config.tensor_parallel_size) == (name, tensor_parallel)
         assert worker["build"]["args"]["ENGINE"] == "gpu"
         assert worker["read_only"] is True
-
-
-def test_gpu_workers_share_the_namespaces_that_cuda_needs_and_no_other_service_does(tmp_path: Path) -> None:
-    services = _resolved(_prepare(tmp_path, "--gpus", "2"), "gpu")["services"]
-    inside = {name for name, service in services.items() if service.get("pid") == "service:namespaces"}
-    assert inside == {"worker-0", "worker-1"}
-    assert all(services[name]["ipc"] == "service:namespaces" for name in inside)
-    assert all("namespaces" in services[name]["depends_on"] for name in inside)
-    assert services["namespaces"]["ipc"] == "shareable"
-    assert not any(service.get("pid") == "host" or service.get("ipc") == "host" for service in services.values())
-
-
-def test_each_worker_has_a_migrator_that_outlives_its_draining_and_all_share_a_folder_for_sockets(
-    tmp_path: Path,
-) -> None:
-    folder = _prepare(tmp_path, "--cpus", "2")
-    services = _resolved(folder, "cpu")["services"]
-    assert {name for name in services if name.startswith("migrator-")} == {"migrator-0", "migrator-1"}
-    for name in ("0", "1"):
-        config = load_config(MigratorConfig, folder / f"migrator-{name}.json")
-        assert (config.instances, config.bus.user) == ([f"worker-{name}"], "migrator")
-        worker = load_config(WorkerConfig, folder / f"worker-{name}.json")
-        targets = [volume["target"] for volume in services[f"worker-{name}"]["volumes"]]
-        assert worker.migration.socket_folder in targets
-    seconds = [int(template()["stop_grace_period"].rstrip("s")) for template in (_worker_template, _migrator_template)]
-    assert seconds[0] < seconds[1]
-
-
-def test_each_migrator_hosts_the_broker_of_its_worker(tmp_path: Path) -> None:
-    folder = _prepare(tmp_path, "--cpus", "2", "--trading", "delay")
-    command = _resolved(folder, "cpu")["services"]["migrator-1"]["command"]
-    secrets = "/run/secrets"
-    assert command == [
-        "deployment.migrator",
-        "--config",
-        f"{secrets}/migrator-1.json",
-        "--broker",
-        f"{secrets}/broker-1.json",
-    ]
-    config = load_config(BrokerConfig, folder / "broker-1.json")
-    assert (config.instances, config.bus.user, config.trading.policy) == (["worker-1"], "broker", "delay")
 
 
 def test_spare_workers_start_by_the_provisioner_alone_and_both_sides_know_the_bound(tmp_path: Path) -> None:
@@ -418,29 +422,11 @@ def test_wrong_roles_are_refused_before_anything_is_written(
     assert not out.exists()
 
 
-def test_every_configuration_is_one_that_its_service_takes(tmp_path: Path) -> None:
-    keys = tmp_path / "some-keys.toml"
-    keys.write_text("")
-    folder = _prepare(tmp_path, "--cpus", "1", "--keys", str(keys), "--set", "worker.max_num_seqs=7")
-    assert load_config(TaggerConfig, folder / "tagger.json").bus.servers == ["nats://nats:4222"]
-    assert load_config(PredictorConfig, folder / "predictor.json").bus.user == "predictor"
-    assert load_config(CoordinatorConfig, folder / "coordinator.json").bus.user == "coordinator"
-    assert load_config(BusConfig, folder / "buckets.json").user == "supervisor"
-    assert load_config(IngressConfig, folder / "ingress.json").http.keys_file == "/run/secrets/keys.toml"
-    assert load_config(WorkerConfig, folder / "worker-0.json").max_num_seqs == 7
-    services = _resolved(folder, "cpu")["services"]
-    assert {secret["source"] for secret in services["ingress"]["secrets"]} == {"ingress.json", "keys.toml"}
-
-
-def test_no_password_can_be_taken_for_an_option_of_the_command_line(tmp_path: Path) -> None:
-    passwords = json.loads((_prepare(tmp_path / "once", "--cpus", "1") / "passwords.json").read_text())
-    assert all(password.isalnum() for password in passwords.values())
-
-
 def test_passwords_stay_when_it_is_prepared_again_and_are_nobody_elses_to_read(tmp_path: Path) -> None:
     folder = _prepare(tmp_path / "once", "--cpus", "1")
     first = json.loads((folder / "passwords.json").read_text())
     assert len(set(first.values())) == len(first) > 5
+    assert all(password.isalnum() for password in first.values()), "none can be taken for an option"
     module = _load(COMPOSE / "prepare.py")
     again = ["--cpus", "2", "--model", str(tmp_path / "once" / "some-model"), "--out", str(folder)]
     assert module.main(again) == 0
