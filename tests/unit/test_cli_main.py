@@ -17,25 +17,14 @@ from millrace.supervision.cluster_folder import command, find_folder
 
 from simulator import __main__ as simulator
 
-SIMULATOR = [verb for verb in VERBS if verb.program]
 
-
-def test_verbs_of_another_program_are_the_simulators() -> None:
-    assert {verb.name for verb in SIMULATOR} == set(simulator.VERBS)
-    assert {verb.program for verb in SIMULATOR} == {"simulator"}
-
-
-@pytest.mark.parametrize("verb", SIMULATOR, ids=lambda verb: verb.name)
-def test_a_verb_of_the_simulator_is_run_by_its_program(verb) -> None:
-    command = [sys.executable, "-m", "millrace.cli", verb.name, "--help"]
+def test_verbs_of_another_program_are_the_simulators_and_run_there() -> None:
+    others = {verb.name: verb.program for verb in VERBS if verb.program}
+    assert others == dict.fromkeys(simulator.VERBS, "simulator")
+    command = [sys.executable, "-m", "millrace.cli", "sim", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"usage: millrace {verb.name}" in done.stdout
-
-
-def test_the_simulator_refuses_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulator.main(["juggle"]) == 2
-    assert "usage: python -m simulator {sim,what-if}" in capsys.readouterr().err
+    assert "usage: millrace sim" in done.stdout
 
 
 def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,19 +98,20 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("verb", ["tap", "status"])
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["status"], "millrace status: no cluster runs in this folder or a parent;"),
+        (["trace", "r1"], "millrace trace: no .millrace folder"),
+    ],
+)
 def test_without_a_cluster_one_sentence_and_exit_code_1(
-    verb: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], error: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([verb]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(f"millrace {verb}: no cluster runs in this folder or a parent;")
-    assert error.count("\n") == 1
-
-
-def test_a_trace_that_is_not_there_is_exit_code_1(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", "r1"]) == 1
-    assert "no .millrace folder" in capsys.readouterr().err
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(error)
+    assert said.count("\n") == 1
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -144,7 +134,7 @@ KNOWN = {
 }
 
 
-def test_the_cluster_file_is_found_from_the_working_directory_upwards(
+def test_the_cluster_file_is_found_from_the_working_directory_upwards_and_options_win_over_it(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cluster(elsewhere / ".millrace", **KNOWN)
@@ -152,23 +142,16 @@ def test_the_cluster_file_is_found_from_the_working_directory_upwards(
     monkeypatch.chdir(elsewhere / "a" / "b")
     found = resolve_connection(options())
     assert (found.cluster, found.url, found.user, found.password) == ("mill", KNOWN["nats_url"], "observer", "secret")
+    given = resolve_connection(options("--cluster", "x", "--user", "u", "--password", "p"))
+    assert (given.cluster, given.user, given.password) == ("x", "u", "p")
+    stranger = resolve_connection(options("--nats", "nats://elsewhere:4222"))
+    assert (stranger.user, stranger.password) == ("", ""), "it does not get this cluster's password"
 
 
-def test_options_win_over_the_file(elsewhere: Path) -> None:
-    write_cluster(elsewhere / ".millrace", **KNOWN)
-    found = resolve_connection(options("--cluster", "x", "--user", "u", "--password", "p"))
-    assert (found.cluster, found.user, found.password) == ("x", "u", "p")
-
-
-def test_another_server_does_not_get_this_cluster_s_password(elsewhere: Path) -> None:
-    write_cluster(elsewhere / ".millrace", **KNOWN)
-    found = resolve_connection(options("--nats", "nats://elsewhere:4222"))
-    assert (found.user, found.password) == ("", "")
-
-
-def test_the_folder_can_be_named_by_an_option(elsewhere: Path) -> None:
+def test_the_folder_can_be_named_by_an_option_or_in_the_environment(elsewhere: Path) -> None:
     write_cluster(elsewhere / "there", **KNOWN)
     assert resolve_connection(options("--dir", str(elsewhere / "there"))).cluster == "mill"
+    assert find_folder(elsewhere, {"MILLRACE_DIR": "/somewhere"}) == Path("/somewhere")
     with pytest.raises(CliError, match=r"no cluster runs in nowhere; start one with `./task up --dir nowhere`"):
         resolve_connection(options("--dir", "nowhere"))
 
@@ -179,11 +162,6 @@ def test_every_verb_about_a_cluster_takes_its_folder(verb: str, capsys: pytest.C
     with pytest.raises(SystemExit):
         main(words)
     assert "--dir DIR" in capsys.readouterr().out
-
-
-def test_the_folder_can_be_named_in_the_environment(tmp_path: Path) -> None:
-    assert find_folder(tmp_path, {"MILLRACE_DIR": "/somewhere"}) == Path("/somewhere")
-    assert find_folder(tmp_path, {}) is None or find_folder(tmp_path, {}) != tmp_path / ".millrace"
 
 
 def test_a_damaged_cluster_file_is_named(elsewhere: Path) -> None:
@@ -222,8 +200,6 @@ def test_a_hint_names_the_folder_where_a_verb_would_not_find_it(elsewhere: Path)
 def test_down_without_a_cluster_fails_and_names_those_that_run_elsewhere(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["down"]) == 1
-    assert "no cluster runs in this folder or a parent" in capsys.readouterr().err
     monkeypatch.setattr("millrace.cli.cluster.running_folders", lambda: [Path("/far")])
     assert main(["down"]) == 1
     assert capsys.readouterr().err.endswith("running elsewhere on this machine:\n  millrace down --dir /far\n")

@@ -1,20 +1,21 @@
 """Display of a message by tap: one bounded line, whatever the bytes are."""
 
+import re
+
 import msgpack
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from millrace.cli.message_lines import DecodedMessage, message_line, message_object, read_message
-from millrace.cli.migrate import is_of, told
+from millrace.cli.migrate import REFUSALS, is_of, told
 from millrace.cli.migrate import line as migration_line
 from millrace.cli.tap import full_subject
 from millrace.contracts.broker import BidRefusal, MoveBid, MoveReason
-from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokensGenerated
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
-from millrace.contracts.leases import EndLease, KvRefused, LeaseKv, MigrationPrepared, PullKv
+from millrace.contracts.leases import EndLease, KvRefused, LeaseKv, PullKv
 from millrace.contracts.message import Body
 from millrace.contracts.migration import MigrateSequence, MigrationCost, MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import CandidateScore
@@ -49,14 +50,7 @@ def test_a_line_names_subject_sender_type_request_and_what_matters() -> None:
     shown = line(SUBMIT, headers=HEADERS)
     assert "engine.w0.submit  ingress-0 → SubmitSequence/2 r1.0 epoch=2 prompt=5000 output_so_far=2 max=64" in shown
     assert "mr.local" not in shown
-
-
-def test_headers_alone_tell_the_story() -> None:
-    shown = line(SUBMIT, headers=HEADERS, headers_only=True)
-    assert shown.endswith("ingress-0 → SubmitSequence/2 r1.0")
-
-
-def test_without_headers_the_body_names_type_and_request() -> None:
+    assert line(SUBMIT, headers=HEADERS, headers_only=True).endswith("ingress-0 → SubmitSequence/2 r1.0")
     assert "? → SubmitSequence/2 r1.0 " in line(SUBMIT)
 
 
@@ -89,9 +83,7 @@ def test_a_known_type_with_wrong_fields_is_malformed_and_says_where() -> None:
     assert "malformed: Expected `str`, got `int` - at `$.sequence`" in shown
 
 
-@pytest.mark.parametrize(
-    "payload", [b"", b"\xc1", b"\x00\xff garbage", b"\x93" * 2_000, b"\x81\x90\x00", b"plain text"]
-)
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93" * 2_000, b"\x81\x90\x00", b"plain text"])
 def test_bytes_that_are_no_message_are_said_to_be_malformed(payload: bytes) -> None:
     assert "malformed: " in line(payload)
 
@@ -111,19 +103,11 @@ def test_escape_sequences_of_a_stranger_do_not_reach_the_terminal() -> None:
 
 
 def test_a_line_is_cut_at_the_width_whether_it_is_painted_or_not() -> None:
-    plain = line(SUBMIT, headers=HEADERS, width=70)
+    bare = line(SUBMIT, headers=HEADERS, width=70)
+    assert len(bare) == 70
+    assert bare.endswith("…")
     painted = line(SUBMIT, headers=HEADERS, width=70, paint=True)
-    assert len(plain) == 70
-    assert plain.endswith("…")
-    assert "\x1b[" in painted
-    assert len(painted) > len(plain)
-
-
-def test_every_wire_type_has_a_line_from_plain_types() -> None:
-    # The untyped reader must manage whatever the typed one does, for tools without these contracts.
-    for kind in WIRE_TYPES:
-        payload = msgpack.packb({"type": kind.type_name().rpartition("/")[0] + "/99", "sequence": "r1.0"})
-        assert "unknown" in line(payload)
+    assert len(re.sub(r"\x1b\[\d+m", "", painted)) == 70 < len(painted)
 
 
 def test_the_json_form_is_complete() -> None:
@@ -161,18 +145,6 @@ CONVERSATION: tuple[tuple[Body, str], ...] = (
     (PullKv(migration=M, from_block=3, blocks=[[7], [8]], read_ms=5, round=2), "blocks=[[7] [8]] read=5ms round=2"),
     (EndLease(migration=M, sequence="r.0", epoch=1, moved=True), "moved=True"),
     (KvRefused(migration=M, reason=KvRefusal.CANCELLED, detail="x"), "reason=cancelled detail=x"),
-    (
-        MigrationPrepared(
-            migration=M,
-            matched_blocks=1,
-            copier=CopierKind.NIXL,
-            blocks=2,
-            bytes=2**21,
-            descriptors=1,
-            duration_ns=9_000_000,
-        ),
-        "bytes=2.00MiB descriptors=1 duration=9ms",
-    ),
     (FINISHED, "w0 → w1 moved handoff migration=0ab672 epoch=2 copier=shared_memory rounds=1 bytes=1.00MiB"),
     (
         MoveBid(ask="0c9f7c12aa", sequence="r", source="w0", bidder="w2", plan_epoch=3, refusal=BidRefusal.NO_ROOM),
@@ -187,13 +159,13 @@ def test_the_fields_of_a_move_are_shown_as_a_person_reads_them(body: Body, text:
 
 
 def test_what_became_of_a_migration_is_told_in_a_line() -> None:
-    body = FINISHED
-    assert told(body) == (
+    assert told(FINISHED) == (
         "r.0 w0 → w1  moved in epoch 2: 84 tokens, no token for 4ms, 1 rounds, "
         "1.00 MiB in 2 pieces by shared_memory, 60ms in all"
     )
+    assert set(REFUSALS) == set(KvRefusal)
     refused = msgspec.structs.replace(
-        body, outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_TARGET, detail="w1: no room", target=""
+        FINISHED, outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_TARGET, detail="w1: no room", target=""
     )
     assert told(refused) == "r.0 w0 → ?  refused: no instance can take it (no_target: w1: no room)"
     assert "nobody listens (is there a broker for w0?)" in migration_line("r.0", "w0", "nobody listens")

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from millrace.cli import migrate
 from millrace.cli.cluster_rows import InstanceRow
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.drain import spare_the_last
@@ -14,13 +13,9 @@ from millrace.cli.role import taken
 from millrace.cli.scale import wanted
 from millrace.cli.status_table import cluster_tables
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused
-from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Body
-from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from rich.console import Console
-
-from tests.testbed.messages import plain
 
 T0 = 1_700_000_000_000_000_000
 BOTH, PREFILL, DECODE = InstanceRole
@@ -62,18 +57,6 @@ def test_a_number_is_what_it_says_and_a_change_counts_those_that_are_meant() -> 
     assert wanted("+2", SHAPES, shape="cpu", role="decode") == 3
     with pytest.raises(CliError, match="COUNT 'many'"):
         wanted("many", SHAPES)
-
-
-def test_every_refusal_has_words_and_is_told_with_its_code_and_details() -> None:
-    assert set(migrate.REFUSALS) == set(KvRefusal)
-    refused = {
-        "outcome": MigrationOutcome.REFUSED,
-        "refusal": KvRefusal.NO_TARGET,
-        "detail": "worker-9 is not registered",
-    }
-    body = plain(MigrationFinished, sequence="r1.0", source="worker-0", target="worker-9", **refused)
-    way = "r1.0 worker-0 → worker-9  refused: no instance can take it"
-    assert migrate.told(body) == f"{way} (no_target: worker-9 is not registered)"
 
 
 def test_the_answer_to_an_order_is_told_or_refused() -> None:

@@ -21,6 +21,7 @@ from millrace.actor.config import BusConfig, load_config
 from millrace.contracts.plan import InstanceRole
 from prometheus_client import CollectorRegistry
 
+from compose import prepare
 from services.broker.config import BrokerConfig
 from services.coordinator.config import CoordinatorConfig
 from services.ingress.config import IngressConfig
@@ -39,10 +40,9 @@ COMPOSE = ROOT / "compose"
 FOREIGN = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 
 
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
+@pytest.fixture(scope="module")
+def dashboard() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dashboard", COMPOSE / "grafana" / "dashboard.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -72,27 +72,21 @@ def _known_names() -> set[str]:
     return names
 
 
-def _alert_queries() -> list[str]:
-    rules = yaml.safe_load((COMPOSE / "prometheus" / "alerts.yaml").read_text())
-    return [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-
-
-def test_the_dashboard_is_what_its_table_says() -> None:
-    module = _load(COMPOSE / "grafana" / "dashboard.py")
+def test_the_dashboard_is_what_its_table_says(dashboard: ModuleType) -> None:
     drawn = json.loads((COMPOSE / "grafana" / "dashboards" / "millrace.json").read_text())
-    assert drawn == module.dashboard()
+    assert drawn == dashboard.dashboard()
 
 
-def test_every_query_asks_for_metrics_that_exist() -> None:
-    queries = _load(COMPOSE / "grafana" / "dashboard.py").queries() + _alert_queries()
+def test_every_query_asks_for_metrics_that_exist(dashboard: ModuleType) -> None:
+    rules = yaml.safe_load((COMPOSE / "prometheus" / "alerts.yaml").read_text())
+    queries = dashboard.queries() + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
     asked = {name for query in queries for name in _names_in(query)}
     assert len(asked) > 20
     assert asked - _known_names() == set()
 
 
-def test_no_panel_divides_by_a_rate_that_may_be_zero() -> None:
-    queries = _load(COMPOSE / "grafana" / "dashboard.py").queries()
-    divided = [query for query in queries if " / " in query]
+def test_no_panel_divides_by_a_rate_that_may_be_zero(dashboard: ModuleType) -> None:
+    divided = [query for query in dashboard.queries() if " / " in query]
     assert len(divided) >= 2
     for query in divided:
         divisor = query.partition(" / ")[2]
@@ -172,7 +166,7 @@ def _prepare(out: Path, *options: str) -> Path:
     (model / "config.json").write_text("{}")
     (model / "config.json").chmod(0o644)
     folder = out / "generated"
-    assert _load(COMPOSE / "prepare.py").main([*options, "--model", str(model), "--out", str(folder)]) == 0
+    assert prepare.main([*options, "--model", str(model), "--out", str(folder)]) == 0
     return folder
 
 
@@ -323,17 +317,18 @@ def _cluster_file(folder: Path, text: str) -> Path:
     return file
 
 
+def _rendered(folder: Path, text: str) -> Path:
+    out = folder / "generated"
+    assert prepare.main(["--cluster", str(_cluster_file(folder, text)), "--out", str(out)]) == 0
+    return out
+
+
 def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
-    folder = tmp_path / "generated"
-    words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER)), "--out", str(folder)]
-    assert _load(COMPOSE / "prepare.py").main(words) == 0
+    folder = _rendered(tmp_path, CLUSTER)
     services = _resolved(folder, "gpu")["services"]
-    devices = {
-        name: service["environment"]["CUDA_VISIBLE_DEVICES"]
-        for name, service in services.items()
-        if name.startswith(("wide-", "narrow-"))
-    }
-    assert devices == {"wide-0": "0,1,2,3,4", "wide-1": "2,3,0,1,4", "narrow-0": "4,0,1,2,3"}
+    workers = ("wide-0", "wide-1", "narrow-0")
+    devices = [services[name]["environment"]["CUDA_VISIBLE_DEVICES"] for name in workers]
+    assert devices == ["0,1,2,3,4", "2,3,0,1,4", "4,0,1,2,3"]
     narrow = load_config(WorkerConfig, folder / "narrow-0.json")
     assert (narrow.model, narrow.model_path, narrow.max_num_seqs) == ("small", "/models/1", 5)
     mounted = {
@@ -362,17 +357,14 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
 def test_a_cluster_that_containers_cannot_be_is_refused_by_its_field(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: str, wrong: str
 ) -> None:
-    words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + more)), "--out", str(tmp_path / "generated")]
     with pytest.raises(SystemExit):
-        _load(COMPOSE / "prepare.py").main(words)
+        _rendered(tmp_path, CLUSTER + more)
     assert wrong in capsys.readouterr().err
 
 
 def test_a_cascade_is_rendered_with_its_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = '[cascade]\ntiers = ["small", "big"]\nthresholds = [40]\njudge = "llm"\nparameters = { model = "big" }\n'
-    folder = tmp_path / "generated"
-    words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + table)), "--out", str(folder)]
-    assert _load(COMPOSE / "prepare.py").main(words) == 0
+    folder = _rendered(tmp_path, CLUSTER + table)
     assert "--profile gpu --profile cascade up" in capsys.readouterr().out
     (scraped,) = json.loads((folder / "targets" / "judge.json").read_text())
     assert scraped == {"targets": ["judge:9100"], "labels": {"role": "judge"}}
@@ -391,10 +383,7 @@ def test_a_judge_by_confidence_needs_no_container_and_its_profile_works_all_the_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Compose refuses to start a service whose secret has no file."""
-    folder = tmp_path / "generated"
-    table = '[cascade]\ntiers = ["small", "big"]\n'
-    words = ["--cluster", str(_cluster_file(tmp_path, CLUSTER + table)), "--out", str(folder)]
-    assert _load(COMPOSE / "prepare.py").main(words) == 0
+    folder = _rendered(tmp_path, CLUSTER + '[cascade]\ntiers = ["small", "big"]\n')
     assert "--profile gpu up" in capsys.readouterr().out
     assert json.loads((folder / "targets" / "judge.json").read_text()) == []
     content = _resolved(folder, "gpu", "cascade")
@@ -404,34 +393,15 @@ def test_a_judge_by_confidence_needs_no_container_and_its_profile_works_all_the_
     assert {"judge", "buckets", "nats"} <= set(_resolved(folder, "cascade")["services"])
 
 
-@pytest.mark.parametrize(
-    ("roles", "why"),
-    [
-        ("worker-0", "'worker-0' is not INSTANCE=ROLE with a role of both, prefill, decode"),
-        ("worker-0=prefil", "'worker-0=prefil' is not INSTANCE=ROLE"),
-        ("worker-3=decode", "worker-3 is none of worker-0, worker-1"),
-    ],
-)
-def test_wrong_roles_are_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], roles: str, why: str
-) -> None:
-    out = tmp_path / "generated"
-    with pytest.raises(SystemExit):
-        _load(COMPOSE / "prepare.py").main(["--cpus", "2", "--roles", roles, "--out", str(out)])
-    assert why in capsys.readouterr().err
-    assert not out.exists()
-
-
 def test_passwords_stay_when_it_is_prepared_again_and_are_nobody_elses_to_read(tmp_path: Path) -> None:
     folder = _prepare(tmp_path / "once", "--cpus", "1")
     first = json.loads((folder / "passwords.json").read_text())
     assert len(set(first.values())) == len(first) > 5
     assert all(password.isalnum() for password in first.values()), "none can be taken for an option"
-    module = _load(COMPOSE / "prepare.py")
     again = ["--cpus", "2", "--model", str(tmp_path / "once" / "some-model"), "--out", str(folder)]
-    assert module.main(again) == 0
+    assert prepare.main(again) == 0
     assert json.loads((folder / "passwords.json").read_text()) == first
-    assert module.main([*again, "--new-passwords"]) == 0
+    assert prepare.main([*again, "--new-passwords"]) == 0
     assert not set(json.loads((folder / "passwords.json").read_text()).values()) & set(first.values())
     assert folder.stat().st_mode & 0o077 == 0
 
@@ -446,11 +416,17 @@ def test_passwords_stay_when_it_is_prepared_again_and_are_nobody_elses_to_read(t
         (["--cpus", "1", "--set", "wroker.seed=1"], "there is no wroker (did you mean `worker`?)"),
         (["--cpus", "2", "--spares", "2"], "at least one worker"),
         (["--cpus", "2", "--spares", "1", "--provision", "x"], "one of none, preempt, relief"),
+        (
+            ["--cpus", "2", "--roles", "worker-0"],
+            "'worker-0' is not INSTANCE=ROLE with a role of both, prefill, decode",
+        ),
+        (["--cpus", "2", "--roles", "worker-3=decode"], "worker-3 is none of worker-0, worker-1"),
     ],
 )
-def test_wrong_options_are_refused_by_name(
+def test_wrong_options_are_refused_by_name_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], wrong: str
 ) -> None:
     with pytest.raises(SystemExit):
         _prepare(tmp_path, *options)
     assert wrong in capsys.readouterr().err
+    assert not (tmp_path / "generated").exists()
