@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from millrace.contracts.kv import KvGroup, KvNeed, KvRefusal
 from millrace.contracts.leases import EndLease, FreezeSequence, LeaseKv, PrepareMigration, PullKv, UnreserveKv
 from millrace.contracts.migration import KvReplicated, MigrationOutcome
@@ -31,19 +32,16 @@ def replicated(bench: Rig) -> list[KvReplicated]:
     return bench.published(KvReplicated)
 
 
-def test_nobody_gets_a_replica_unless_it_is_switched_on() -> None:
-    bench = Rig("a", "b")
+STATE = endpoint(groups=[KvGroup(need=KvNeed.STATE, block_tokens=16, block_bytes=9)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv"), [({"enabled": False}, endpoint()), ({"tokens_min": 10_000}, endpoint()), ({}, STATE)]
+)
+def test_none_are_made_where_they_are_off_or_a_sequence_is_short_or_its_layers_keep_a_state(changes, kv) -> None:
+    bench = rig(**changes)
+    bench.register(record("a", kv=kv))
     bench.decode("a")
-    bench.run(3_000)
-    assert not bench.published(PrepareMigration)
-    assert not bench.published(LeaseKv)
-
-
-def test_a_sequence_whose_layers_keep_a_state_gets_none() -> None:
-    bench = rig()
-    groups = [KvGroup(need=KvNeed.STATE, block_tokens=16, block_bytes=9)]
-    bench.register(record("a", kv=endpoint(groups=groups)))
-    bench.decode("a", prompt=PROMPT)
     bench.run(3_000)
     assert not bench.published(LeaseKv)
 
@@ -181,13 +179,6 @@ def test_only_so_many_sequences_get_one_the_longest_first() -> None:
         bench.decode("a", f"r{number}.0", prompt=prompt)
     bench.run(4_000)
     assert {body.sequence for body in replicated(bench)} == {"r1.0", "r2.0"}
-
-
-def test_short_sequences_get_none() -> None:
-    bench = rig(tokens_min=10_000)
-    bench.decode("a")
-    bench.run(2_000)
-    assert not bench.published(LeaseKv)
 
 
 def test_a_migrator_that_stops_frees_what_it_made() -> None:

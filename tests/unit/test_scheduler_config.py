@@ -4,21 +4,13 @@ What a new one takes by hand is at most four files: contracts/scheduler.py, the 
 (services/worker/vllm_engine/scheduler_config.py), and its effect in enginemodel/scheduler.py and native/enginemodel.
 """
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 from millrace.contracts import scheduler
-from millrace.contracts.scheduler import SchedulerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-
-#: A call that passes on so many parameters under their own names copies the list by hand.
-COPIED_MAX = 5
-
-#: Where the list is read from another world: vLLM's configuration, and the arguments of the compiled module.
-BORDERS = ("services/worker/vllm_engine/scheduler_config.py", "libs/millrace/enginemodel/forecast/native.py")
 
 #: Adds a parameter to contracts/scheduler.py, and nothing anywhere else.
 WITH_ONE_MORE = """
@@ -55,20 +47,3 @@ def test_a_new_parameter_reaches_engines_records_forecasts_and_scenario_files_fr
     script = WITH_ONE_MORE.format(path=scheduler.__file__)
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "reached all\n", done.stderr
-
-
-def test_nobody_copies_the_list_by_hand() -> None:
-    names = set(SchedulerConfig.__struct_fields__)
-    copies = []
-    for folder in ("libs", "services", "simulator", "deployment"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            where = str(path.relative_to(ROOT))
-            text = path.read_text()
-            if sum(name in text for name in names) < COPIED_MAX:
-                continue
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.Call) and where not in BORDERS:
-                    own = {k.arg for k in node.keywords if isinstance(k.value, ast.Attribute) and k.arg == k.value.attr}
-                    if len(own & names) >= COPIED_MAX:
-                        copies.append(f"{where}:{node.lineno}")
-    assert not copies, copies

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,9 @@ class Result:
 
 class Harness:
     """A started engine with everything that it said.
+
+    Each implementation has its own ``put``, ``cancel``, ``move`` and ``limit``, as the port has them; ``until``, which
+    waits; ``rest``, which lets a few steps' time pass; ``now_ns``; ``die``, which ends the engine by force; ``stop``.
 
     Attributes:
         events: In order.
@@ -160,37 +163,6 @@ class Harness:
         """Waits for a snapshot of the empty engine."""
         self.until(lambda: bool(self.snapshots()) and _empty(self.snapshots()[-1]), "the engine to be empty")
         return self.snapshots()[-1]
-
-    # Each implementation's own
-
-    def put(self, sequence: EngineSequence) -> None:
-        raise NotImplementedError
-
-    def cancel(self, names: list[str]) -> None:
-        raise NotImplementedError
-
-    def move(self, command: KvCommand) -> None:
-        raise NotImplementedError
-
-    def limit(self, tokens: int) -> None:
-        raise NotImplementedError
-
-    def until(self, done: Callable[[], bool], what: str) -> None:
-        raise NotImplementedError
-
-    def rest(self) -> None:
-        """Lets a few steps' time pass."""
-        raise NotImplementedError
-
-    def now_ns(self) -> int:
-        raise NotImplementedError
-
-    def die(self) -> None:
-        """Ends the engine by force."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        raise NotImplementedError
 
 
 def _empty(snapshot: EngineSnapshot) -> bool:
@@ -348,42 +320,29 @@ def modelled_engine(kv: KvEndpoint | None = None) -> ModelledEngine:
     )
 
 
-@contextmanager
-def simulated() -> Iterator[Harness]:
-    """The modelled engine on virtual time."""
-    harness = SimulatedHarness()
-    yield harness
-    harness.close()
+def simulated() -> AbstractContextManager[Harness]:
+    return closing(SimulatedHarness())
 
 
-@contextmanager
-def modelled(tokenizer: Path) -> Iterator[Harness]:
-    """The modelled engine on the wall clock."""
-    harness = LiveHarness(_modelled_live(tokenizer))
-    yield harness
-    harness.close()
+def modelled(tokenizer: Path) -> AbstractContextManager[Harness]:
+    return closing(LiveHarness(_modelled_live(tokenizer)))
+
+
+def vllm(model: Path) -> AbstractContextManager[Harness]:
+    return closing(LiveHarness(_vllm(model)))
 
 
 def _modelled_live(tokenizer: Path) -> Engine:
     from services.worker.modelled import ModelledConfig, ModelledLiveEngine
 
-    config = ModelledConfig(
-        tokenizer=str(tokenizer),
-        speed=2.0,
-        lengths=OutputLengths(mean=20, sigma=0.5, length_max=60),
+    lengths = OutputLengths(mean=20, sigma=0.5, length_max=60)
+    return ModelledLiveEngine(
+        ModelledConfig(tokenizer=str(tokenizer), speed=2.0, lengths=lengths), modelled_parameters()
     )
-    return ModelledLiveEngine(config, modelled_parameters())
-
-
-@contextmanager
-def vllm(model: Path) -> Iterator[Harness]:
-    """Real vLLM in a process of its own, with random weights."""
-    harness = LiveHarness(_vllm(model))
-    yield harness
-    harness.close()
 
 
 def _vllm(model: Path, name: str = "contract") -> Engine:
+    """Real vLLM in a process of its own, with random weights."""
     from services.worker.vllm_engine import environment
 
     environment.prepare()

@@ -85,11 +85,16 @@ def test_sequences_side_by_side_get_what_they_get_alone(engine: Harness) -> None
     assert len({tuple(output) for output in outputs}) == len(outputs)
 
 
-def test_more_sequences_than_places_are_served_in_order(engine: Harness) -> None:
+def test_more_sequences_than_places_run_and_wait_in_order(engine: Harness) -> None:
     since = len(engine.events)
     names = [engine.add(prompt(8), max_tokens=6 + index % 3, ignore_eos=True) for index in range(3 * MAX_SEQUENCES)]
     for index, name in enumerate(names):
         assert len(engine.finish(name).token_ids) == 6 + index % 3
+    snapshots = [snapshot for snapshot in engine.snapshots(since) if snapshot.waiting]
+    assert any(len(snapshot.running) == MAX_SEQUENCES for snapshot in snapshots)
+    for snapshot in snapshots:
+        order = [names.index(status.sequence) for status in (*snapshot.running, *snapshot.waiting)]
+        assert order == sorted(order)
     firsts: dict[str, None] = {}
     for event in engine.events[since:]:
         if isinstance(event, EngineStepped):
@@ -104,16 +109,9 @@ def _batches(names: list[str]) -> list[list[str]]:
 # Ends
 
 
-def test_it_ends_with_eos_where_the_model_says_so(engine: Harness) -> None:
-    result = engine.run(prompt(10), max_tokens=150, min_tokens=5, logit_bias={EOS: 100.0})
-    assert result.finish is FinishReason.STOP
-    assert result.token_ids[-1] == EOS
-    assert EOS not in result.token_ids[:-1]
-    assert len(result.token_ids) >= 6
-
-
-def test_min_tokens_forbids_an_earlier_end(engine: Harness) -> None:
+def test_it_ends_with_eos_where_the_model_says_so_but_not_before_min_tokens(engine: Harness) -> None:
     result = engine.run(prompt(10), max_tokens=150, min_tokens=70, logit_bias={EOS: 100.0})
+    assert result.finish is FinishReason.STOP
     assert result.token_ids.index(EOS) == len(result.token_ids) - 1 >= 70
 
 
@@ -141,15 +139,10 @@ def test_a_stop_token_does_not_end_it_before_min_tokens(engine: Harness) -> None
     assert free[0] not in held.token_ids[:10]
 
 
-def test_the_models_limit_ends_what_would_go_past_it(engine: Harness) -> None:
-    result = engine.run(prompt(MAX_MODEL_LEN - 6), max_tokens=50, ignore_eos=True)
-    assert len(result.token_ids) == 6
-    assert result.finish is FinishReason.LENGTH
-
-
-def test_a_single_token_may_be_all(engine: Harness) -> None:
-    result = engine.run(prompt(4), max_tokens=1, ignore_eos=True)
-    assert len(result.token_ids) == 1
+@pytest.mark.parametrize(("length", "max_tokens", "tokens"), [(MAX_MODEL_LEN - 6, 50, 6), (4, 1, 1)])
+def test_the_models_limit_or_its_own_ends_it(engine: Harness, length: int, max_tokens: int, tokens: int) -> None:
+    result = engine.run(prompt(length), max_tokens=max_tokens, ignore_eos=True)
+    assert len(result.token_ids) == tokens
     assert result.finish is FinishReason.LENGTH
 
 
@@ -341,18 +334,6 @@ def test_snapshots_follow_the_steps(engine: Harness) -> None:
     assert all(snapshot.step_duration_ns > 0 for snapshot in snapshots)
     steps = [event.step for event in engine.events[since:] if isinstance(event, EngineStepped) and event.outputs]
     assert steps == list(range(steps[0], steps[0] + 20))
-
-
-def test_running_and_waiting_come_in_the_engines_order(engine: Harness) -> None:
-    since = len(engine.events)
-    names = [engine.add(prompt(10), max_tokens=30, ignore_eos=True) for _ in range(MAX_SEQUENCES + 4)]
-    for name in names:
-        engine.finish(name)
-    snapshots = [snapshot for snapshot in engine.snapshots(since) if snapshot.waiting]
-    assert any(len(snapshot.running) == MAX_SEQUENCES for snapshot in snapshots)
-    for snapshot in snapshots:
-        order = [names.index(status.sequence) for status in (*snapshot.running, *snapshot.waiting)]
-        assert order == sorted(order)
 
 
 # Pressure
