@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import msgspec
 import pytest
 from millrace.contracts.broker import AskForMove, BidRefusal, LoadReported, LoadsReported, MoveBid, MoveReason
 from millrace.contracts.kv import KvRefusal
@@ -45,13 +44,6 @@ def test_delay_moves_what_shortens_the_sum_of_times():
     world.run(10_000)
     assert len(world.instances["b"].sequences) == 3  # five against three are 25 % above the mean, and stay
     assert all(bid.rest_ns > 0 for bid in world.bodies(MoveBid))
-
-
-def test_delay_does_not_balance_what_is_about_to_end():
-    ending = {f"ar{i}.0": FakeSequence(prompt=1_000, output=10, expected=40, final=40) for i in range(8)}
-    world = BrokerWorld(FakeInstance("a", sequences=ending), FakeInstance("b"), policy="delay")
-    world.run(3_000)
-    assert world.moves == []
 
 
 def test_policy_none_still_drains_but_balances_nothing():
@@ -103,37 +95,11 @@ def test_a_sequence_that_outgrows_its_stage_goes_to_the_next_one():
     assert 2 * SECOND < at_ns - START_NS < 4 * SECOND
 
 
-def test_with_a_hysteresis_it_goes_when_it_is_well_past_the_boundary():
-    fences = {"hysteresis": 1.5}
-    world = BrokerWorld(filled("a", 1, 700), FakeInstance("c"), reasons=STANDING, fences=fences)
-    world.set_plan(plan((0, ["a"]), (1_000, ["c"])))
-    world.run(15_000)
-    # Without a prediction it goes when it is half as long again: 790 tokens more at 100 a second.
-    assert 7 * SECOND < world.moves[0][0] - START_NS < 9 * SECOND
-
-
-def test_with_a_hysteresis_a_prediction_lets_it_go_at_the_boundary_or_keeps_it():
-    going = FakeSequence(prompt=995, expected=2_000)
-    ending = FakeSequence(prompt=995, expected=300)
-    source = FakeInstance("a", sequences={"g.0": going, "e.0": ending})
-    world = BrokerWorld(source, FakeInstance("c"), reasons=STANDING, fences={"hysteresis": 1.5})
-    world.set_plan(plan((0, ["a"]), (1_000, ["c"])))
-    world.run(1_500)
-    assert [sequence for _, sequence, _, _ in world.moves] == ["g.0"]
-
-
 def test_a_sequence_that_has_moved_is_not_offered_again_on_the_word_of_an_old_snapshot():
     world = BrokerWorld(filled("a", 6, 4_000), FakeInstance("b"), reasons=STANDING, tick_ms=10)
     world.set_plan(plan((0, ["a"]), (1_000, ["b"])))
     world.run(3_000)
     assert sorted(sequence for _, sequence, _, _ in world.moves) == [f"ar{index}.0" for index in range(6)]
-
-
-def test_nobody_is_moved_down_when_a_boundary_rises():
-    world = BrokerWorld(FakeInstance("a"), filled("c", 3, 500), reasons=STANDING)
-    world.set_plan(plan((0, ["a"]), (1_000, ["c"])))
-    world.run(4_000)
-    assert world.moves == []
 
 
 def test_a_stage_that_lost_everybody_is_covered_by_the_next_longer_one():
@@ -160,15 +126,6 @@ def test_a_drain_goes_before_balance_and_uses_the_own_stage_first():
     assert reasons(world) == {"drain"}
 
 
-def test_memory_that_will_run_short_sends_somebody_away_before_it_does():
-    crowded = filled("a", 4, 400, expected=2_000)
-    crowded.blocks = 160  # 40 blocks each now, and growing by 6 a second
-    world = BrokerWorld(crowded, FakeInstance("b"), policy="delay", reasons=[MoveReason.MEMORY])
-    world.run(4_000)
-    assert reasons(world) == {"memory"}
-    assert world.moves
-
-
 MEMORY = [MoveReason.MEMORY]
 
 
@@ -179,7 +136,7 @@ def crowded(blocks: int, **fields: int) -> FakeInstance:
     return instance
 
 
-@pytest.mark.parametrize("policy", [EAGER, "none"])
+@pytest.mark.parametrize("policy", [EAGER, "delay", "none"])
 def test_a_risk_of_running_short_sends_somebody_away_whatever_the_policy_forecasts(policy):
     world = BrokerWorld(crowded(150, token_ns=10 * MS), FakeInstance("b"), policy=policy, reasons=MEMORY)
     world.run(500)
@@ -362,54 +319,13 @@ def test_the_order_tells_stage_length_rest_bids_and_why():
 # Candidates and bids
 
 
-def test_an_ask_goes_to_three_candidates_at_most():
-    others = [FakeInstance(f"b{index}") for index in range(20)]
-    world = BrokerWorld(filled("a", 4, 1_000), *others)
-    world.run(1_000)
-    first = world.bodies(AskForMove)[0].ask
-    assert sum(body.ask == first for body in world.bodies(AskForMove)) == 3
-
-
-def test_candidates_are_those_that_carry_little():
+def test_candidates_are_the_three_that_carry_least():
     others = [filled(f"b{index}", 6 - index, 900) for index in range(6)]
     world = BrokerWorld(filled("a", 30, 900), *others)
     world.run(600)
     first = world.bodies(AskForMove)[0].ask
     asked = {s.rpartition(".")[2] for _, s, _, body in world.said if isinstance(body, AskForMove) and body.ask == first}
     assert asked == {"b3", "b4", "b5"}
-
-
-def test_who_has_no_room_bids_nothing():
-    full = FakeInstance("b", blocks=64)
-    world = BrokerWorld(filled("a", 4, 1_000), full)
-    world.run(2_000)
-    assert {body.refusal for body in world.bodies(MoveBid)} == {BidRefusal.NO_ROOM}
-    assert world.moves == []
-
-
-def test_a_draining_instance_is_not_asked():
-    world = BrokerWorld(filled("a", 4, 1_000), FakeInstance("b", draining=True))
-    world.run(2_000)
-    assert world.bodies(AskForMove) == []
-
-
-def test_an_instance_whose_load_is_not_heard_is_not_asked():
-    world = BrokerWorld(filled("a", 4, 1_000), FakeInstance("b"))
-    world.kill("b")
-    world.run(2_000)
-    before = len(world.bodies(AskForMove))
-    world.run(5_000)
-    assert len(world.bodies(AskForMove)) == before
-
-
-def test_who_was_refused_is_left_alone_longer_each_time():
-    world = BrokerWorld(filled("a", 1, 2_000), FakeInstance("b", blocks=32), reasons=STANDING)
-    world.set_plan(plan((0, ["a"]), (1_000, ["b"])))
-    world.run(10_000)
-    asked_ns = [at_ns for at_ns, _, _, body in world.said if isinstance(body, AskForMove)]
-    gaps = [later - sooner for sooner, later in pairwise(asked_ns)]
-    assert len(asked_ns) <= 8
-    assert gaps[-1] > gaps[0]
 
 
 # Bids and awards
@@ -487,14 +403,6 @@ def test_a_refusal_that_concerns_the_sequence_ends_the_ask():
     assert world.open("a", "out") == {}
 
 
-def test_the_moves_of_what_came_are_known_where_it_came_to():
-    world = BrokerWorld(filled("a", 6, 1_000), FakeInstance("b"))
-    world.run(3_000)
-    moved = world.moves[0][1]
-    histories = world.brokers["b"]._owns["b"].sequences.histories
-    assert histories[moved].balance_moves == 1
-
-
 # Why nothing moves
 
 
@@ -564,14 +472,6 @@ def test_an_ask_of_another_model_or_of_its_own_instance_gets_no_bid(changes):
     sender = "broker-b" if changes.get("source") == "b" else "broker-a"
     heard(world, "ask.m.b", ask_of(**changes), sender)
     assert [body.refusal for body in world.bodies(MoveBid)] == [BidRefusal.INVALID]
-
-
-def test_a_load_with_more_free_blocks_than_there_are_is_counted_and_not_believed():
-    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"))
-    load = msgspec.structs.replace(loads(world, "b")[-1], blocks_free=99, blocks_total=10)
-    before = world.refused("a").get("load", 0)
-    heard(world, "load.m.unplanned", LoadsReported(loads=[load]), "broker-b")
-    assert world.refused("a")["load"] == before + 1
 
 
 def test_a_bid_of_somebody_who_was_not_asked_is_refused():

@@ -82,13 +82,6 @@ def test_it_is_frozen_while_the_bus_is_away():
     assert len(told(world)) > rounds
 
 
-def test_every_broker_uses_the_boundary_that_it_heard():
-    world = staged()
-    world.run(6_000)
-    lengths = {name: world.brokers[name].snapshot()["boundaries"] for name in "abc"}
-    assert lengths["a"] == lengths["b"] == lengths["c"] == {"m/s0": told(world)[-1].length}
-
-
 def test_a_plan_with_other_cuts_voids_it():
     world = staged()
     world.run(4_000)

@@ -122,17 +122,6 @@ def test_two_keepers_that_crossed_are_believed_again_when_they_cross_no_more():
 # Any bytes and any numbers
 
 
-@pytest.mark.parametrize("kind", TOLD)
-def test_a_message_with_a_field_of_another_type_never_reaches_the_actor(kind: type[Body]):
-    body = next(absurd(kind, Random(1)))
-    fields = msgspec.msgpack.decode(encode(body))
-    for name in kind.__struct_fields__:
-        with pytest.raises(MalformedMessage):
-            decode(msgspec.msgpack.encode({**fields, name: {"of": "another type"}}))
-    with pytest.raises(MalformedMessage):
-        decode(encode(body)[:-1])
-
-
 INTEGERS = (-(2**63), -1, 0, 1, 1, 1, 1, 2, 7, 100, 2**31, 2**40, 2**62, 2**63 - 1)
 NUMBERS = (float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 1e308)
 NAMES = ("a", "b", "c", "", "d", "m", "s0", "s1", "s2", "ar0.0", "ar1.0", "br0.0", "feed", "no.where")
@@ -199,7 +188,7 @@ def test_a_number_that_cannot_be_never_reaches_the_actor(kind: type[Any], field:
         decode(encode(wrong))
 
 
-@pytest.mark.parametrize("policy", [EAGER, "delay", "none"])
+@pytest.mark.parametrize("policy", [EAGER, "delay"])
 def test_any_names_and_numbers_of_a_known_broker_end_no_broker_and_move_no_request_that_stays(policy: str):
     """Its instance's own requests stay: the fuzzer speaks for b, of anything."""
     world = BrokerWorld(filled("a", 4, 100), filled("b", 4, 100), FakeInstance("c"), policy=policy, reasons=["balance"])
