@@ -29,7 +29,7 @@ from millrace.contracts.worker import (
     SubmitSequence,
 )
 
-from services.ingress.calls.messages import CallAbandoned, CompleteCall, FailCall, RefuseCall
+from services.ingress.calls.messages import AcceptCall, CallAbandoned, CompleteCall, DeliverDeltas, FailCall, RefuseCall
 from services.ingress.sequence import OpenSequence
 from tests.unit.ingress_core import EOS, MILLISECOND, Bench, instance_of
 
@@ -46,6 +46,8 @@ class Profile:
     repeat: float
     death: float
     brought: int  # tokens of what it brought that a target can resend, at most
+    stream: bool = True
+    stop: tuple[str, ...] = ()
 
 
 @dataclass
@@ -102,13 +104,17 @@ class World:
     decoded: dict[tuple[str, int, int], Held] = field(default_factory=dict)
     epochs: dict[int, str] = field(default_factory=dict)
     ends: list[str] = field(default_factory=list)
+    accepted: int = 0
+    shown: str = ""
+    told: int = 0  # tokens
     finished: list[RequestFinished] = field(default_factory=list)
     healed: bool = False
 
     def __post_init__(self) -> None:
         self.bench = Bench(instances=3)
         self.workers = {name: Worker(name) for name in self.bench.incarnations}
-        out = self.bench.call(sampling=Sampling(max_tokens=TOKENS_MAX))
+        given = {"stream": self.profile.stream, "stop": [*self.profile.stop]}
+        out = self.bench.call(sampling=Sampling(max_tokens=TOKENS_MAX), **given)
         self.sequence: OpenSequence = self.bench.actor.state.sequences[SEQUENCE]
         self._route(out)
 
@@ -153,6 +159,11 @@ class World:
                     self.finished.append(body)
                 case Reply(body=EpochAllotted() as body):
                     self._fly(lambda body=body: self._allotted(body))
+                case AcceptCall():
+                    self.accepted += 1
+                case DeliverDeltas():
+                    self.shown += "".join(delta.text for delta in effect.deltas)
+                    self.told += sum(delta.tokens for delta in effect.deltas)
                 case CompleteCall() | FailCall() | RefuseCall():
                     self.ends.append(type(effect).__name__)
 

@@ -1,15 +1,14 @@
 """Migration at ingress: who owns a sequence that moves, whatever is lost, late or repeated."""
 
 import pytest
-from millrace.actor.effects import RecordSpan
 from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned, TokensResent
 from millrace.contracts.leases import KvRefused
 from millrace.contracts.local import BusDisconnected, RequestFailure
 from millrace.contracts.migration import AllotEpoch
 from millrace.contracts.observers import RequestFinished
-from millrace.contracts.worker import CancelSequence, ResendTokens
+from millrace.contracts.worker import ResendTokens
 
-from services.ingress.calls.messages import CallAbandoned, CompleteCall, FailCall, Usage
+from services.ingress.calls.messages import CallAbandoned, CompleteCall, Usage
 from services.ingress.dispatch.prefix_blocks import HOLDER_STRIDE, PromptBlocks
 from services.ingress.lifecycle import SequencePhase
 from tests.unit.ingress_core import chunk, ids
@@ -41,17 +40,13 @@ def resent(text: str, first_index: int) -> TokensResent:
 # Allotting.
 
 
-def test_the_epoch_allotted_is_above_every_one_in_use_and_the_owner_stays():
-    bench = moving()
-    assert bench.owner == (bench.source, 0)
-    bench.tokens(bench.source, chunk("d", 3))
-    assert bench.text() == "abcd"
-
-
-def test_the_same_migration_is_told_the_same_epoch_again():
+def test_a_migration_is_told_its_epoch_as_often_as_it_asks_and_the_owner_stays():
     bench = moving()
     assert bench.allot() == 1
     assert bench.outcomes() == {}
+    bench.tokens(bench.source, chunk("d", 3))
+    assert bench.owner == (bench.source, 0)
+    assert bench.text() == "abcd"
 
 
 def test_a_second_allotment_voids_the_first_and_its_target_is_told():
@@ -59,17 +54,11 @@ def test_a_second_allotment_voids_the_first_and_its_target_is_told():
     assert bench.allot("m2", target=bench.third) == 2
     assert bench.cancels() == [(bench.target, 1)]
     assert bench.outcomes() == {"replaced": 1}
+    assert isinstance(bench.ask("m"), KvRefused), "late"
     bench.moved(3, epoch=1)
     assert bench.owner == (bench.source, 0)
     bench.moved(3, epoch=2, instance=bench.third)
     assert bench.owner == (bench.third, 2)
-
-
-def test_a_void_migrations_late_question_is_refused():
-    bench = moving()
-    bench.allot("m2", target=bench.third)
-    assert isinstance(bench.ask("m"), KvRefused)
-    assert bench.allot("m2", target=bench.third) == 2
 
 
 def test_what_cannot_move_is_refused():
@@ -124,13 +113,6 @@ def test_the_targets_word_makes_it_the_owner_and_the_source_lets_go_at_its_migra
     assert (bench.metrics.migration_gap.count, bench.metrics.gap.count) == (1, 0)
 
 
-def test_books_and_acknowledgements_follow_the_owner():
-    bench = moved()
-    assert list(bench.actor.state.owned) == [bench.target]
-    bench.tokens(bench.target, chunk("$", 3, epoch=1, finish=STOP))
-    assert bench.actor.state.acknowledge == {bench.target: [("r.0", 1)]}
-
-
 def test_who_has_its_prompt_now_is_asked_about_its_next_turn():
     bench = moving()
     prompt = list(range(HOLDER_STRIDE * 16))
@@ -139,56 +121,6 @@ def test_who_has_its_prompt_now_is_asked_about_its_next_turn():
     holders.note(blocks, bench.source)
     bench.moved(3)
     assert holders.find(PromptBlocks([*prompt, 1, 2, 3], 16), {bench.source, bench.target}) == bench.target
-
-
-def test_tokens_of_the_source_that_were_lost_come_from_the_target():
-    bench = moving()
-    bench.moved(5)
-    assert bench.question() == (bench.target, ResendTokens(sequence="r.0", epoch=1, from_index=3))
-    bench.tell(chunk("def", 3, epoch=1))
-    assert bench.text() == "abcdef"
-
-
-def test_a_chunk_before_the_word_is_proven_first():
-    bench = moving()
-    bench.tokens(bench.source, chunk("d", 3))
-    bench.tokens(bench.target, chunk("e", 4, epoch=1))
-    assert bench.owner == (bench.source, 0)
-    assert bench.question() == (bench.target, ResendTokens(sequence="r.0", epoch=1, from_index=3))
-    bench.tell(chunk("def", 3, epoch=1))
-    assert bench.owner == (bench.target, 1)
-    assert bench.text() == "abcdef"
-    assert bench.outcomes() == {"moved": 1}
-
-
-def test_the_word_after_a_chunk_settles_it_at_once():
-    bench = moving()
-    bench.tokens(bench.target, chunk("d", 3, epoch=1))
-    (question,) = bench.asked(ResendTokens)
-    bench.moved(3)
-    assert bench.owner == (bench.target, 1)
-    bench.tokens(bench.target, chunk("e", 4, epoch=1))
-    bench.tell(chunk("de", 3, epoch=1))  # the newest question is the gap's, not the proof's
-    assert bench.asked(ResendTokens)[-1] is not question
-    bench.reply(question, resent("zz", 3))
-    assert bench.text() == "abcde"
-
-
-def test_the_word_once_more_changes_nothing():
-    bench = moved()
-    bench.tokens(bench.target, chunk("d", 3, epoch=1))
-    before = len(bench.effects)
-    bench.moved(3)
-    assert len(bench.effects) == before
-    assert bench.owner == (bench.target, 1)
-
-
-def test_a_target_that_ends_before_its_word_came_ends_the_call():
-    bench = moving()
-    bench.tokens(bench.target, chunk("$", 4, epoch=1, finish=STOP))
-    bench.tell(chunk("d$", 3, epoch=1, finish=STOP))
-    assert bench.text() == "abcd"
-    assert len(bench.made(CompleteCall)) == 1
 
 
 # The source goes on.
@@ -207,35 +139,6 @@ def test_a_source_that_thawed_and_went_on_keeps_it():
     assert bench.outcomes() == {"stayed": 1}
 
 
-def test_other_tokens_of_the_target_as_many_as_the_sources_are_never_taken():
-    bench = moving()
-    bench.tokens(bench.source, chunk("de", 3))  # frozen after d, thawed, went on with e; the target with x
-    bench.tokens(bench.target, chunk("y", 5, epoch=1))
-    bench.tell(chunk("dxy", 3, epoch=1))
-    assert bench.owner == (bench.source, 0)
-    assert bench.cancels() == [(bench.target, 1)]
-    assert bench.text() == "abcde"
-    assert bench.outcomes() == {"stayed": 1}
-
-
-def test_the_sources_tokens_after_the_switch_are_void_and_cancelled_in_its_own_epoch():
-    bench = moved()
-    bench.tokens(bench.target, chunk("d", 3, epoch=1))
-    bench.tokens(bench.source, chunk("xyz", 3))
-    assert bench.text() == "abcd"
-    assert bench.cancels() == [(bench.source, 0)]
-
-
-def test_a_source_that_ends_it_in_the_middle_of_a_migration_has_the_target_told():
-    bench = moving()
-    bench.tokens(bench.source, chunk("d$", 3, finish=STOP))
-    assert bench.cancels() == [(bench.target, 1)]
-    assert bench.outcomes() == {"ended": 1}
-    bench.moved(3)
-    assert bench.cancels() == [(bench.target, 1)] * 2
-    assert len(bench.made(CompleteCall)) == 1
-
-
 def test_a_client_that_leaves_in_the_middle_of_a_migration_leaves_both():
     bench = moving()
     bench.send(CallAbandoned(request="r", reason="disconnected"))
@@ -243,6 +146,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_migration_leaves_both():
     bench.tokens(bench.target, chunk("d", 3, epoch=1))
     assert bench.cancels()[-1] == (bench.target, 1)
     assert [f.outcome for f in bench.sent(RequestFinished)] == ["cancelled"]
+    assert bench.outcomes() == {"ended": 1}
 
 
 # Deaths.
@@ -261,27 +165,6 @@ def test_a_source_that_dies_leaves_it_to_a_target_that_has_it():
     (finished,) = bench.sent(RequestFinished)
     assert (finished.migrations, finished.continuations) == (1, 0)
     assert bench.outcomes() == {"rescued": 1}
-
-
-def test_a_source_that_only_seemed_lost_is_left_alone_while_the_target_may_read_from_it():
-    bench = moving()
-    bench.pass_time(1.75, alive=(bench.target, bench.third))
-    assert bench.sequence.phase is SequencePhase.VERIFYING
-    bench.tell(chunk("d", 3, epoch=1))
-    assert bench.cancels() == []
-    bench.summary(bench.source)
-    bench.tokens(bench.source, chunk("x", 3))
-    assert bench.cancels() == [(bench.source, 0)]
-    assert bench.text() == "abcd"
-
-
-def test_the_word_settles_it_while_a_dead_sources_target_is_asked():
-    bench = moving()
-    bench.die(bench.source)
-    bench.moved(4)
-    assert bench.owner == (bench.target, 1)
-    bench.tell(chunk("de", 3, epoch=1))
-    assert bench.text() == "abcde"
 
 
 def test_a_source_that_dies_before_the_commit_is_continued_above_the_allotted_epoch():
@@ -323,63 +206,25 @@ def test_a_target_that_does_not_answer_for_a_dead_source_costs_a_recompute():
     assert bench.placed()[-1] == (bench.third, 2)
 
 
-def test_a_target_that_dies_has_the_source_asked_at_once():
+def hands_back(bench: MoveBench) -> None:
+    back = ReturnReason.ENGINE_DIED
+    bench.send(SequencesReturned(instance=bench.target, incarnation=1, reason=back, sequences=[("r.0", 1)]))
+
+
+@pytest.mark.parametrize(
+    "lose", [lambda bench: bench.die(bench.target), lambda bench: bench.come_back(bench.target), hands_back]
+)
+def test_a_target_that_is_lost_has_the_source_asked_at_once(lose):
     bench = moving()
-    bench.die(bench.target)
+    lose(bench)
     assert bench.owner == (bench.source, 0)
     assert bench.question() == (bench.source, ResendTokens(sequence="r.0", epoch=0, from_index=3))
     bench.tell(chunk("d", 3))
     assert bench.text() == "abcd"
     assert bench.outcomes() == {"lost": 1}
-
-
-def test_a_target_that_dies_after_the_source_let_go_is_continued_elsewhere():
-    bench = moving()
-    bench.die(bench.target)
-    bench.tell(None)
-    assert bench.placed()[-1] == (bench.third, 2)
-
-
-@pytest.mark.parametrize("first", ["source", "target"])
-def test_when_both_die_it_goes_on_at_a_third(first):
-    bench = moving()
-    order = [bench.source, bench.target] if first == "source" else [bench.target, bench.source]
-    for instance in order:
-        bench.die(instance)
-    assert bench.placed()[1:] == [(bench.third, 2)]
-    bench.accept()
-    bench.tokens(bench.third, chunk("d$", 3, epoch=2, finish=STOP))
-    assert bench.text() == "abcd"
-    assert [f.outcome for f in bench.sent(RequestFinished)] == ["completed"]
-
-
-def test_when_all_die_it_fails_once():
-    bench = moving()
-    for instance in (bench.source, bench.third, bench.target):
-        bench.die(instance)
-    bench.pass_time(130, alive=())
-    assert len(bench.made(FailCall)) == 1
-    assert not bench.actor.state.calls
-
-
-def test_a_restarted_target_has_nothing():
-    bench = moving()
-    bench.incarnations[bench.target] = bench.now_ns + 1
-    bench.summary(bench.target)
-    assert bench.sequence.grant is None
-    assert bench.owner == (bench.source, 0)
-    bench.moved(3)
-    assert bench.owner == (bench.source, 0)
-    assert bench.cancels()[-1] == (bench.target, 1)
-
-
-def test_a_target_that_hands_it_back_before_its_word_came_has_the_source_asked():
-    bench = moving()
-    bench.send(
-        SequencesReturned(instance=bench.target, incarnation=1, reason=ReturnReason.ENGINE_DIED, sequences=[("r.0", 1)])
-    )
-    assert bench.owner == (bench.source, 0)
-    assert bench.question()[0] == bench.source
+    bench.moved(4)
+    assert bench.owner == (bench.source, 0), "its late word changes nothing"
+    assert bench.cancels() == [(bench.target, 1)] * 2
 
 
 def test_a_source_that_says_that_it_has_forgotten_it_leaves_it_to_the_target():
@@ -466,21 +311,6 @@ def test_it_moves_twice_and_late_words_of_the_middle_one_change_nothing():
     assert finished.instances == [bench.source, bench.target, bench.third]
 
 
-def test_it_moves_there_and_back_and_the_first_stay_is_void():
-    bench = moved()
-    bench.tokens(bench.target, chunk("d", 3, epoch=1))
-    assert bench.allot("m2", source=bench.target, target=bench.source, epoch=1) == 2
-    bench.moved(4, epoch=2, instance=bench.source)
-    assert bench.owner == (bench.source, 2)
-    bench.tokens(bench.source, chunk("x", 3))  # of its first stay, late
-    bench.tokens(bench.target, chunk("y", 4, epoch=1))
-    bench.tokens(bench.source, chunk("e$", 4, epoch=2, finish=STOP))
-    assert bench.text() == "abcde"
-    assert all(epoch < 2 for _, epoch in bench.cancels())
-    (finished,) = bench.sent(RequestFinished)
-    assert (finished.migrations, finished.instances) == (2, [bench.source, bench.target])
-
-
 def test_a_second_migration_before_the_first_is_settled_is_refused_and_hastens_it():
     bench = moving()
     refused = bench.ask("m2", source=bench.target, target=bench.third, epoch=1)
@@ -488,15 +318,6 @@ def test_a_second_migration_before_the_first_is_settled_is_refused_and_hastens_i
     bench.tell(chunk("d", 3, epoch=1))
     assert bench.owner == (bench.target, 1)
     assert bench.allot("m2", source=bench.target, target=bench.third, epoch=1) == 2
-
-
-def test_a_continuation_after_a_migration_takes_an_epoch_above():
-    bench = moved()
-    bench.tokens(bench.target, chunk("d", 3, epoch=1))
-    bench.die(bench.target)
-    assert bench.placed()[-1][1] == 2
-    request, _ = bench.last_submission()
-    assert request.body.output_token_ids == ids("abcd")
 
 
 def test_each_choice_moves_on_its_own():
@@ -514,21 +335,6 @@ def test_each_choice_moves_on_its_own():
 # What else follows from the log.
 
 
-def test_a_stop_string_spans_the_move():
-    bench = moving(stop=["cde"])
-    bench.moved(3)
-    bench.tokens(bench.target, chunk("def", 3, epoch=1))
-    assert bench.text() == "ab"
-    assert bench.sent(CancelSequence)[-1].epoch == 1
-    assert len(bench.made(CompleteCall)) == 1
-
-
-def test_a_moved_sequence_that_goes_silent_is_asked_about_at_its_target():
-    bench = moved()
-    bench.pass_time(3)
-    assert bench.question() == (bench.target, ResendTokens(sequence="r.0", epoch=1, from_index=3))
-
-
 def test_a_moved_sequence_stalls_like_a_stream_not_like_a_queue():
     bench = moved()
     for _ in range(33):
@@ -537,21 +343,6 @@ def test_a_moved_sequence_stalls_like_a_stream_not_like_a_queue():
             if question.correlation in bench.actor.state.pending:
                 bench.reply(question, resent("", 3))
     assert bench.metrics.continuations.counts == {("stalled",): 1}
-
-
-def test_the_trace_links_the_move_to_the_placement_before():
-    bench = moving(traceparent=TRACED)
-    answer = bench.ask()
-    bench.moved(3)
-    bench.die(bench.target)
-    bench.accept()
-    spans = {span.name: span for span in bench.made(RecordSpan)}
-    move, dispatch = spans["move"], spans["dispatch"]
-    assert move.traceparent == answer.traceparent
-    assert move.links == [dispatch.traceparent]
-    assert move.attributes["source"] == bench.source
-    assert move.attributes["instance"] == bench.target
-    assert spans["continuation"].links == [move.traceparent]
 
 
 def test_a_chunk_of_an_epoch_that_was_never_given_out_ends_nothing():
