@@ -2,8 +2,7 @@
 
 import msgspec
 import pytest
-from millrace.actor.effects import Log, RecordSpan, Reply, Stop, Subscribe, WatchKeys
-from millrace.actor.errors import ConfigError
+from millrace.actor.effects import Log, RecordSpan, Reply, Stop
 from millrace.contracts.ingress import FindRequests, FinishReason, RequestsFound, TokenLogprobs
 from millrace.contracts.local import BucketReady, RequestFailure, StopRequested
 from millrace.contracts.message import ErrorReply
@@ -16,6 +15,7 @@ from millrace.contracts.worker import (
     RefusalReason,
     Sampling,
     SequenceRefused,
+    StructuredOutput,
     SubmitSequence,
 )
 
@@ -30,9 +30,22 @@ from services.ingress.calls.messages import (
     RefuseCall,
     Usage,
 )
-from services.ingress.config import DispatchConfig, IngressConfig, LimitsConfig, TaggingConfig
+from services.ingress.config import IngressConfig, LimitsConfig, TaggingConfig
+from services.ingress.dispatch.tag_client import PROMPT_HEAD_MAX, tag_request
 from tests.testbed.messages import plain
-from tests.unit.ingress_core import MODEL, NO_TAG, PLAIN, SECOND, START, Bench, chunk, ids, instance_of, running
+from tests.unit.ingress_core import (
+    MODEL,
+    NO_TAG,
+    PLAIN,
+    SECOND,
+    START,
+    Bench,
+    chunk,
+    ids,
+    instance_of,
+    make_call,
+    running,
+)
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -45,30 +58,6 @@ def config(**fields) -> IngressConfig:
 def refusal(bench: Bench) -> RefuseCall:
     (only,) = bench.made(RefuseCall)
     return only
-
-
-def test_it_starts_by_listening_watching_and_saying_that_it_is_there():
-    bench = Bench(instances=0)
-    effects = bench.actor.start(START)
-    assert {e.subject for e in effects if isinstance(e, Subscribe)} == {
-        "mr.local.tokens.ingress-0",
-        "mr.local.returned.ingress-0",
-        "mr.local.epoch.ingress-0",
-        "mr.local.moved.ingress-0",
-        "mr.local.replicated.ingress-0",
-        "mr.local.find",
-        "mr.local.summary.*.*",
-        "mr.local.presence.worker.*",
-        "mr.local.presence.supervisor.*",
-        "mr.local.boundary.*.*",
-    }
-    assert {e.bucket for e in effects if isinstance(e, WatchKeys)} == {"plan", "instance", "cascade"}
-    bench.pass_time(3)
-    beats = bench.sent(ServicePresence)
-    assert [b.at_ns for b in beats] == [START + s * SECOND for s in (1, 2, 3)]
-    assert {(b.role, b.name, b.incarnation, b.url, b.state) for b in beats} == {
-        ("ingress", "ingress-0", 7, "http://127.0.0.1:8000", PresenceState.ALIVE)
-    }
 
 
 def test_a_call_is_submitted_accepted_streamed_completed_and_acknowledged():
@@ -207,9 +196,10 @@ def test_a_stop_string_cuts_the_logprobs_too():
     assert [p.token for p in bench.made(DeliverDeltas)[-1].deltas[-1].logprobs] == ["a", "b", "c"]
 
 
-def test_more_tokens_than_were_asked_for_are_not_taken():
+@pytest.mark.parametrize("text", ["abc", "abcde"])
+def test_the_bound_of_tokens_ends_a_sequence_without_its_engines_word_and_no_more_are_taken(text):
     bench, instance = running(sampling=Sampling(max_tokens=3))
-    bench.tokens(instance, chunk("abcde"))
+    bench.tokens(instance, chunk(text))
     assert bench.text() == "abc"
     assert bench.made(DeliverDeltas)[-1].deltas[-1].finish_reason == "length"
     assert bench.sent(CancelSequence)
@@ -307,8 +297,8 @@ def test_a_model_without_any_planned_instance_is_refused_at_once_and_one_that_wa
     bench.pass_time(0.2, alive=())
     assert refusal(bench).kind is RefusalKind.NO_INSTANCE
     assert not bench.submissions()
-    bench = Bench(instances=0)
-    bench.plan()  # all that it named have died: one may be back soon
+    bench = Bench()
+    bench.plan()  # the last instance is being restarted, and the plan is empty by then
     bench.call("c")
     assert not bench.made(RefuseCall)
 
@@ -341,15 +331,6 @@ def test_a_call_waits_for_the_plans_of_a_store_that_lost_its_leader_as_its_serve
     bench.call()
     assert not bench.made(RefuseCall)
     bench.plan("w0")
-    bench.summary_at["w0"], bench.incarnations["w0"] = 0, 1
-    bench.summary("w0")
-    assert bench.last_submission()[1] == "w0"
-
-
-def test_a_waiting_call_goes_to_the_first_instance_that_comes():
-    bench = Bench(instances=0)
-    bench.plan("w0")
-    bench.call()
     bench.summary_at["w0"], bench.incarnations["w0"] = 0, 1
     bench.summary("w0")
     assert bench.last_submission()[1] == "w0"
@@ -447,15 +428,6 @@ def test_an_instance_without_a_subscription_gets_nothing_until_it_is_heard_again
     assert bench.actor.snapshot()["instances"][gone]["usable"]
 
 
-def test_an_answer_of_an_earlier_epoch_changes_nothing():
-    bench = Bench()
-    bench.call()
-    first, _ = bench.last_submission()
-    bench.fail(first, RequestFailure.TIMEOUT)
-    bench.accept(first)
-    assert not bench.made(AcceptCall)
-
-
 # Tags.
 
 
@@ -478,29 +450,39 @@ def test_the_tag_is_asked_first_and_travels_with_the_sequence_and_the_outcome():
     assert bench.sent(RequestFinished)[0].predicted_output_tokens == 12.4
 
 
+def test_a_taggers_question_says_what_may_tell_the_length():
+    sampling = Sampling(
+        max_tokens=100,
+        stop_token_ids=[9],
+        min_tokens=5,
+        presence_penalty=0.5,
+        repetition_penalty=1.25,
+        structured=StructuredOutput(regex="[0-9]+"),
+    )
+    call = make_call(key="team", n=2, stop=["\n", "END"], sampling=sampling, prompt_head="p" * 5000)
+    asked = tag_request(call, 3)
+    assert (asked.key, asked.n, asked.prompts, asked.stops, asked.min_tokens) == ("team", 2, 1, 3, 5)
+    assert (asked.penalties, asked.structured) == (0.75, "regex")
+    assert len(asked.prompt) == PROMPT_HEAD_MAX
+
+
 @pytest.mark.parametrize(
-    "tag",
+    ("tag", "length"),
     [
-        LengthTag(request="r"),
-        LengthTag(request="r", mean=float("nan")),
-        LengthTag(request="r", mean=float("inf")),
-        LengthTag(request="r", mean=-3.0),
-        LengthTag(request="another", mean=3.0),
-        ErrorReply(reason="overloaded"),
+        (LengthTag(request="r"), None),
+        (LengthTag(request="r", mean=float("nan")), None),
+        (LengthTag(request="r", mean=float("inf")), None),
+        (LengthTag(request="r", mean=-3.0), None),
+        (LengthTag(request="another", mean=3.0), None),
+        (ErrorReply(reason="overloaded"), None),
+        (LengthTag(request="r", mean=1e300), 50),
     ],
 )
-def test_a_tag_that_says_nothing_sensible_is_an_unknown_length(tag):
+def test_a_tag_that_says_nothing_sensible_is_an_unknown_length_and_none_is_beyond_the_bound(tag, length):
     bench = tagged_bench()
     bench.call()
     bench.reply(bench.asked(TagRequest)[0], tag)
-    assert bench.submissions()[0].body.expected_output_tokens is None
-
-
-def test_a_tag_beyond_the_bound_is_told_to_the_engine_as_the_bound():
-    bench = tagged_bench()
-    bench.call()
-    bench.reply(bench.asked(TagRequest)[0], LengthTag(request="r", mean=1e300))
-    assert bench.submissions()[0].body.expected_output_tokens == 50
+    assert bench.submissions()[0].body.expected_output_tokens == length
 
 
 def test_a_dead_tagger_fails_no_request_and_is_left_alone_for_a_while():
@@ -666,40 +648,6 @@ def test_an_idle_ingress_stops_at_once():
 # Decisions, configuration, traces.
 
 
-def test_a_decision_is_published_with_scores_and_a_reason():
-    bench = Bench()
-    bench.summary("w0", waiting_prefill_tokens=100, waiting=1)
-    bench.call()
-    (decision,) = bench.sent(DecisionMade)
-    assert (decision.kind, decision.policy, decision.chosen, decision.epoch) == (
-        "dispatch",
-        "join_shortest_queue",
-        "w1",
-        0,
-    )
-    assert [(s.name, s.score) for s in decision.scores] == [("w1", 1.0), ("w0", 0.0)]
-    assert "lowest of 2: 0 tokens" in decision.reason
-
-
-@pytest.mark.parametrize(
-    "dispatch",
-    [DispatchConfig(policy="best"), DispatchConfig(policy=PLAIN.policy, parameters={"running_weight": "heavy"})],
-)
-def test_a_wrong_policy_is_a_configuration_error(dispatch):
-    with pytest.raises(ConfigError, match="dispatch"):
-        Bench(config(dispatch=dispatch))
-
-
-def test_a_burst_does_not_herd_on_the_instance_that_looks_idle():
-    bench = Bench(instances=4)
-    for name in ("w1", "w2", "w3"):
-        bench.summary(name, running=1, running_tokens=8)  # a load of 2: w0 looks best to everybody
-    for number in range(16):
-        bench.call(f"r{number}", prompts=[[1] * 10])
-    chosen = [instance_of(s) for s in bench.submissions()]
-    assert {name: chosen.count(name) for name in bench.summary_at} == dict.fromkeys(bench.summary_at, 4)
-
-
 def test_what_is_in_flight_is_forgotten_when_summaries_know_it_or_it_ends():
     bench = Bench(instances=1)
 
@@ -784,17 +732,6 @@ def test_the_snapshot_is_made_of_plain_types():
     assert snapshot["calls"]["r"]["model"] == MODEL
 
 
-def test_a_call_waits_while_the_last_instance_is_being_restarted_though_the_plan_is_empty_by_then():
-    bench = Bench()
-    bench.plan()
-    bench.call()
-    assert not bench.made(RefuseCall)
-    bench.pass_time(9, alive=())
-    assert not bench.made(RefuseCall)
-    bench.pass_time(3, alive=())
-    assert refusal(bench).kind is RefusalKind.NO_INSTANCE
-
-
 @pytest.mark.parametrize(
     ("constraint", "detail", "shown", "param"),
     [
@@ -825,10 +762,5 @@ def test_open_requests_are_found_by_their_clients_id():
     bench.run_call("c", client_id="mine")
     [reply] = bench.send(FindRequests(client_id="mine"), reply_to="inbox")
     assert reply == Reply(to="inbox", body=RequestsFound(ingress="ingress-0", requests=["a", "c"]))
-
-
-@pytest.mark.parametrize("client_id", ["nobody's", ""])
-def test_an_ingress_without_such_a_request_says_nothing(client_id):
-    bench = Bench()
-    bench.run_call("a")
-    assert bench.send(FindRequests(client_id=client_id), reply_to="inbox") == []
+    for nobodys in ("other", ""):
+        assert bench.send(FindRequests(client_id=nobodys), reply_to="inbox") == []

@@ -5,15 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from millrace.actor.metric_set import LabelledCounter
 from millrace.contracts.plan import Plan, Stage
-from millrace.contracts.status import InstanceSummary, PresenceState, ServicePresence
-from prometheus_client import CollectorRegistry, generate_latest
+from millrace.contracts.status import InstanceSummary
 
 from services.ingress.calls import limits
 from services.ingress.calls.limits import AdmissionLimits, TokenBucket
 from services.ingress.calls.messages import KeyLimits, RefusalKind
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import LimitsConfig
-from services.ingress.metrics import IngressMetrics
 from tests.testbed.messages import plain_summary
 from tests.unit.ingress_core import SECOND, START, make_call
 
@@ -154,68 +152,7 @@ def test_a_draining_or_silent_instance_is_no_candidate_and_says_why():
     cluster.check_invariants()
 
 
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["summary", "place", "accept", "remove", "lose", "silence", "withdraw", "restart", "plan"]),
-        st.integers(0, 3),
-        st.integers(0, 5),
-    ),
-    max_size=60,
-)
-
-
-@given(steps=STEPS)
-def test_views_and_sums_are_always_what_the_facts_say(steps):
-    cluster = IngressClusterView()
-    names = [f"i{n}" for n in range(4)]
-    cluster.take_plan("m", plan(stage("s", 0, None, *names)))
-    for number, (what, which, value) in enumerate(steps):
-        now_ns = START + number
-        instance = cluster.instances[names[which]]
-        if what == "summary":
-            cluster.take_summary(
-                summary(instance.name, now_ns, incarnation=max(1, instance.member.incarnation)), now_ns
-            )
-        elif what == "restart":
-            cluster.observe_incarnation(instance.name, instance.member.incarnation + 1, now_ns)
-        elif what == "plan":
-            epoch = cluster.plans["m"].epoch + 1
-            cluster.take_plan("m", plan(stage("s", 0, None, *names[: which + 1]), epoch=epoch))
-        elif what == "lose":
-            ended = ServicePresence(
-                role="worker", name=instance.name, incarnation=0, at_ns=value, state=PresenceState.DEAD
-            )
-            cluster.take_presence(ended)
-        elif what == "silence":
-            cluster.expire(now_ns + 2 * SECOND)
-        elif what == "withdraw":
-            cluster.withdraw(instance)
-        elif what == "place":
-            instance.place(f"r{value}", value)
-        elif what == "accept":
-            instance.accept(f"r{value}")
-        else:
-            instance.remove(f"r{value}")
-        cluster.check_invariants()
-
-
 # Metrics.
-
-
-def test_a_scrape_shows_what_was_counted():
-    registry = CollectorRegistry()
-    metrics = IngressMetrics(registry)
-    metrics.ttft.observe(3_000_000)
-    metrics.ttft.observe(70 * SECOND)
-    metrics.dispatches.add("random", "w0", by=3)
-    metrics.calls_open = 4
-    text = generate_latest(registry).decode()
-    assert 'millrace_ingress_ttft_seconds_bucket{le="0.002"} 0.0' in text
-    assert 'millrace_ingress_ttft_seconds_bucket{le="0.005"} 1.0' in text
-    assert 'millrace_ingress_ttft_seconds_bucket{le="+Inf"} 2.0' in text
-    assert "millrace_ingress_ttft_seconds_sum 70.003" in text
-    assert 'millrace_ingress_dispatches_total{instance="w0",policy="random"} 3.0' in text
-    assert "millrace_ingress_calls_open 4.0" in text
 
 
 @pytest.mark.parametrize("labels", [("a",), ("a", "b")])

@@ -109,8 +109,9 @@ def test_those_beside_it_are_tried_one_at_a_time_and_only_the_guilty_one_is_refu
     assert sorted(c.request for c in bench.made(CompleteCall)) == ["a", "c"]
 
 
-def test_a_stream_that_lives_through_many_deaths_is_not_at_fault():
-    bench = bench_of(3)
+def test_a_stream_that_has_a_token_between_deaths_is_neither_at_fault_nor_given_up():
+    config = ContinuationConfig(fruitless_max=2)
+    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=PLAIN, continuation=config), instances=3)
     bench.run_call()
     for number in range(12):
         accept_all(bench)

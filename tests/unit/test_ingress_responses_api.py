@@ -342,19 +342,6 @@ def test_effort_reaches_the_template():
     assert request.texts == ["low"]
 
 
-def test_a_stream_that_fails_says_so_with_what_it_has():
-    stream = stream_of(parsed())
-    out = stream.opening() + stream.deltas([ChoiceDelta(0, "Hel", 1)], USAGE)
-    events = events_of(out + stream.failed(ApiError(503, "no instance")))
-    last = events[-1]["response"]
-    assert (events[-1]["type"], last["status"], last["error"]["message"]) == (
-        "response.failed",
-        "failed",
-        "no instance",
-    )
-    assert last["output"][0]["content"][0]["text"] == "Hel"
-
-
 def test_the_response_repeats_what_was_asked():
     answer = whole(
         "x", instructions="be brief", tools=[WEATHER], tool_choice="auto", metadata={"a": "b"}, temperature=0.5

@@ -42,16 +42,3 @@ def test_a_continuation_is_a_prefill():
     bench.tokens(other, chunk("d", 3, epoch=1))
     bench.die(other, 0)
     assert bench.last_submission()[1] == "w1"
-
-
-def test_roles_may_change_under_a_running_request():
-    bench = planned(w0=InstanceRole.DECODE, w1=InstanceRole.DECODE)
-    assert bench.run_call() == "w2"
-    stage = Stage(
-        name="s0", length_min=0, length_max=None, instances=["w0", "w1", "w2"], roles={"w2": InstanceRole.DECODE}
-    )
-    plan = Plan(model=MODEL, epoch=3, stages=[stage], coordinator="c0")
-    bench.send(KeyChanged(bucket="plan", key=MODEL, value=plan, revision=3))
-    assert bench.run_call("s") in {"w0", "w1"}
-    bench.tokens("w2", chunk("a"))
-    assert bench.text() == "a"

@@ -3,12 +3,9 @@
 from typing import Any
 
 import pytest
-from millrace.contracts.worker import RefusalReason, SequenceRefused
 
 from services.ingress.api.patterns import pattern_fault
 from services.ingress.api.unenforced import unenforced
-from services.ingress.calls.engine_errors import engine_error
-from tests.unit.ingress_core import make_call
 
 STRING, NULL = {"type": "string"}, {"type": "null"}
 
@@ -132,10 +129,3 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
 def test_a_long_pattern_is_read_in_one_pass(text: str) -> None:
     pattern_fault(text * (200_000 // len(text)))
     pattern_fault(text + "1" * 200_000)
-
-
-def test_a_workers_refusal_of_a_constraint_names_the_field() -> None:
-    detail = "The output constraint takes more than 2.0 s to compile."
-    answer = SequenceRefused(sequence="r.0", epoch=0, reason=RefusalReason.INVALID, detail=detail)
-    refusal = engine_error(make_call("r", constraint_param="response_format"), answer)
-    assert refusal == (detail, "response_format")

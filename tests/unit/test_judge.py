@@ -61,20 +61,15 @@ def test_it_shares_questions_and_says_that_it_is_there() -> None:
     assert [type(effect) for effect in again] == [Publish, StartTimer]
 
 
-def test_an_external_grade_is_the_score() -> None:
-    judge = _actor()
-    ask = _asked(_ask(judge))
-    assert json.loads(ask.bodies[0])["model"] == "grader"
-    body = ModelAnswered(correlation=ask.correlation, payloads=[_grade("64")])
-    said = _said(judge.handle(Message(body), 3_000_000))
-    assert (said.request, said.score, said.kind, said.wall_us) == ("r~1", 64.0, "external", 3_000.0)
-
-
 def test_of_several_choices_the_least_grade_counts() -> None:
-    judge = _actor()
+    registry = CollectorRegistry()
+    judge = _actor(registry)
     ask = _asked(_ask(judge, answer=["7", "8"]))
+    assert json.loads(ask.bodies[0])["model"] == "grader"
     body = ModelAnswered(correlation=ask.correlation, payloads=[_grade("64"), _grade("12")])
-    assert _said(judge.handle(Message(body), 1)).score == 12.0
+    said = _said(judge.handle(Message(body), 3_000_000))
+    assert (said.request, said.score, said.kind, said.wall_us) == ("r~1", 12.0, "external", 3_000.0)
+    assert registry.get_sample_value("millrace_judge_answers_total", {"result": "scored"}) == 1
 
 
 @pytest.mark.parametrize("text", ["very good", "NaN", ""])
@@ -136,12 +131,6 @@ def test_what_waits_at_the_end_is_answered_without_a_score() -> None:
     assert isinstance(leaving.body, ServicePresence)
     assert leaving.body.state is PresenceState.LEAVING
     assert isinstance(stop, Stop)
-
-
-def test_figures_are_shown() -> None:
-    registry = CollectorRegistry()
-    _ask(_actor(registry), answer=[])
-    assert registry.get_sample_value("millrace_judge_answers_total", {"result": "refused"}) == 1
 
 
 @pytest.mark.parametrize("fields", [{"judge": "oracle"}, {"parameters": {"x": 1}}])

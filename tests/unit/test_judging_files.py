@@ -68,15 +68,6 @@ def test_a_file_that_is_no_judge_is_refused_with_the_reason(content: bytes, reas
         read_judge(path)
 
 
-def test_a_judge_of_another_version_is_refused(tmp_path: Path) -> None:
-    _model(tmp_path / "m")
-    _train(tmp_path, _recording(tmp_path / "a.jsonl"))
-    path = tmp_path / "m" / CONFIDENCE_FILE
-    path.write_text(path.read_text().replace("millrace-judge/1", "millrace-judge/2"))
-    with pytest.raises(JudgeUnreadable, match="format millrace-judge/2"):
-        read_judge(path)
-
-
 def test_a_judge_that_is_not_better_is_not_written_unless_forced(tmp_path: Path) -> None:
     folder = _model(tmp_path / "m")
     _train(tmp_path, _recording(tmp_path / "good.jsonl"))

@@ -76,8 +76,7 @@ def test_answers_follow_from_their_prompts(prompt_part: str, task: str, right: o
 
 
 @given(st.text())
-def test_any_text_comes_back_from_the_tokenizer(text: str) -> None:
-    tokenizer = build_tokenizer()
+def test_any_text_comes_back_from_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
 
 

@@ -129,7 +129,8 @@ def test_a_request_that_states_its_length_passes_through(fields: dict) -> None:
 
 
 def test_its_error_falls_as_outcomes_come_and_a_model_takes_over_from_history() -> None:
-    talk = Talk(_actor(LEARNING))
+    registry = CollectorRegistry()
+    talk = Talk(_actor(LEARNING, metrics=TaggerMetrics(registry)))
     rng = Random(3)
     errors: list[float] = []
     for _ in range(1200):
@@ -138,17 +139,16 @@ def test_its_error_falls_as_outcomes_come_and_a_model_takes_over_from_history() 
         errors.append(abs((tag.p50 or 0.0) - length))
     first, last = errors[:200], errors[-200:]
     assert sum(last) < 0.4 * sum(first)
-    assert talk.tagger.metrics.trainings.plain()["replaced"] >= 1
-    assert talk.tagger.metrics.answers.plain()["model"] > 500
-    assert talk.tagger.metrics.recent_error["model"] < 0.5 * talk.tagger.metrics.recent_error["history"]
 
+    def shown(name: str, **labels: str) -> float:
+        value = registry.get_sample_value(f"millrace_tagger_{name}", labels)
+        assert value is not None
+        return value
 
-def _waiting_for_training() -> Talk:
-    """A tagger that has asked for a training which has not ended."""
-    talk = Talk(_actor(LEARNING), trains=False)
-    for _ in range(500):
-        talk.asked_and_finished("Hello", 5)
-    return talk
+    assert shown("trainings_total", result="replaced") >= 1
+    assert shown("answers_total", source="model") > 500
+    assert shown("recent_error_tokens", source="model") < 0.5 * shown("recent_error_tokens", source="history")
+    assert shown("file_problems_total") == 0
 
 
 def test_trainings_are_apart_by_their_pause() -> None:
@@ -164,7 +164,9 @@ def test_trainings_are_apart_by_their_pause() -> None:
 
 
 def test_a_model_that_is_not_better_is_counted_logged_and_dropped() -> None:
-    talk = _waiting_for_training()
+    talk = Talk(_actor(LEARNING), trains=False)
+    for _ in range(500):
+        talk.asked_and_finished("Hello", 5)
     result = TrainingResult(model=b"whatever", accepted=False, reason="it is not better")
     (log,) = talk.tell(LengthsTrained(model="m", result=result))
     assert isinstance(log, Log)
@@ -312,21 +314,6 @@ def test_several_choices_teach_each_their_length() -> None:
     talk.ask("Hello", n=2)
     talk.finish(10, 30)
     assert talk.tagger.snapshot()["models"]["m"]["outcomes"] == 2
-
-
-def test_every_figure_reaches_prometheus() -> None:
-    registry = CollectorRegistry()
-    talk = Talk(_actor(LEARNING, metrics=TaggerMetrics(registry)))
-    rng = Random(3)
-    for _ in range(420):
-        talk.asked_and_finished(*_counting(rng))
-    answers = {
-        s: registry.get_sample_value("millrace_tagger_answers_total", {"source": s}) for s in ("history", "model")
-    }
-    assert sum(value or 0 for value in answers.values()) >= 418
-    assert (registry.get_sample_value("millrace_tagger_recent_error_tokens", {"source": "model"}) or 0) > 0
-    assert registry.get_sample_value("millrace_tagger_trainings_total", {"result": "replaced"}) == 2
-    assert registry.get_sample_value("millrace_tagger_file_problems_total") == 0
 
 
 def test_asked_to_stop_it_says_that_it_leaves() -> None:
