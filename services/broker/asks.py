@@ -315,9 +315,15 @@ class Asks:
                 own.instance, intent.reason, length, now_ns, blocks=blocks, recompute=intent.recompute
             )
         )
+        # Few tokens may fill every place of a batch.
+        found = [load for load in found if self._has_place(load)] or found
         if len(found) > CANDIDATES_MAX:
             found = self._ctx.rng.sample(found, min(len(found), 2 * CANDIDATES_MAX))
         return lightest(found, blocks=blocks, count=CANDIDATES_MAX)
+
+    def _has_place(self, load: LoadView) -> bool:
+        record = self._ctx.view.record(load.name)
+        return record is None or load.running < record.max_sequences
 
     def _cause(self, own: OwnInstance, intent: Intent) -> str:
         """Reason for which it shall leave, in a sentence."""
@@ -546,7 +552,8 @@ class Asks:
         elif row.reaction is AskReaction.REST:
             self._rest(own, ask, how, now_ns)
         fields = {"ask": ask.ask, "sequence": ask.sequence, "source": own.instance, "target": ask.target}
-        fields |= {"reason": str(ask.reason), "result": how, "why": ask.why}
+        why = ask.why or ", ".join(f"{name} {refusal}" for name, refusal in ask.declined.items())
+        fields |= {"reason": str(ask.reason), "result": how, "why": why}
         line = Log(level="debug", event="ask_ended", fields=fields, request=request_id_of(ask.sequence))
         return [CancelTimer(name=f"{ASK}/{ask.ask}"), line]
 

@@ -345,6 +345,14 @@ def test_an_order_that_gets_no_bid_is_tried_until_its_time_is_over():
     assert moved(answers) == [(MigrationOutcome.MOVED, None, "b")]
 
 
+def test_those_with_a_place_are_asked_before_those_with_few_tokens_in_every_place():
+    full = [filled(name, 64, 20) for name in "bcdefgh"]
+    world = BrokerWorld(filled("a", 1, 100), *full, filled("i", 1, 20_000), reasons=[])
+    answers = world.ask_for("a", "ar0.0")
+    world.run(200)
+    assert moved(answers) == [(MigrationOutcome.MOVED, None, "i")]
+
+
 def test_two_targets_for_one_sequence_contradict_each_other():
     world = BrokerWorld(filled("a", 1, 100), FakeInstance("b"), FakeInstance("c"), reasons=[])
     first, second = world.ask_for("a", "ar0.0", target="b"), world.ask_for("a", "ar0.0", target="c")
