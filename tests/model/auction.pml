@@ -5,7 +5,6 @@
  *
  * The network is a count per kind of message, source and target: no order at all. A send may be lost (LOSS times in a
  * run) or doubled (DUP times). Timers fire whenever they are armed: a bid may be over at once, an award late by any time.
- * A target may come back empty once (-DRESTART); what it had taken is gone with it.
  *
  * Rules of the design that a mutation takes away (-DM_...) carry the mutation's name.
  */
@@ -43,6 +42,9 @@ inline send(kind, s, t) {
     :: net[kind + PLACE(s, t)] >= 3 -> skip
     fi
 }
+/* What may be done, or nothing */
+#define WHEN(condition, ...) if :: condition -> __VA_ARGS__ :: else fi
+
 #define ARRIVES(kind, s, t) net[kind + PLACE(s, t)] > 0 -> net[kind + PLACE(s, t)]--
 
 /* --- targets: per source and target */
@@ -54,7 +56,6 @@ inline send(kind, s, t) {
 
 byte bid[4];
 bool taken[4], runs[4], ran[4];
-bool fresh = true;
 
 #ifdef M_BID_UNCOUNTED
 #define HELD(t) (taken[PLACE(0, t)] + taken[PLACE(1, t)])
@@ -100,11 +101,7 @@ inline onAward(s, t) {
     :: atomic { ARRIVES(AWARD, s, t); onAward(s, t) } \
     EXPIRES(s) \
     :: atomic { taken[PLACE(s, t)] && !runs[PLACE(s, t)] -> taken[PLACE(s, t)] = false /* no news for too long */ } \
-    :: atomic { ARRIVES(FREE, s, t); \
-        if \
-        :: !runs[PLACE(s, t)] -> taken[PLACE(s, t)] = false \
-        :: else \
-        fi } \
+    :: atomic { ARRIVES(FREE, s, t); WHEN(!runs[PLACE(s, t)], taken[PLACE(s, t)] = false) } \
     :: atomic { ARRIVES(SUBMIT, s, t); \
         if \
         :: !ran[PLACE(s, t)] && (taken[PLACE(s, t)] || bid[PLACE(s, t)] == USED) -> \
@@ -124,11 +121,6 @@ end:
     do
     STEPS_TARGET(0)
     STEPS_TARGET(1)
-#ifdef RESTART
-    :: atomic { fresh -> fresh = false;
-        bid[PLACE(0, t)] = NONE; bid[PLACE(1, t)] = NONE; taken[PLACE(0, t)] = false; taken[PLACE(1, t)] = false;
-        runs[PLACE(0, t)] = false; runs[PLACE(1, t)] = false }
-#endif
     od
 }
 
@@ -166,17 +158,10 @@ inline onTaken(s, t) {
 
 #define STEPS_SOURCE(t) \
     :: atomic { ARRIVES(BID, s, t); \
-        if \
-        :: state[s] != RESTS && has[PLACE(s, t)] == NONE -> has[PLACE(s, t)] = OPEN \
-        :: else \
-        fi } \
+        WHEN(state[s] != RESTS && has[PLACE(s, t)] == NONE, has[PLACE(s, t)] = OPEN) } \
     :: atomic { ARRIVES(NO_BID, s, t) } \
     :: atomic { ARRIVES(TAKEN, s, t); onTaken(s, t) } \
-    :: atomic { ARRIVES(REFUSED, s, t); \
-        if \
-        :: state[s] == MOVING && awarded[s] == t -> next(s) \
-        :: else \
-        fi } \
+    :: atomic { ARRIVES(REFUSED, s, t); WHEN(state[s] == MOVING && awarded[s] == t, next(s)) } \
     :: atomic { state[s] == MOVING && awarded[s] == t -> send(FREE, s, t); next(s) /* unanswered */ }
 
 proctype Source(byte s) {

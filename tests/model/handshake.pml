@@ -16,9 +16,6 @@
 #ifndef N
 #define N 2 /* output tokens of the whole sequence: 2 or 3 */
 #endif
-#ifndef ATTEMPTS
-#define ATTEMPTS 1 /* migrations one after the other, each with a name of its own */
-#endif
 #ifndef LOSS
 #define LOSS 0
 #endif
@@ -39,60 +36,28 @@
 #define IF3(...) __VA_ARGS__
 #endif
 
-#if ATTEMPTS == 1
-#define EACH(x) x(0)
-#else
-#define EACH(x) x(0) x(1)
-#endif
+/* What may be done, or nothing */
+#define WHEN(condition, ...) if :: condition -> __VA_ARGS__ :: else fi
 
-/* --- the network: kinds of messages; those of a migration come once per attempt */
+/* --- the network: kinds of messages. REFUSED: the target does not have it and will not; UNKNOWN: T cannot say */
 
-#define K 2 /* attempts at most */
-#define LEASE 0
-#define LEASED (LEASE + K)
-#define LEASE_NO (LEASED + K)
-#define FREEZE (LEASE_NO + K)
-#define FROZEN (FREEZE + K)
-#define FREEZE_NO (FROZEN + K)
-#define END_MOVED (FREEZE_NO + K)
-#define END_THAW (END_MOVED + K)
-#define ALLOT (END_THAW + K)
-#define ALLOTTED (ALLOT + K)
-#define ALLOT_NO (ALLOTTED + K)
-#define PREPARE (ALLOT_NO + K)
-#define PREPARED (PREPARE + K)
-#define PULL (PREPARED + K)
-#define PULLED (PULL + K)
-#define COMMIT (PULLED + K)
-#define COMMITTED (COMMIT + K)
-#define REFUSED (COMMITTED + K) /* the target does not have it and will not */
-#define UNKNOWN (REFUSED + K)   /* T cannot say whether B has it */
-#define ABORT (UNKNOWN + K)
-#define RESERVE (ABORT + K)
-#define RESERVED (RESERVE + K)
-#define RESERVE_NO (RESERVED + K)
-#define READ (RESERVE_NO + K)
-#define READ_DONE (READ + K)
-#define READ_NO (READ_DONE + K)
-#define UNRESERVE (READ_NO + K)
-#define SUBMIT (UNRESERVE + K)
-#define ACCEPTED (SUBMIT + K)
-#define SUBMIT_NO (ACCEPTED + K)
-#define CANCEL_B (SUBMIT_NO + K)
-#define RESEND_B (CANCEL_B + K)
-#define FORGOT_B (RESEND_B + K)
-#define MOVED (FORGOT_B + K)        /* + K * incarnation */
-#define CANCEL_A (MOVED + 2 * K)
+mtype = {
+    LEASE, LEASED, LEASE_NO, FREEZE, FROZEN, FREEZE_NO, END_MOVED, END_THAW, ALLOT, ALLOTTED, ALLOT_NO, PREPARE,
+    PREPARED, PULL, PULLED, COMMIT, COMMITTED, REFUSED, UNKNOWN, ABORT, RESERVE, RESERVED, RESERVE_NO, READ,
+    READ_DONE, READ_NO, UNRESERVE, SUBMIT, ACCEPTED, SUBMIT_NO, CANCEL_B, RESEND_B, FORGOT_B
+};
+#define MOVED 34 /* + incarnation */
+#define CANCEL_A (MOVED + 2)
 #define RESEND_A (CANCEL_A + 1)
 #define FORGOT_A (RESEND_A + 1)
-#define TOKEN_A (FORGOT_A + 1)      /* + index */
-#define RESENT_A (TOKEN_A + N)      /* + tokens that A has */
-#define TOKEN_B (RESENT_A + N + 1)  /* + N * (K * incarnation + attempt) + index */
-#define RESENT_B (TOKEN_B + 2 * K * N) /* + (N + 1) * attempt + tokens that B has */
-#define KINDS (RESENT_B + K * (N + 1))
+#define TOKEN_A (FORGOT_A + 1) /* + index */
+#define RESENT_A (TOKEN_A + N) /* + tokens that A has */
+#define TOKEN_B (RESENT_A + N + 1) /* + N * incarnation + index */
+#define RESENT_B (TOKEN_B + 2 * N) /* + tokens that B has */
+#define KINDS (RESENT_B + N + 1)
 
 #ifdef DOUBLED_KIND
-#define DOUBLED(m) ((m) >= (DOUBLED_KIND) && (m) < (DOUBLED_KIND) + K)
+#define DOUBLED(m) ((m) == DOUBLED_KIND)
 #else
 #define DOUBLED(m) true
 #endif
@@ -121,9 +86,9 @@ inline send(m) {
 
 /* --- clocks: the reader's deadline passes before the deadline of the one who pinned, whatever messages take */
 
-bool frozenAsked[K]; /* S has asked for the freeze: its clock runs */
-bool uL[K];          /* B's deadline of the lease has passed */
-bool uF[K];          /* B's deadline of the freeze has passed; S's passes later, A's later still */
+bool frozenAsked; /* S has asked for the freeze: its clock runs */
+bool uL;          /* B's deadline of the lease has passed */
+bool uF;          /* B's deadline of the freeze has passed; S's passes later, A's later still */
 
 /* --- the source's worker and engine */
 
@@ -138,26 +103,21 @@ bool uF[K];          /* B's deadline of the freeze has passed; S's passes later,
 #define OVER 2
 
 bool aUp = true;
-byte aSeq = RUN, aTokens, aFrozenFor;
-byte lease[K];       /* NONE, ON, OVER: of each migration */
-byte frozenAt[K];    /* tokens when it was frozen */
-byte blocks;         /* generation of the sequence's blocks: rises when they are freed, for others may use them then */
-byte leasedBlocks[K];
-bool ofSequence = true, pinned[K];
+byte aSeq = RUN, aTokens;
+byte lease;    /* NONE, ON, OVER */
+byte frozenAt; /* tokens when it was frozen: what the submission carries, and each chunk and SequenceMoved tell */
+byte blocks;   /* generation of the sequence's blocks: rises when they are freed, for others may use them then */
+byte leasedBlocks;
+bool ofSequence = true, pinned;
 byte preemptions = PREEMPT;
 
-#define PINS (pinned[0] || pinned[1])
-
 inline freeIfUnused() {
-    if
-    :: !ofSequence && !PINS -> blocks++
-    :: else
-    fi
+    WHEN(!ofSequence && !pinned, blocks++)
 }
-inline unpin(t) {
-    assert(pinned[t]); /* freed once */
-    pinned[t] = false;
-    lease[t] = OVER
+inline unpin() {
+    assert(pinned); /* freed once */
+    pinned = false;
+    lease = OVER
 }
 inline letGo() {
     assert(ofSequence);
@@ -165,62 +125,47 @@ inline letGo() {
 }
 /* What ends or is preempted loses its leases at once */
 inline loseLeases() {
-    if
-    :: lease[0] == ON -> unpin(0)
-    :: else
-    fi;
-    if
-    :: lease[1] == ON -> unpin(1)
-    :: else
-    fi
+    WHEN(lease == ON, unpin())
 }
 inline decodeA() {
     send(TOKEN_A + aTokens);
     aTokens++;
-    if
-    :: aTokens == N -> aSeq = DONE; letGo(); loseLeases(); freeIfUnused()
-    :: else
-    fi
+    WHEN(aTokens == N, aSeq = DONE; letGo(); loseLeases(); freeIfUnused())
 }
 
-inline onLease(t) {
+inline onLease() {
     if
-    :: aSeq == RUN && lease[t] == NONE -> lease[t] = ON; pinned[t] = true; leasedBlocks[t] = blocks; send(LEASED + t)
+    :: aSeq == RUN && lease == NONE -> lease = ON; pinned = true; leasedBlocks = blocks; send(LEASED)
 #ifdef M_LEASE_AGAIN
-    :: aSeq == RUN && lease[t] == OVER -> lease[t] = ON; pinned[t] = true; uL[t] = false; send(LEASED + t)
+    :: aSeq == RUN && lease == OVER -> lease = ON; pinned = true; uL = false; send(LEASED)
 #endif
-    :: lease[t] == ON -> send(LEASED + t)
-    :: else -> send(LEASE_NO + t)
+    :: lease == ON -> send(LEASED)
+    :: else -> send(LEASE_NO)
     fi
 }
-inline onFreeze(t) {
+inline onFreeze() {
     if
-    :: aSeq == RUN && lease[t] == ON ->
-        aSeq = STILL; aFrozenFor = t; frozenAt[t] = aTokens; send(FROZEN + t)
+    :: aSeq == RUN && lease == ON -> aSeq = STILL; frozenAt = aTokens; send(FROZEN)
 #ifdef M_LAPSED_LEASE
-    :: aSeq == RUN && lease[t] == OVER ->
-        aSeq = STILL; aFrozenFor = t; frozenAt[t] = aTokens; lease[t] = ON; pinned[t] = true; send(FROZEN + t)
+    :: aSeq == RUN && lease == OVER -> aSeq = STILL; frozenAt = aTokens; lease = ON; pinned = true; send(FROZEN)
 #endif
-    :: aSeq == STILL && aFrozenFor == t -> send(FROZEN + t)
-    :: else -> send(FREEZE_NO + t)
+    :: aSeq == STILL -> send(FROZEN)
+    :: else -> send(FREEZE_NO)
     fi
 }
-inline thaw(t) {
+inline thaw() {
     if
-    :: lease[t] == ON -> unpin(t)
-    :: lease[t] == NONE -> lease[t] = OVER
+    :: lease == ON -> unpin()
+    :: lease == NONE -> lease = OVER
     :: else
     fi;
-    if
-    :: aSeq == STILL && aFrozenFor == t -> aSeq = RUN
-    :: else
-    fi;
+    WHEN(aSeq == STILL, aSeq = RUN);
     freeIfUnused()
 }
-inline onEndMoved(t) {
+inline onEndMoved() {
     if
-    :: aSeq == STILL && aFrozenFor == t -> aSeq = GONE; letGo(); unpin(t); freeIfUnused()
-    :: aSeq == GONE && lease[t] == ON -> unpin(t); freeIfUnused()
+    :: aSeq == STILL -> aSeq = GONE; letGo(); unpin(); freeIfUnused()
+    :: aSeq == GONE && lease == ON -> unpin(); freeIfUnused()
     :: else /* thawed meanwhile: ingress judges */
     fi
 }
@@ -237,21 +182,6 @@ inline onCancelA() {
     fi
 }
 
-#define STEPS_A(t) \
-    :: atomic { aUp && ARRIVES(LEASE + t); onLease(t) } \
-    :: atomic { aUp && ARRIVES(FREEZE + t); onFreeze(t) } \
-    :: atomic { aUp && ARRIVES(END_THAW + t); thaw(t) } \
-    :: atomic { aUp && ARRIVES(END_MOVED + t); onEndMoved(t) } \
-    :: atomic { aUp && lease[t] == ON && aSeq == RUN -> uL[t] = true; unpin(t); freeIfUnused() /* lapses */ } \
-    :: atomic { aUp && lease[t] == ON && aSeq == STILL && aFrozenFor != t -> uL[t] = true; unpin(t) } \
-    THAWS(t) \
-    :: atomic { aUp && lease[t] == ON && aSeq == GONE && uF[t] -> unpin(t); freeIfUnused() }
-#ifdef M_NO_THAW
-#define THAWS(t)
-#else
-#define THAWS(t) :: atomic { aUp && aSeq == STILL && aFrozenFor == t && uF[t] -> thaw(t) }
-#endif
-
 proctype A() {
 end:
     do
@@ -259,7 +189,15 @@ end:
     :: atomic { aUp && aSeq == RUN && preemptions > 0 ->
         preemptions--; aSeq = WAIT; letGo(); loseLeases(); freeIfUnused() }
     :: atomic { aUp && aSeq == WAIT -> aSeq = RUN; ofSequence = true }
-    EACH(STEPS_A)
+    :: atomic { aUp && ARRIVES(LEASE); onLease() }
+    :: atomic { aUp && ARRIVES(FREEZE); onFreeze() }
+    :: atomic { aUp && ARRIVES(END_THAW); thaw() }
+    :: atomic { aUp && ARRIVES(END_MOVED); onEndMoved() }
+    :: atomic { aUp && lease == ON && aSeq == RUN -> uL = true; unpin(); freeIfUnused() /* lapses */ }
+#ifndef M_NO_THAW
+    :: atomic { aUp && aSeq == STILL && uF -> thaw() }
+#endif
+    :: atomic { aUp && lease == ON && aSeq == GONE && uF -> unpin(); freeIfUnused() }
     :: atomic { aUp && ARRIVES(CANCEL_A); onCancelA() }
     :: atomic { aUp && ARRIVES(RESEND_A);
         if
@@ -267,7 +205,7 @@ end:
         :: else -> send(RESENT_A + aTokens)
         fi }
 #ifdef CRASH_A
-    :: atomic { aUp -> aUp = false; aSeq = GONE; ofSequence = false; pinned[0] = false; pinned[1] = false }
+    :: atomic { aUp -> aUp = false; aSeq = GONE; ofSequence = false; pinned = false }
 #endif
     od
 }
@@ -281,162 +219,142 @@ end:
 
 bool bUp = true;
 byte bIncarnation, bFence;
-byte room[K];      /* NONE, ON, OVER: reservations */
-bool taken[K];     /* blocks are reserved or used */
-bool reading[K];
-byte pulled[K];    /* the full blocks in the reservation */
-byte bSeq[K];      /* NONE, LOADING, STILL unused, RUN -> 2, see below */
-byte brought[K], bTokens[K];
-bool cached[K];
+byte room;   /* NONE, ON, OVER: reservations */
+bool taken;  /* blocks are reserved or used */
+bool reading;
+byte pulled; /* the full blocks in the reservation */
+byte bSeq;   /* NONE, LOADING, or one of those below */
+byte bTokens;
+bool cached;
 #define B_RUN 2
 #define B_DONE 3
 #define B_GONE 4
 
 byte iState, iEpoch = 1, epochMax = 1; /* of ingress, see there */
-byte epochOf[K];   /* allotted by ingress, carried by the messages of the attempt */
+byte epochOf; /* allotted by ingress, carried by the messages of the migration */
 
-inline giveBack(t) {
-    if
-    :: room[t] == ON -> assert(taken[t]); taken[t] = false; reading[t] = false; pulled[t] = ABSENT
-    :: else
-    fi;
-    room[t] = OVER
+inline giveBack() {
+    WHEN(room == ON, assert(taken); taken = false; reading = false; pulled = ABSENT);
+    room = OVER
 }
-inline endB(t, how) {
-    assert(taken[t]);
-    taken[t] = false;
-    bSeq[t] = how
+inline endB(how) {
+    assert(taken);
+    taken = false;
+    bSeq = how
 }
 /* What is read is right if the blocks were not freed before the read ended */
-inline looked(t, what) {
+inline looked(what) {
     if
     :: !aUp -> what = ABSENT
-    :: aUp && blocks == leasedBlocks[t] && (ofSequence || PINS) -> what = GOOD
-    :: aUp && !(blocks == leasedBlocks[t] && (ofSequence || PINS)) -> what = BAD
+    :: aUp && blocks == leasedBlocks && (ofSequence || pinned) -> what = GOOD
+    :: aUp && !(blocks == leasedBlocks && (ofSequence || pinned)) -> what = BAD
     fi
 }
-inline readEnds(t) {
-    reading[t] = false;
+inline readEnds() {
+    reading = false;
     if
 #ifndef M_LATE_READ
-    :: uL[t] -> pulled[t] = ABSENT
-    :: !uL[t] -> looked(t, pulled[t])
+    :: uL -> pulled = ABSENT
+    :: !uL -> looked(pulled)
 #else
-    :: true -> looked(t, pulled[t])
+    :: true -> looked(pulled)
 #endif
     fi;
     if
-    :: pulled[t] == ABSENT -> send(READ_NO + t)
-    :: else -> send(READ_DONE + t)
+    :: pulled == ABSENT -> send(READ_NO)
+    :: else -> send(READ_DONE)
     fi;
 #ifdef M_CACHED_EARLY
-    cached[t] = true
+    cached = true
 #endif
 }
-inline onRead(t) {
+inline onRead() {
     if
-    :: room[t] == ON && pulled[t] == ABSENT -> reading[t] = true
+    :: room == ON && pulled == ABSENT -> reading = true
 #ifdef M_READ_AGAIN
-    :: room[t] == ON && pulled[t] != ABSENT -> reading[t] = true
+    :: room == ON && pulled != ABSENT -> reading = true
 #else
-    :: room[t] == ON && pulled[t] != ABSENT -> send(READ_DONE + t)
+    :: room == ON && pulled != ABSENT -> send(READ_DONE)
 #endif
-    :: else -> send(READ_NO + t)
+    :: else -> send(READ_NO)
     fi
 }
-inline onSubmit(t) {
+inline onSubmit() {
     if
-    :: bSeq[t] == NONE && epochOf[t] > bFence ->
-        bSeq[t] = LOADING; bFence = epochOf[t]; brought[t] = frozenAt[t]; bTokens[t] = frozenAt[t];
-        if
-        :: t == 1 && (bSeq[0] == LOADING || bSeq[0] == B_RUN) -> endB(0, B_GONE)
-        :: else
-        fi;
-        reading[t] = false;
-        if
-        :: room[t] != ON -> pulled[t] = ABSENT /* recomputed from the tokens that came along */
-        :: else
-        fi;
-        room[t] = OVER; taken[t] = true
+    :: bSeq == NONE && epochOf > bFence ->
+        bSeq = LOADING; bFence = epochOf; bTokens = frozenAt;
+        reading = false;
+        WHEN(room != ON, pulled = ABSENT); /* recomputed from the tokens that came along */
+        room = OVER; taken = true
 #ifdef M_TOLD_EARLY
-        ; send(ACCEPTED + t); send(MOVED + K * bIncarnation + t)
+        ; send(ACCEPTED); send(MOVED + bIncarnation)
 #endif
-    :: bSeq[t] == B_RUN || bSeq[t] == B_DONE -> send(ACCEPTED + t)
-    :: bSeq[t] == LOADING -> skip /* answered when it has been read */
-    :: else -> send(SUBMIT_NO + t)
+    :: bSeq == B_RUN || bSeq == B_DONE -> send(ACCEPTED)
+    :: bSeq == LOADING -> skip /* answered when it has been read */
+    :: else -> send(SUBMIT_NO)
     fi
 }
 byte tail;
-inline loaded(t) {
+inline loaded() {
     if
 #ifndef M_LATE_READ
-    :: uF[t] -> tail = ABSENT
-    :: !uF[t] -> looked(t, tail)
+    :: uF -> tail = ABSENT
+    :: !uF -> looked(tail)
 #else
-    :: true -> looked(t, tail)
+    :: true -> looked(tail)
 #endif
     fi;
-    assert(pulled[t] != BAD && tail != BAD); /* never decoded from */
+    assert(pulled != BAD && tail != BAD); /* never decoded from */
     tail = 0;
-    pulled[t] = ABSENT;
-    bSeq[t] = B_RUN;
-    assert(!(iState == HANDS && iEpoch == epochOf[t])); /* one decoder per epoch */
+    pulled = ABSENT;
+    bSeq = B_RUN;
+    assert(!(iState == HANDS && iEpoch == epochOf)); /* one decoder per epoch */
 #ifndef M_TOLD_EARLY
-    send(ACCEPTED + t);
-    send(MOVED + K * bIncarnation + t)
+    send(ACCEPTED);
+    send(MOVED + bIncarnation)
 #endif
 }
-inline onCancelB(t) {
+inline onCancelB() {
+    WHEN(epochOf > bFence, bFence = epochOf);
     if
-    :: epochOf[t] > bFence -> bFence = epochOf[t]
-    :: else
-    fi;
-    if
-    :: bSeq[t] == LOADING || bSeq[t] == B_RUN -> endB(t, B_GONE)
-    :: bSeq[t] == B_DONE -> bSeq[t] = B_GONE
+    :: bSeq == LOADING || bSeq == B_RUN -> endB(B_GONE)
+    :: bSeq == B_DONE -> bSeq = B_GONE
     :: else
     fi
 }
-inline decodeB(t) {
-    send(TOKEN_B + N * (K * bIncarnation + t) + bTokens[t]);
-    bTokens[t]++;
-    if
-    :: bTokens[t] == N -> endB(t, B_DONE)
-    :: else
-    fi
+inline decodeB() {
+    send(TOKEN_B + N * bIncarnation + bTokens);
+    bTokens++;
+    WHEN(bTokens == N, endB(B_DONE))
 }
-
-#define STEPS_B(t) \
-    :: atomic { bUp && bSeq[t] == B_RUN -> decodeB(t) } \
-    :: atomic { bUp && ARRIVES(RESERVE + t); \
-        if \
-        :: room[t] == NONE -> room[t] = ON; taken[t] = true; send(RESERVED + t) \
-        :: room[t] == ON -> send(RESERVED + t) \
-        :: else -> send(RESERVE_NO + t) \
-        fi } \
-    :: atomic { bUp && room[t] == ON -> giveBack(t) /* no news for too long */ } \
-    :: atomic { bUp && ARRIVES(UNRESERVE + t); giveBack(t) } \
-    :: atomic { bUp && ARRIVES(READ + t); onRead(t) } \
-    :: atomic { bUp && reading[t] -> readEnds(t) } \
-    :: atomic { bUp && ARRIVES(SUBMIT + t); onSubmit(t) } \
-    :: atomic { bUp && bSeq[t] == LOADING -> loaded(t) } \
-    :: atomic { bUp && ARRIVES(CANCEL_B + t); onCancelB(t) } \
-    :: atomic { bUp && ARRIVES(RESEND_B + t); \
-        if \
-        :: bSeq[t] == NONE || bSeq[t] == B_GONE -> send(FORGOT_B + t) \
-        :: else -> send(RESENT_B + (N + 1) * t + bTokens[t]) \
-        fi } \
-    :: atomic { bUp && cached[t] && pulled[t] == BAD -> assert(false) /* another request finds it */ }
 
 proctype B() {
 end:
     do
-    EACH(STEPS_B)
+    :: atomic { bUp && bSeq == B_RUN -> decodeB() }
+    :: atomic { bUp && ARRIVES(RESERVE);
+        if
+        :: room == NONE -> room = ON; taken = true; send(RESERVED)
+        :: room == ON -> send(RESERVED)
+        :: else -> send(RESERVE_NO)
+        fi }
+    :: atomic { bUp && room == ON -> giveBack() /* no news for too long */ }
+    :: atomic { bUp && ARRIVES(UNRESERVE); giveBack() }
+    :: atomic { bUp && ARRIVES(READ); onRead() }
+    :: atomic { bUp && reading -> readEnds() }
+    :: atomic { bUp && ARRIVES(SUBMIT); onSubmit() }
+    :: atomic { bUp && bSeq == LOADING -> loaded() }
+    :: atomic { bUp && ARRIVES(CANCEL_B); onCancelB() }
+    :: atomic { bUp && ARRIVES(RESEND_B);
+        if
+        :: bSeq == NONE || bSeq == B_GONE -> send(FORGOT_B)
+        :: else -> send(RESENT_B + bTokens)
+        fi }
+    :: atomic { bUp && cached && pulled == BAD -> assert(false) /* another request finds it */ }
 #ifdef CRASH_B
     :: atomic { bUp && bIncarnation == 0 ->
-        bUp = false; taken[0] = false; taken[1] = false; reading[0] = false; reading[1] = false;
-        bSeq[0] = NONE; bSeq[1] = NONE; room[0] = NONE; room[1] = NONE; pulled[0] = ABSENT; pulled[1] = ABSENT;
-        bFence = 0; bTokens[0] = 0; bTokens[1] = 0; brought[0] = 0; brought[1] = 0 }
+        bUp = false; taken = false; reading = false; bSeq = NONE; room = NONE; pulled = ABSENT;
+        bFence = 0; bTokens = 0 }
 #ifdef RESTART
     :: atomic { !bUp && bIncarnation == 0 -> bUp = true; bIncarnation = 1 }
 #endif
@@ -455,67 +373,45 @@ end:
 #define S_COMMIT 6
 #define S_OVER 7
 
-byte sStep, attempt;
+byte sStep;
 
 inline giveUp() {
-    send(ABORT + attempt);
-    send(END_THAW + attempt);
-    attempt++;
-    if
-    :: attempt < ATTEMPTS -> sStep = S_IDLE
-    :: else -> sStep = S_OVER; attempt = ATTEMPTS - 1
-    fi
+    send(ABORT);
+    send(END_THAW);
+    sStep = S_OVER
 }
-inline next(t, from, to, m) {
-    if
-    :: sStep == from && attempt == t -> sStep = to; send(m + t)
-    :: else /* late */
-    fi
+inline next(from, to, m) {
+    WHEN(sStep == from, sStep = to; send(m)) /* else it is late */
 }
-inline refusedAt(t, from) {
-    if
-    :: sStep == from && attempt == t -> giveUp()
-    :: else
-    fi
+inline refusedAt(from) {
+    WHEN(sStep == from, giveUp())
 }
-
-#define STEPS_S(t) \
-    :: atomic { sUp && ARRIVES(LEASED + t); next(t, S_LEASE, S_ALLOT, ALLOT) } \
-    :: atomic { sUp && ARRIVES(LEASE_NO + t); refusedAt(t, S_LEASE) } \
-    :: atomic { sUp && ARRIVES(ALLOTTED + t); next(t, S_ALLOT, S_PREPARE, PREPARE) } \
-    :: atomic { sUp && ARRIVES(ALLOT_NO + t); refusedAt(t, S_ALLOT) } \
-    :: atomic { sUp && ARRIVES(PREPARED + t); next(t, S_PREPARE, S_PULL, PULL) } \
-    :: atomic { sUp && ARRIVES(PULLED + t); \
-        if \
-        :: sStep == S_PULL && attempt == t -> sStep = S_FREEZE; frozenAsked[t] = true; send(FREEZE + t) \
-        :: else \
-        fi } \
-    :: atomic { sUp && ARRIVES(FROZEN + t); next(t, S_FREEZE, S_COMMIT, COMMIT) } \
-    :: atomic { sUp && ARRIVES(FREEZE_NO + t); refusedAt(t, S_FREEZE) } \
-    :: atomic { sUp && ARRIVES(COMMITTED + t); next(t, S_COMMIT, S_OVER, END_MOVED) } \
-    :: atomic { sUp && ARRIVES(UNKNOWN + t); \
-        if \
-        :: sStep == S_PREPARE || sStep == S_PULL -> refusedAt(t, sStep) \
-        :: else /* after a commit only the deadline ends the freeze */ \
-        fi } \
-    :: atomic { sUp && ARRIVES(REFUSED + t); \
-        if \
-        :: sStep == S_PREPARE || sStep == S_PULL || sStep == S_COMMIT -> refusedAt(t, sStep) \
-        :: else \
-        fi }
 
 bool sUp = true;
 proctype S() {
 end:
     do
-    :: atomic { sUp && sStep == S_IDLE -> sStep = S_LEASE; send(LEASE + attempt) }
+    :: atomic { sUp && sStep == S_IDLE -> sStep = S_LEASE; send(LEASE) }
     :: atomic { sUp && sStep >= S_LEASE && sStep <= S_FREEZE -> giveUp() /* unanswered */ }
 #ifdef M_EARLY_THAW
     :: atomic { sUp && sStep == S_COMMIT -> giveUp() }
 #else
-    :: atomic { sUp && sStep == S_COMMIT && uF[attempt] -> giveUp() }
+    :: atomic { sUp && sStep == S_COMMIT && uF -> giveUp() }
 #endif
-    EACH(STEPS_S)
+    :: atomic { sUp && ARRIVES(LEASED); next(S_LEASE, S_ALLOT, ALLOT) }
+    :: atomic { sUp && ARRIVES(LEASE_NO); refusedAt(S_LEASE) }
+    :: atomic { sUp && ARRIVES(ALLOTTED); next(S_ALLOT, S_PREPARE, PREPARE) }
+    :: atomic { sUp && ARRIVES(ALLOT_NO); refusedAt(S_ALLOT) }
+    :: atomic { sUp && ARRIVES(PREPARED); next(S_PREPARE, S_PULL, PULL) }
+    :: atomic { sUp && ARRIVES(PULLED);
+        WHEN(sStep == S_PULL, sStep = S_FREEZE; frozenAsked = true; send(FREEZE)) }
+    :: atomic { sUp && ARRIVES(FROZEN); next(S_FREEZE, S_COMMIT, COMMIT) }
+    :: atomic { sUp && ARRIVES(FREEZE_NO); refusedAt(S_FREEZE) }
+    :: atomic { sUp && ARRIVES(COMMITTED); next(S_COMMIT, S_OVER, END_MOVED) }
+    :: atomic { sUp && ARRIVES(UNKNOWN); /* after a commit only the deadline ends the freeze */
+        WHEN(sStep == S_PREPARE || sStep == S_PULL, refusedAt(sStep)) }
+    :: atomic { sUp && ARRIVES(REFUSED);
+        WHEN(sStep == S_PREPARE || sStep == S_PULL || sStep == S_COMMIT, refusedAt(sStep)) }
 #ifdef CRASH_S
     :: atomic { sUp -> sUp = false }
 #endif
@@ -535,88 +431,61 @@ end:
 #define T_UNSURE 8 /* submitted and unanswered */
 
 bool tUp = true, tRestarted;
-byte tStep[K];
+byte tStep;
 
-inline closeT(t) {
-    tStep[t] = T_OVER;
-    send(UNRESERVE + t)
+inline closeT() {
+    tStep = T_OVER;
+    send(UNRESERVE)
 }
-
-#define STEPS_T(t) \
-    :: atomic { tUp && ARRIVES(PREPARE + t); \
-        if \
-        :: tStep[t] == T_NONE -> tStep[t] = T_RESERVE; send(RESERVE + t) \
-        :: tStep[t] == T_READY -> send(PREPARED + t) \
-        :: tStep[t] == T_OVER -> send(REFUSED + t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && ARRIVES(RESERVED + t); \
-        if \
-        :: tStep[t] == T_RESERVE -> tStep[t] = T_READY; send(PREPARED + t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && ARRIVES(RESERVE_NO + t); \
-        if \
-        :: tStep[t] == T_RESERVE -> tStep[t] = T_OVER; send(REFUSED + t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && ARRIVES(PULL + t); \
-        if \
-        :: tStep[t] == T_READY -> tStep[t] = T_READ; send(READ + t) \
-        :: tStep[t] == T_PULLED -> send(PULLED + t) \
-        :: tStep[t] == T_NONE || tStep[t] == T_OVER -> send(REFUSED + t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && ARRIVES(READ_DONE + t); \
-        if \
-        :: tStep[t] == T_READ -> tStep[t] = T_PULLED; send(PULLED + t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && ARRIVES(READ_NO + t); \
-        if \
-        :: tStep[t] == T_READ -> closeT(t); send(REFUSED + t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && ARRIVES(COMMIT + t); \
-        if \
-        :: tStep[t] == T_PULLED -> tStep[t] = T_SUBMIT; send(SUBMIT + t) \
-        :: tStep[t] == T_COMMITTED -> send(COMMITTED + t) \
-        :: tStep[t] == T_OVER -> send(REFUSED + t) \
-        :: tStep[t] == T_NONE -> COMMIT_UNKNOWN(t) \
-        :: tStep[t] == T_UNSURE -> send(UNKNOWN + t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && ARRIVES(ACCEPTED + t); \
-        if \
-        :: tStep[t] == T_SUBMIT || tStep[t] == T_UNSURE -> tStep[t] = T_COMMITTED; send(COMMITTED + t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && ARRIVES(SUBMIT_NO + t); \
-        if \
-        :: tStep[t] == T_SUBMIT -> closeT(t); send(REFUSED + t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && ARRIVES(ABORT + t); \
-        if \
-        :: tStep[t] == T_NONE -> tStep[t] = T_OVER \
-        :: tStep[t] >= T_RESERVE && tStep[t] <= T_PULLED -> closeT(t) \
-        :: else \
-        fi } \
-    :: atomic { tUp && (tStep[t] == T_RESERVE || tStep[t] == T_READ) -> closeT(t); send(REFUSED + t) } \
-    :: atomic { tUp && (tStep[t] == T_READY || tStep[t] == T_PULLED) -> closeT(t) /* no news */ } \
-    :: atomic { tUp && tStep[t] == T_SUBMIT -> tStep[t] = T_UNSURE; send(UNKNOWN + t) }
-#ifdef M_UNKNOWN_IS_NO
-#define COMMIT_UNKNOWN(t) send(REFUSED + t)
-#else
-#define COMMIT_UNKNOWN(t) send(UNKNOWN + t)
-#endif
 
 proctype T() {
 end:
     do
-    EACH(STEPS_T)
+    :: atomic { tUp && ARRIVES(PREPARE);
+        if
+        :: tStep == T_NONE -> tStep = T_RESERVE; send(RESERVE)
+        :: tStep == T_READY -> send(PREPARED)
+        :: tStep == T_OVER -> send(REFUSED)
+        :: else
+        fi }
+    :: atomic { tUp && ARRIVES(RESERVED); WHEN(tStep == T_RESERVE, tStep = T_READY; send(PREPARED)) }
+    :: atomic { tUp && ARRIVES(RESERVE_NO); WHEN(tStep == T_RESERVE, tStep = T_OVER; send(REFUSED)) }
+    :: atomic { tUp && ARRIVES(PULL);
+        if
+        :: tStep == T_READY -> tStep = T_READ; send(READ)
+        :: tStep == T_PULLED -> send(PULLED)
+        :: tStep == T_NONE || tStep == T_OVER -> send(REFUSED)
+        :: else
+        fi }
+    :: atomic { tUp && ARRIVES(READ_DONE); WHEN(tStep == T_READ, tStep = T_PULLED; send(PULLED)) }
+    :: atomic { tUp && ARRIVES(READ_NO); WHEN(tStep == T_READ, closeT(); send(REFUSED)) }
+    :: atomic { tUp && ARRIVES(COMMIT);
+        if
+        :: tStep == T_PULLED -> tStep = T_SUBMIT; send(SUBMIT)
+        :: tStep == T_COMMITTED -> send(COMMITTED)
+        :: tStep == T_OVER -> send(REFUSED)
+#ifdef M_UNKNOWN_IS_NO
+        :: tStep == T_NONE -> send(REFUSED)
+#else
+        :: tStep == T_NONE -> send(UNKNOWN)
+#endif
+        :: tStep == T_UNSURE -> send(UNKNOWN)
+        :: else
+        fi }
+    :: atomic { tUp && ARRIVES(ACCEPTED);
+        WHEN(tStep == T_SUBMIT || tStep == T_UNSURE, tStep = T_COMMITTED; send(COMMITTED)) }
+    :: atomic { tUp && ARRIVES(SUBMIT_NO); WHEN(tStep == T_SUBMIT, closeT(); send(REFUSED)) }
+    :: atomic { tUp && ARRIVES(ABORT);
+        if
+        :: tStep == T_NONE -> tStep = T_OVER
+        :: tStep >= T_RESERVE && tStep <= T_PULLED -> closeT()
+        :: else
+        fi }
+    :: atomic { tUp && (tStep == T_RESERVE || tStep == T_READ) -> closeT(); send(REFUSED) }
+    :: atomic { tUp && (tStep == T_READY || tStep == T_PULLED) -> closeT() /* no news */ }
+    :: atomic { tUp && tStep == T_SUBMIT -> tStep = T_UNSURE; send(UNKNOWN) }
 #ifdef CRASH_T
-    :: atomic { tUp && !tRestarted -> tUp = false; tStep[0] = T_NONE; tStep[1] = T_NONE }
+    :: atomic { tUp && !tRestarted -> tUp = false; tStep = T_NONE }
 #ifdef RESTART
     :: atomic { !tUp && !tRestarted -> tUp = true; tRestarted = true }
 #endif
@@ -626,61 +495,43 @@ end:
 
 /* --- ingress: owner of the token log, and judge */
 
-byte known;        /* tokens in the log */
-byte ofA;          /* how many of them, from the first on, are A's */
-byte restEpoch;    /* what epoch the others were decoded in */
-bool open;         /* there is an allotment */
-byte openFor, openIncarnation;
-byte asked;        /* 0, 1: A is asked to resend, 2: B */
+byte known;     /* tokens in the log */
+byte ofA;       /* how many of them, from the first on, are A's */
+byte restEpoch; /* what epoch the others were decoded in */
+bool open;      /* there is an allotment */
+byte openIncarnation;
+byte asked;     /* 0, 1: A is asked to resend, 2: B */
 byte misjudgements = MISJUDGE;
-bool allotted[K];
+bool allotted;
 
 inline cancelA() {
-    if
-    :: net[CANCEL_A] == 0 -> send(CANCEL_A)
-    :: else
-    fi
+    WHEN(net[CANCEL_A] == 0, send(CANCEL_A))
 }
-inline cancelB(t) {
-    if
-    :: net[CANCEL_B + t] == 0 -> send(CANCEL_B + t)
-    :: else
-    fi
+inline cancelB() {
+    WHEN(net[CANCEL_B] == 0, send(CANCEL_B))
 }
 inline ended() {
-    if
-    :: known == N -> iState = FINISHED
-    :: else
-    fi
+    WHEN(known == N, iState = FINISHED)
 }
 inline appendA() {
     assert(ofA == known); /* its history is the log */
     known++;
     ofA++
 }
-/* Told with each chunk and with SequenceMoved: what the attempt's submission carried */
-#define brought_(t) frozenAt[t]
-
-inline appendB(t) {
+inline appendB() {
     if
-    :: known < brought_(t) -> appendA()
+    :: known < frozenAt -> appendA()
     :: else ->
-        assert(ofA == brought_(t) && (known == ofA || restEpoch == iEpoch));
+        assert(ofA == frozenAt && (known == ofA || restEpoch == iEpoch));
         restEpoch = iEpoch;
         known++
     fi
 }
 inline askA() {
-    if
-    :: asked != 1 -> asked = 1; send(RESEND_A)
-    :: else
-    fi
+    WHEN(asked != 1, asked = 1; send(RESEND_A))
 }
-inline askB(t) {
-    if
-    :: asked != 2 -> asked = 2; send(RESEND_B + t)
-    :: else
-    fi
+inline askB() {
+    WHEN(asked != 2, asked = 2; send(RESEND_B))
 }
 inline takeBack() {
     epochMax++;
@@ -688,86 +539,67 @@ inline takeBack() {
     iState = HANDS;
     asked = 0;
     cancelA();
-    if
-    :: open -> cancelB(openFor)
-    :: else
-    fi;
+    WHEN(open, cancelB());
     open = false;
-    assert(!(bSeq[0] == B_RUN && epochOf[0] == iEpoch)); /* one decoder per epoch */
-    assert(!(bSeq[1] == B_RUN && epochOf[1] == iEpoch))
+    assert(!(bSeq == B_RUN && epochOf == iEpoch)) /* one decoder per epoch */
 }
 inline lostA() {
     if
-    :: open -> iState = TENTATIVE; cancelA(); asked = 0; askB(openFor)
+    :: open -> iState = TENTATIVE; cancelA(); asked = 0; askB()
     :: else -> takeBack()
     fi
 }
-inline judge(t, base) {
+inline judge(base) {
     if
-    :: known <= base -> iState = AT_B; iEpoch = epochOf[t]; asked = 0; cancelA()
-    :: known > base && iState == AT_A -> open = false; cancelB(t)
+    :: known <= base -> iState = AT_B; iEpoch = epochOf; asked = 0; cancelA()
+    :: known > base && iState == AT_A -> open = false; cancelB()
     :: known > base && iState == TENTATIVE -> takeBack()
     fi
 }
 /* B speaks in an epoch that ingress knows and has not voided */
-#define HEARD(t, inc) (open && openFor == t && openIncarnation == inc && iState <= TENTATIVE)
+#define HEARD(inc) (open && openIncarnation == inc && iState <= TENTATIVE)
 
-inline onMoved(t, inc) {
+inline onMoved(inc) {
     if
-    :: HEARD(t, inc) && iState != AT_B ->
-        judge(t, brought_(t));
-        if
-        :: iState == AT_B && known < brought_(t) -> askB(t)
-        :: else
-        fi
-    :: HEARD(t, inc) && iState == AT_B -> skip
-    :: else -> cancelB(t)
+    :: HEARD(inc) && iState != AT_B ->
+        judge(frozenAt);
+        WHEN(iState == AT_B && known < frozenAt, askB())
+    :: HEARD(inc) && iState == AT_B -> skip
+    :: else -> cancelB()
     fi
 }
 #ifdef M_BASE_IS_FIRST
-#define BASE(t, i) i
+#define BASE(i) i
 #else
-#define BASE(t, i) brought_(t)
+#define BASE(i) frozenAt
 #endif
-inline onTokenB(t, inc, i) {
+inline onTokenB(inc, i) {
     if
-    :: HEARD(t, inc) ->
+    :: HEARD(inc) ->
+        WHEN(iState != AT_B, judge(BASE(i)));
         if
-        :: iState != AT_B -> judge(t, BASE(t, i))
-        :: else
-        fi;
-        if
-        :: iState == AT_B && i == known -> appendB(t); ended()
-        :: iState == AT_B && i > known -> askB(t)
+        :: iState == AT_B && i == known -> appendB(); ended()
+        :: iState == AT_B && i > known -> askB()
         :: else
         fi
-    :: else -> cancelB(t)
+    :: else -> cancelB()
     fi
 }
-inline onResentB(t, count) {
+inline onResentB(count) {
     if
-    :: asked == 2 && open && openFor == t ->
+    :: asked == 2 && open ->
         asked = 0;
-        if
-        :: iState == TENTATIVE -> judge(t, brought_(t))
-        :: else
-        fi;
+        WHEN(iState == TENTATIVE, judge(frozenAt));
         do
-        :: iState == AT_B && known < count -> appendB(t)
+        :: iState == AT_B && known < count -> appendB()
         :: else -> break
         od;
-        if
-        :: iState == AT_B -> ended()
-        :: else
-        fi
+        WHEN(iState == AT_B, ended())
     :: else
     fi
 }
-inline onForgotB(t) {
-    if
-    :: asked == 2 && open && openFor == t && (iState == AT_B || iState == TENTATIVE) -> takeBack()
-    :: else
-    fi
+inline onForgotB() {
+    WHEN(asked == 2 && open && (iState == AT_B || iState == TENTATIVE), takeBack())
 }
 inline onTokenA(i) {
     if
@@ -785,48 +617,32 @@ inline onResentA(count) {
         :: iState == AT_A && known < count -> appendA()
         :: else -> break
         od;
-        if
-        :: iState == AT_A -> ended()
-        :: else
-        fi
+        WHEN(iState == AT_A, ended())
     :: else
     fi
 }
-inline onAllot(t) {
+inline onAllot() {
     if
-    :: iState != AT_A || allotted[t] && !(open && openFor == t) -> send(ALLOT_NO + t)
-    :: iState == AT_A && open && openFor == t -> send(ALLOTTED + t)
-    :: iState == AT_A && !allotted[t] ->
-        allotted[t] = true;
+    :: iState != AT_A || allotted && !open -> send(ALLOT_NO)
+    :: iState == AT_A && open -> send(ALLOTTED)
+    :: iState == AT_A && !allotted ->
+        allotted = true;
 #ifdef M_NO_ALLOTMENT
-        epochOf[t] = iEpoch + 1;
+        epochOf = iEpoch + 1;
 #else
         epochMax++;
-        epochOf[t] = epochMax;
+        epochOf = epochMax;
 #endif
-        open = true; openFor = t; openIncarnation = bIncarnation;
-        send(ALLOTTED + t)
+        open = true; openIncarnation = bIncarnation;
+        send(ALLOTTED)
     fi
 }
 
-#define TOKENS_B(t, inc) \
-    :: atomic { ARRIVES(MOVED + K * inc + t); onMoved(t, inc) } \
-    :: atomic { ARRIVES(TOKEN_B + N * (K * inc + t) + 0); onTokenB(t, inc, 0) } \
-    :: atomic { ARRIVES(TOKEN_B + N * (K * inc + t) + 1); onTokenB(t, inc, 1) } \
-    IF3(:: atomic { ARRIVES(TOKEN_B + N * (K * inc + t) + 2); onTokenB(t, inc, 2) })
-#ifdef RESTART
-#define ALL_TOKENS_B(t) TOKENS_B(t, 0) TOKENS_B(t, 1)
-#else
-#define ALL_TOKENS_B(t) TOKENS_B(t, 0)
-#endif
-#define STEPS_I(t) \
-    ALL_TOKENS_B(t) \
-    :: atomic { ARRIVES(RESENT_B + (N + 1) * t + 0); onResentB(t, 0) } \
-    :: atomic { ARRIVES(RESENT_B + (N + 1) * t + 1); onResentB(t, 1) } \
-    :: atomic { ARRIVES(RESENT_B + (N + 1) * t + 2); onResentB(t, 2) } \
-    IF3(:: atomic { ARRIVES(RESENT_B + (N + 1) * t + 3); onResentB(t, 3) }) \
-    :: atomic { ARRIVES(FORGOT_B + t); onForgotB(t) } \
-    :: atomic { ARRIVES(ALLOT + t); onAllot(t) }
+#define TOKENS_B(inc) \
+    :: atomic { ARRIVES(MOVED + inc); onMoved(inc) } \
+    :: atomic { ARRIVES(TOKEN_B + N * inc + 0); onTokenB(inc, 0) } \
+    :: atomic { ARRIVES(TOKEN_B + N * inc + 1); onTokenB(inc, 1) } \
+    IF3(:: atomic { ARRIVES(TOKEN_B + N * inc + 2); onTokenB(inc, 2) })
 
 proctype Ingress() {
 end:
@@ -838,12 +654,17 @@ end:
     :: atomic { ARRIVES(RESENT_A + 1); onResentA(1) }
     :: atomic { ARRIVES(RESENT_A + 2); onResentA(2) }
     IF3(:: atomic { ARRIVES(RESENT_A + 3); onResentA(3) })
-    :: atomic { ARRIVES(FORGOT_A);
-        if
-        :: asked == 1 && iState == AT_A -> asked = 0; lostA()
-        :: else
-        fi }
-    EACH(STEPS_I)
+    :: atomic { ARRIVES(FORGOT_A); WHEN(asked == 1 && iState == AT_A, asked = 0; lostA()) }
+    TOKENS_B(0)
+#ifdef RESTART
+    TOKENS_B(1)
+#endif
+    :: atomic { ARRIVES(RESENT_B + 0); onResentB(0) }
+    :: atomic { ARRIVES(RESENT_B + 1); onResentB(1) }
+    :: atomic { ARRIVES(RESENT_B + 2); onResentB(2) }
+    IF3(:: atomic { ARRIVES(RESENT_B + 3); onResentB(3) })
+    :: atomic { ARRIVES(FORGOT_B); onForgotB() }
+    :: atomic { ARRIVES(ALLOT); onAllot() }
     :: atomic { !aUp && iState == AT_A -> lostA() }
     :: atomic { misjudgements > 0 && iState == AT_A -> misjudgements--; lostA() }
     :: atomic { open && (!bUp || bIncarnation != openIncarnation) && (iState == AT_B || iState == TENTATIVE) -> takeBack() }
@@ -851,10 +672,7 @@ end:
 #ifdef CANCELS
     :: atomic { iState <= TENTATIVE ->
         iState = CANCELLED; asked = 0; cancelA();
-        if
-        :: open -> cancelB(openFor)
-        :: else
-        fi;
+        WHEN(open, cancelB());
         open = false }
 #endif
     od
@@ -863,8 +681,7 @@ end:
 proctype Clock() {
 end:
     do
-    :: atomic { frozenAsked[0] && !uF[0] -> uF[0] = true }
-    :: atomic { frozenAsked[1] && !uF[1] -> uF[1] = true }
+    :: atomic { frozenAsked && !uF -> uF = true }
     od
 }
 
@@ -876,11 +693,11 @@ end:
     :: atomic { timeout ->
         if
         :: iState == AT_A && probes > 0 -> probes--; asked = 0; askA()
-        :: (iState == AT_B || iState == TENTATIVE) && probes > 0 -> probes--; asked = 0; askB(openFor)
+        :: (iState == AT_B || iState == TENTATIVE) && probes > 0 -> probes--; asked = 0; askB()
         :: else ->
             assert(iState == FINISHED || iState == HANDS || iState == CANCELLED);
-            assert(!aUp || (!ofSequence && !PINS)); /* no block leaked */
-            assert(!bUp || (!taken[0] && !taken[1]));
+            assert(!aUp || (!ofSequence && !pinned)); /* no block leaked */
+            assert(!bUp || !taken);
             assert(aSeq == GONE || aSeq == DONE);
             break
         fi }
