@@ -4,6 +4,8 @@ import ast
 from fnmatch import fnmatch
 from pathlib import Path
 
+import pytest
+
 from tests.tidy.tree import imported_modules, is_within, nodes, python_files
 
 #: The pure core: time, randomness and answers from outside come in as arguments and messages.
@@ -52,7 +54,6 @@ ALLOWED_OF_RANDOM = {"Random"}
 
 #: Everything that knows vLLM's inside lies in services/worker; its parsers run in a process of ingress's, and the table
 #: of its routes in docs/API.md is made from its document.
-ENGINE_PACKAGES = frozenset({"vllm"})
 ENGINE_HOMES = (
     "services/ingress/parsing/",
     "services/worker/",
@@ -90,28 +91,38 @@ def test_there_is_a_pure_core_to_look_at_and_every_shell_exists():
     assert not unused, "no such module: " + ", ".join(unused)
 
 
-def test_the_core_of_a_service_imports_no_shell():
-    shells = frozenset(
-        ".".join(path.with_suffix("").parts)
-        for path in python_files("services")
-        if _is_one_of(path, SHELLS) and path.name not in ("metrics.py", "vllm_metrics.py", "__init__.py")
-    )
-    wrong = [
-        f"{path}:{line}: {module}"
-        for path in _pure_files()
-        if path.parts[0] == "services" and not _is_one_of(path, ABOVE_SHELLS)
-        for module, line in imported_modules(path)
-        if module in shells
-    ]
-    assert not wrong, "\n".join(wrong)
+SHELL_MODULES = frozenset(
+    ".".join(path.with_suffix("").parts)
+    for path in python_files("services")
+    if _is_one_of(path, SHELLS) and path.name not in ("metrics.py", "vllm_metrics.py", "__init__.py")
+)
+CORES = [path for path in _pure_files() if path.parts[0] == "services" and not _is_one_of(path, ABOVE_SHELLS)]
+RUNTIMES = frozenset({"millrace.actor.runtime_nats", "millrace.sim", "millrace.cli", "simulator"})
+RIGS = [path for path in python_files("tests") if path.parts[1] == "testbed"]
+TESTS = [path for path in python_files("tests") if not any(path.match(pattern) for pattern in BENCH_TESTS)]
 
 
-def test_the_pure_core_imports_no_clock_socket_or_environment():
+@pytest.mark.parametrize(
+    ("files", "modules"),
+    [
+        pytest.param(CORES, SHELL_MODULES, id="the core of a service imports no shell"),
+        pytest.param(_pure_files(), IMPURE, id="the pure core imports no clock, socket or environment"),
+        pytest.param(_pure_files(), RUNTIMES, id="an actor imports no runtime"),
+        pytest.param(
+            [path for path in python_files() if not str(path).startswith(ENGINE_HOMES)],
+            frozenset({"vllm"}),
+            id="only the worker knows vLLM",
+        ),
+        pytest.param(TESTS, frozenset({"bench"}), id="tests import no bench but the one that they test"),
+        pytest.param([*RIGS, *python_files("bench")], frozenset({"tests"}), id="rigs and benches import no test"),
+    ],
+)
+def test_nothing_imports_what_it_must_not_know(files: list[Path], modules: frozenset[str]):
     wrong = [
         f"{path}:{line}: {module}"
-        for path in _pure_files()
+        for path in files
         for module, line in imported_modules(path)
-        if is_within(module, IMPURE)
+        if is_within(module, modules) and not is_within(module, frozenset({"tests.testbed"}))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -135,50 +146,3 @@ def test_the_pure_core_draws_no_hidden_random_numbers():
 def _plain_imports(path: Path) -> set[str]:
     """Modules that the file binds by `import name`."""
     return {alias.name for node in nodes(path) if isinstance(node, ast.Import) for alias in node.names}
-
-
-def test_only_the_worker_knows_vllm():
-    wrong = [
-        f"{path}:{line}: {module}"
-        for path in python_files()
-        if not str(path).startswith(ENGINE_HOMES)
-        for module, line in imported_modules(path)
-        if is_within(module, ENGINE_PACKAGES)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_an_actor_imports_no_runtime():
-    runtimes = frozenset({"millrace.actor.runtime_nats", "millrace.sim", "millrace.cli", "simulator"})
-    wrong = [
-        f"{path}:{line}: {module}"
-        for path in _pure_files()
-        for module, line in imported_modules(path)
-        if is_within(module, runtimes)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_tests_import_no_bench_but_the_one_that_they_test():
-    wrong = [
-        f"{path}:{line}: {module}"
-        for path in python_files("tests")
-        if not any(path.match(pattern) for pattern in BENCH_TESTS)
-        for module, line in imported_modules(path)
-        if is_within(module, frozenset({"bench"}))
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_rigs_and_benches_import_no_test_and_rigs_no_bench():
-    """Rigs are what lies in tests/testbed."""
-    rigs = [path for path in python_files("tests") if path.parts[1] == "testbed"]
-    forbidden = [(path, frozenset({"tests", "bench"})) for path in rigs]
-    forbidden += [(path, frozenset({"tests"})) for path in python_files("bench")]
-    wrong = [
-        f"{path}:{line}: {module}"
-        for path, modules in forbidden
-        for module, line in imported_modules(path)
-        if is_within(module, modules) and not is_within(module, frozenset({"tests.testbed"}))
-    ]
-    assert not wrong, "\n".join(wrong)

@@ -1,10 +1,11 @@
-"""Names: every file is guessable from its name, and identifiers use the words of the glossary."""
+"""Names of files, classes and identifiers, in the words of the glossary, and first lines of docstrings."""
 
 import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
-from tests.tidy.tree import nodes, python_files
+from tests.tidy.tree import nodes, parsed, python_files
 
 #: A file with such a name says nothing about what is in it.
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|commons?|helpers?|managers?|misc)(_|$)")
@@ -42,3 +43,35 @@ def _identifiers(path: Path) -> list[tuple[str, int]]:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 found.append((name, node.lineno))
     return found
+
+
+FOLDERS = ("libs", "services", "simulator", "deployment", "setup", "compose")
+
+#: Every policy module names its own so: the slot demands it (millrace/policies).
+OF_THE_SLOT = frozenset({"Parameters", "State"})
+
+
+def test_a_class_name_is_unique():
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in python_files(*FOLDERS):
+        for node in parsed(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path}:{node.lineno}")
+    twice = {name: where for name, where in places.items() if len(where) > 1 and name not in OF_THE_SLOT}
+    assert not twice, "\n".join(f"{name}: {', '.join(where)}" for name, where in sorted(twice.items()))
+
+
+#: First lines are noun phrases or imperatives, as in the documentation of the field's libraries.
+QUESTION = re.compile(r"^(What|How|Whom?|Whose|Which|Where|When|Why)\b")
+
+
+def test_no_docstring_opens_with_a_question_word():
+    opening = [
+        f"{path}:{getattr(node, 'lineno', 1)}: {text.splitlines()[0]}"
+        for path in python_files()
+        for node in nodes(path)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node) or "")
+        and QUESTION.match(text)
+    ]
+    assert not opening, "\n".join(opening)

@@ -1,6 +1,5 @@
 """Groups of tests: `setup/run_tests.py` runs every test file once."""
 
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -24,13 +23,6 @@ def test_every_test_is_in_one_group(monkeypatch):
     assert sorted(groups) == sorted((*run_tests.WAITING, *run_tests.COMPUTING))
 
 
-def test_without_vllm_no_group_names_a_test_of_real_engines(monkeypatch):
-    monkeypatch.setattr(run_tests.importlib.util, "find_spec", lambda _: None)
-    paths = [path for group in run_tests.all_groups().values() for path in group]
-    assert paths
-    assert not [path for path in paths if path.startswith("tests/engine")]
-
-
 def test_folders_without_processes_and_with_them_are_all_that_a_whole_run_covers():
     named = {Path(path).name for path in FOLDERS if path.startswith("tests/")}
     by_name_only = {"clients", "compose", "gpu", "model"}
@@ -40,12 +32,3 @@ def test_folders_without_processes_and_with_them_are_all_that_a_whole_run_covers
 
 def test_what_a_fast_run_names_or_leaves_out_exists():
     assert not [path for path in (*run_tests.FAST, *run_tests.SLOW) if not (ROOT / path).exists()]
-
-
-def test_a_run_of_pytest_keeps_what_its_summary_says_of_failures(capsys):
-    words = ("..F", "FAILED tests/live/test_x.py::test_y - AssertionError", "1 failed, 2 passed in 3.00s")
-    run = run_tests.Run("live", [sys.executable, "-c", f"print({chr(10).join(words)!r}); raise SystemExit(1)"])
-    assert run.wait() == 1
-    assert run.failed == ["live     | FAILED tests/live/test_x.py::test_y - AssertionError"]
-    assert run.closing.startswith("live     | 1 failed, 2 passed in 3.00s after ")
-    assert "live     | ..F" in capsys.readouterr().out

@@ -35,24 +35,13 @@ def test_no_file_is_too_large():
     assert not large, "\n".join(large)
 
 
-def test_every_service_has_a_readme():
-    services = {path.parts[1] for path in tracked_files() if path.parts[0] == "services" and len(path.parts) > 2}
+def test_every_service_and_policy_has_a_readme():
+    services = {Path(*path.parts[:2]) for path in tracked_files() if path.parts[0] == "services" and path.parts[2:]}
+    policies = {path.parent for path in tracked_files() if path.name == "policy.py"}
     assert services
-    missing = [
-        f"services/{name}/README.md" for name in sorted(services) if not _is_tracked(f"services/{name}/README.md")
-    ]
-    assert not missing, "\n".join(missing)
-
-
-def test_every_policy_has_a_readme():
-    policies = [path.parent for path in tracked_files() if path.name == "policy.py"]
     assert policies
-    missing = [f"{folder}/README.md" for folder in policies if not _is_tracked(f"{folder}/README.md")]
-    assert not missing, "\n".join(missing)
-
-
-def _is_tracked(name: str) -> bool:
-    return any(str(path) == name for path in tracked_files())
+    missing = {folder / "README.md" for folder in services | policies} - set(tracked_files())
+    assert not missing
 
 
 @pytest.mark.parametrize(
@@ -91,9 +80,5 @@ def test_classes_that_vllm_imports_by_name_exist():
     folder = ROOT / "services/worker/vllm_engine"
     named = re.findall(r"\{_PACKAGE\}\.(\w+)\.(\w+)", (folder / "startup.py").read_text())
     assert named
-    missing = [f"{module}.{name}" for module, name in named if f"class {name}(" not in _source(folder / f"{module}.py")]
-    assert not missing, ", ".join(missing)
-
-
-def _source(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
+    missing = [name for module, name in named if f"class {name}(" not in (folder / f"{module}.py").read_text()]
+    assert not missing
