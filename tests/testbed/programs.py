@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import IO, Protocol
+from typing import IO
 
 from millrace.supervision.fork_server import ForkServer, ForkServerLost
 
@@ -33,28 +33,8 @@ LOOK_S = 0.005
 _servers: list[ForkServer] = []
 
 
-class Program(Protocol):
-    """A started program: the part of ``subprocess.Popen`` that a forked one has as well."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, number: int) -> None: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class ForkedProgram:
-    """A child of this process that a fork server has started."""
+    """A child of this process that a fork server has started: the part of ``subprocess.Popen`` that is used here."""
 
     def __init__(self, pid: int, words: Sequence[str]) -> None:
         self.pid = pid
@@ -86,6 +66,10 @@ class ForkedProgram:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+#: A started program.
+Program = subprocess.Popen[bytes] | ForkedProgram
 
 
 def open_fork_server(*preload: str) -> None:

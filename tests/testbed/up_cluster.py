@@ -86,15 +86,8 @@ class UpRig:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         ports = ("--port", str(self.port), "--nats-port", str(free_port()))
-        self._words = [
-            "up",
-            "--dir",
-            str(folder),
-            *ports,
-            "--set",
-            "page.port=0",
-            *words,
-        ]  # no page unless one is asked
+        no_page = ("--set", "page.port=0")  # unless one is asked
+        self._words = ["up", "--dir", str(folder), *ports, *no_page, *words]
         self.process: Program | None = None
 
     def __enter__(self) -> UpRig:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import nats
 from millrace.actor.config import BusConfig
@@ -34,42 +34,6 @@ class Logged:
         """No spans here."""
 
 
-class Harness(Protocol):
-    """Interface that the suite needs of a bus."""
-
-    cluster: str
-
-    async def add(self, probe: Probe, *accepts: type[Body], node: str = "") -> None:
-        """Starts a probe; without ``node`` in a process of its own."""
-        ...
-
-    def tell(self, probe: Probe, *effects: Effect) -> None:
-        """Has a probe return effects now."""
-        ...
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Lets time pass until the condition holds; fails after PATIENCE_S."""
-        ...
-
-    async def passes(self, seconds: float) -> None:
-        """Lets time pass."""
-        ...
-
-    async def publish_bytes(self, subject: str, payload: bytes, sender: str = "") -> None:
-        """Puts bytes on the bus from outside."""
-        ...
-
-    def refused(self) -> int:
-        """Messages that reached a runtime and no actor."""
-        ...
-
-    async def stop_bus(self, *, keep_store: bool = True) -> None: ...
-
-    async def start_bus(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
 class SimHarness:
     """Virtual time: a second of a test costs what happens in it."""
 
@@ -78,16 +42,18 @@ class SimHarness:
         self.simulation = Simulation(seed)
         self._actors: dict[str, SimActor] = {}
 
-    async def add(self, probe: Probe, *accepts: type[Body], node: str = "") -> None:
-        node = node or probe.name
-        self._actors[probe.name] = self.simulation.add(lambda _incarnation: probe, node=node, accepts=accepts)
+    async def add(self, probe: Probe, *accepts: type[Body]) -> None:
+        """Starts a probe in a process of its own."""
+        self._actors[probe.name] = self.simulation.add(lambda _incarnation: probe, node=probe.name, accepts=accepts)
         self.simulation.run_for(SECOND // 100)
 
     def tell(self, probe: Probe, *effects: Effect) -> None:
+        """Has a probe return effects now."""
         process = self._actors[probe.name].process
         process.deliver(Do(effects=list(effects)))
 
     async def until(self, condition: Callable[[], Any]) -> None:
+        """Lets time pass until the condition holds; fails after PATIENCE_S."""
         end_ns = self.simulation.now_ns + int(PATIENCE_S * SECOND)
         while not condition():
             assert self.simulation.now_ns < end_ns, "it did not come"
@@ -97,9 +63,11 @@ class SimHarness:
         self.simulation.run_for(int(seconds * SECOND))
 
     async def publish_bytes(self, subject: str, payload: bytes, sender: str = "") -> None:
+        """Puts bytes on the bus from outside."""
         self.simulation.publish(subject, payload, sender=sender)
 
     def refused(self) -> int:
+        """Messages that reached a runtime and no actor."""
         return self.simulation.counts.get("refused", 0)
 
     async def stop_bus(self, *, keep_store: bool = True) -> None:
@@ -128,8 +96,8 @@ class NatsHarness:
         self._handles: dict[str, ActorHandle] = {}
         self._runs: list[asyncio.Task[str]] = []
 
-    async def add(self, probe: Probe, *accepts: type[Body], node: str = "") -> None:
-        node = "shared" if self._local else node or probe.name
+    async def add(self, probe: Probe, *accepts: type[Body]) -> None:
+        node = "shared" if self._local else probe.name
         runtime = self._runtimes.get(node)
         if runtime is not None:
             self._handles[probe.name] = runtime.add(probe, accepts=accepts)
@@ -176,6 +144,9 @@ class NatsHarness:
         self._server.close()
         crashed = [f for f in failures if isinstance(f, Exception)]
         assert not crashed, crashed
+
+
+Harness = SimHarness | NatsHarness
 
 
 def subjects_of(harness: Harness) -> Subjects:

@@ -73,13 +73,6 @@ async def test_messages_of_one_sender_keep_their_order_over_all_subjects(bus: Ha
     assert [body.request for body in hearer.bodies()] == [str(number) for number in range(300)]
 
 
-async def test_an_actor_hears_its_own_messages_where_it_subscribes(bus: Harness):
-    both = Probe("both", Subscribe(subject="mr.contract.a"))
-    await bus.add(both, LengthTag)
-    bus.tell(both, Publish(subject="mr.contract.a", body=LengthTag(request="r")))
-    await bus.until(lambda: both.got)
-
-
 async def test_after_unsubscribing_nothing_comes_any_more(bus: Harness):
     hearer = Probe("hearer", Subscribe(subject="mr.contract.a"))
     speaker = Probe("speaker")
@@ -103,15 +96,6 @@ async def test_a_request_gets_its_answer_with_the_answerers_name(bus: Harness):
         Message(Replied(correlation=name, body=LengthTag(request=name, mean=7.0)), "", "tagger")
         for name in ("r1", "r2")
     ]
-
-
-async def test_a_request_between_actors_of_one_process_works_too(bus: Harness):
-    tagger = Probe("tagger", Subscribe(subject=ASK), rule=answers())
-    asker = Probe("asker")
-    await bus.add(tagger, TagRequest, node="shared")
-    await bus.add(asker, node="shared")
-    bus.tell(asker, ask())
-    await bus.until(lambda: asker.bodies(Replied))
 
 
 async def test_a_request_that_nobody_listens_to_fails_at_once(bus: Harness):
@@ -194,14 +178,6 @@ async def test_a_gather_ends_at_its_deadline_with_what_it_has(bus: Harness):
     assert [sender for sender, _body in asker.bodies(Gathered)[0].answers] == ["quick"]
     await bus.passes(0.2)
     assert len(asker.got) == 1
-
-
-async def test_a_gather_that_nobody_hears_is_empty_at_once(bus: Harness):
-    asker = Probe("asker")
-    await bus.add(asker)
-    bus.tell(asker, Gather(subjects=(ASK,), body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=2))
-    await bus.until(lambda: asker.got)
-    assert asker.bodies() == [Gathered(correlation="g", answers=[])]
 
 
 async def test_a_gather_over_several_subjects_counts_those_that_nobody_hears_as_answered(bus: Harness):
