@@ -23,7 +23,7 @@ PROMPT = 200
 OUTPUT = 600
 
 
-def shape(*, blocks: int = 200, workers: int = 3, replicas: bool = True) -> SoakShape:
+def shape(*, blocks: int = 200, workers: int = 3) -> SoakShape:
     engine = EngineParameters(
         max_model_len=1024, block_size=BLOCK, blocks_total=blocks, max_sequences=6, token_budget=96
     )
@@ -33,7 +33,7 @@ def shape(*, blocks: int = 200, workers: int = 3, replicas: bool = True) -> Soak
         coordinators=1,
         engine=engine,
         lengths=OutputLengths(mean=OUTPUT, sigma=0.01, length_max=700),
-        migration=MigrationShape(replicas=replicas, verify=False),
+        migration=MigrationShape(replicas=True, verify=False),
         restart_ns=(20 * SECOND, 21 * SECOND),
     )
 
@@ -143,16 +143,6 @@ def test_a_continuation_on_the_holder_computes_the_tail_only(running: Running):
     running.end()
 
 
-def test_without_replicas_the_same_crash_recomputes_everything():
-    running = Running(shape(replicas=False))
-    request = running.submit()
-    running.until(lambda: len(running.log(request)) > 120)
-    running.faults.kill(running.owner(request))
-    running.end()
-    assert not running.said.replicated
-    assert not running.said.continued
-
-
 def test_after_the_holder_died_the_replica_is_made_elsewhere(running: Running):
     request = running.submit()
     running.until(lambda: bool(running.said.holder(f"{request}.0")))
@@ -164,16 +154,6 @@ def test_after_the_holder_died_the_replica_is_made_elsewhere(running: Running):
     running.until(lambda: bool(running.said.continued))
     assert running.said.continued[0]["to"] not in (first, source.name)
     running.end()
-
-
-def test_when_holder_and_source_die_the_rest_is_recomputed(running: Running):
-    request = running.submit()
-    running.until(lambda: len(running.log(request)) > 120)
-    holder, source = running.said.holder(f"{request}.0"), running.owner(request)
-    running.faults.kill(running.worker(holder))
-    running.faults.kill(source)
-    running.end()
-    assert not running.said.continued
 
 
 def test_replicas_give_way_to_sequences_that_need_blocks():
@@ -188,21 +168,6 @@ def test_replicas_give_way_to_sequences_that_need_blocks():
     preempted = sum(running.cluster.engines[a.name].engine.scheduler.preemptions for a in running.cluster.workers)
     assert pool.free == pool.blocks_total
     assert preempted, "without preemptions memory was never short, and nothing had to give way"
-
-
-def test_a_replica_counts_as_free_and_stays_within_its_share(running: Running):
-    requests = [running.submit() for _ in range(6)]
-    running.until(lambda: len({body.sequence for body in running.said.replicated}) >= 4)
-    for actor in running.cluster.workers:
-        engine = running.cluster.engines[actor.name].engine
-        held = sum(map(len, engine.scheduler.replicas.values()))
-        assert held <= 0.3 * engine.parameters.blocks_total
-        snapshot = engine.snapshot(running.sim.now_ns)
-        own = {block for each in engine.scheduler.running for block in each.blocks}
-        assert snapshot.blocks_free + len(own) <= snapshot.blocks_total
-        assert snapshot.blocks_free >= engine.scheduler.pool.free
-    assert requests
-    running.end()
 
 
 def test_an_ended_sequence_leaves_no_replica(running: Running):

@@ -24,10 +24,10 @@ def test_roles_flip_and_instances_come_and_go_under_faults(seed: int) -> None:
 
 
 class _OneSided:
-    """A coordinator whose plans let nobody decode."""
+    """A coordinator whose plans give all instances one role."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    def __init__(self, inner: Any, role: InstanceRole) -> None:
+        self._inner, self._role = inner, role
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -39,18 +39,18 @@ class _OneSided:
         if not isinstance(effect, PutKey) or not isinstance(effect.value, Plan):
             return effect
         stages = [
-            msgspec.structs.replace(stage, roles=dict.fromkeys(stage.instances, InstanceRole.PREFILL))
+            msgspec.structs.replace(stage, roles=dict.fromkeys(stage.instances, self._role))
             for stage in effect.value.stages
         ]
         return msgspec.structs.replace(effect, value=msgspec.structs.replace(effect.value, stages=stages))
 
 
-class _SpoiltCluster(RolesSoakCluster):
-    def build_actor(self, role: Role, config: Any, deps: ActorDeps) -> Actor:
-        actor = super().build_actor(role, config, deps)
-        return _OneSided(actor) if role is Role.COORDINATOR else actor
+@pytest.mark.parametrize(("told", "missing"), [(InstanceRole.PREFILL, "decodes"), (InstanceRole.DECODE, "prefills")])
+def test_a_plan_in_which_nobody_decodes_or_prefills_fails_the_seed(told: InstanceRole, missing: str) -> None:
+    class Spoilt(RolesSoakCluster):
+        def build_actor(self, role: Role, config: Any, deps: ActorDeps) -> Actor:
+            actor = super().build_actor(role, config, deps)
+            return _OneSided(actor, told) if role is Role.COORDINATOR else actor
 
-
-def test_a_plan_in_which_nobody_decodes_fails_the_seed() -> None:
-    with pytest.raises(SimulationFailed, match="no instance decodes"):
-        RolesSoakRun(1, shape=roles_shape(1), faults=False, cluster=_SpoiltCluster).run()
+    with pytest.raises(SimulationFailed, match=f"no instance {missing}"):
+        RolesSoakRun(1, shape=roles_shape(1), faults=False, cluster=Spoilt).run()

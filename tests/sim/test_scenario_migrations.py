@@ -1,17 +1,20 @@
 """Scenarios whose sequences move: prefill and decode split, its speed, and what faults do to it."""
 
 import functools
+import io
 from pathlib import Path
 from typing import Any
 
 from millrace.actor.settings import with_settings
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.step_time_models import LinearStepTime
+from rich.console import Console
 
 from simulator.scenarios.reading import read_scenario, scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.saving import save
 from simulator.scenarios.statistics import summarise
+from simulator.scenarios.tables import run_tables
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "scenarios" / "disaggregated.toml"
 ENGINE = {"max_model_len": 4096, "blocks_total": 2000, "max_sequences": 32, "token_budget": 2048}
@@ -56,6 +59,10 @@ def test_requests_prefill_at_the_front_and_end_at_the_back() -> None:
     assert all(m.source.startswith("front") and m.target.startswith("back") for m in outcome.migrations)
     assert summary.migrations["moved"] >= len(long_lived)
     assert 0 < summary.frozen_s.largest < 0.1
+    printed = io.StringIO()
+    Console(width=120, file=printed).print(run_tables(outcome, summary))
+    assert "frozen, ms" in printed.getvalue()
+    assert f"{summary.migrations['moved']} moved" in printed.getvalue()
 
 
 def test_where_prompts_are_long_prefill_and_decode_apart_keep_more_of_the_slo() -> None:

@@ -142,11 +142,6 @@ def test_noisy_lengths_are_noisy_and_unknown_ones_unknown() -> None:
     assert all(record.predicted_tokens == -1 for record in unknown.finished)
 
 
-def test_shared_prefixes_are_found_in_the_cache() -> None:
-    spec = scenario_of(with_settings(SMALL, ["cluster.groups.0.engine.prefix_caching=true"]))
-    assert summarise(run_scenario(spec, step_times=step_times)).prefix_share == 0.0
-
-
 def test_a_killed_instance_and_a_stalled_one_lose_no_request() -> None:
     faults = [
         {"at_s": 2.0, "kind": "kill", "target": "gpu-1"},

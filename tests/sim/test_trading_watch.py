@@ -113,39 +113,6 @@ def test_a_fourth_move_for_balance_is_found_whatever_came_between():
         watched.moved(after_ns=9 * SECOND)
 
 
-def test_moves_within_two_seconds_are_found_unless_a_fault_may_have_made_brokers_forget():
-    watched = Watched()
-    watched.moved()
-    watched.disturbed = True
-    watched.moved(after_ns=SECOND)
-    watched.disturbed = False
-    watched.moved(reason=MoveReason.DRAIN, after_ns=SECOND)
-    with pytest.raises(AssertionError, match=r"moved again after 1\.00 s"):
-        watched.moved(after_ns=SECOND)
-
-
-@pytest.mark.parametrize("state", ["asking", "moving"])
-def test_who_stays_past_its_boundary_is_found_unless_it_moves(state: str):
-    watched = Watched()
-    far = SimpleNamespace(sequence="r0.0", total=200, blocks=[1])
-    room = {"waiting": [], "arrived": [], "parameters": SimpleNamespace(max_sequences=8)}
-    schedulers = {
-        "w0": SimpleNamespace(running=[far]),
-        "w1": SimpleNamespace(running=[], pool=SimpleNamespace(free=99), **room),
-    }
-    for name, scheduler in schedulers.items():
-        watched.engines[name].engine.scheduler = scheduler
-    watched.owns = {"w0": {"boundary": 100, "above": ["w1"], "out": {"d": ["r0.0", "boundary", "w1", "moving"]}}}
-    for _ in range(7):
-        watched.look()
-    watched.owns["w0"]["out"] = {"d": ["r0.0", "boundary", "w1", state]}
-    if state == "moving":
-        watched.look()
-    else:
-        with pytest.raises(AssertionError, match="past their boundary beside idle room"):
-            watched.look()
-
-
 @pytest.mark.parametrize("left", [{"out": {"d": []}}, {"in": {"d": []}}, {"resting": 1}])
 def test_whatever_stays_open_is_not_quiet(left: dict[str, Any]):
     watched = Watched()

@@ -171,14 +171,6 @@ def test_the_rule_that_a_load_wants_is_advised(tmp_path: Path) -> None:
     assert f"{advised['within']['after']:.1%} instead of" in answer["advice"]["evidence"]
 
 
-def test_a_shorter_tail_is_advised_where_all_requests_keep_the_objectives(unequal: Path, tmp_path: Path) -> None:
-    output = tmp_path / "answer.json"
-    assert main(["what-if", "--file", str(unequal), "--advise", "--jobs", "1", "--output", str(output)]) == 0
-    answer = msgspec.json.decode(output.read_bytes())
-    assert answer["advice"]["settings"] == "policies.dispatch.name=forecast"
-    assert answer["advice"]["evidence"].startswith("E2E p99 decides: 100.0% instead of 100.0% of requests within")
-
-
 def test_a_light_load_is_advised_nothing(recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "answer.json"
     words = ["what-if", "--file", str(recording), "--advise", "--jobs", "1", "--output", str(output)]
