@@ -13,7 +13,7 @@ from millrace.enginemodel.forecast.forecaster import Forecaster
 from millrace.enginemodel.forecast.present import LengthRevision
 from millrace.enginemodel.forecast.question import Candidate, Forecast
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.step_cost import FS_PER_NS, StepCost
+from millrace.enginemodel.step_cost import StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime
 
 from tests.unit.forecast_states import (
@@ -58,17 +58,6 @@ def test_an_idle_engine_starts_the_candidate_at_once() -> None:
         others_delay_ns=0,
         output_tokens=5,
     )
-
-
-def test_a_candidate_delays_a_placement_that_comes_after_it() -> None:
-    cost = StepCost(fixed=STEP_NS * FS_PER_NS, prefill_token=100 * FS_PER_NS)
-    forecaster = Forecaster(cost, PARAMETERS)
-    forecaster.load(snapshot([waiting("a.0", 4)]))
-    forecaster.add("b.0", Candidate(prompt_tokens=10, expected_output_tokens=1), AT_NS)
-    forecaster.advance(AT_NS)
-    # Both are computed in the second step, which costs 500 ns more for the candidate; "a" sees that too.
-    answer = forecaster.forecast(Candidate(prompt_tokens=5, expected_output_tokens=1))
-    assert (answer.others, answer.others_delay_ns) == (2, 1000)
 
 
 def test_lengths_are_bounded_by_the_client_and_by_the_engine() -> None:
@@ -190,21 +179,7 @@ def test_with_steps_scheduled_ahead_a_candidate_starts_one_step_later(seed: int)
     asked = sequence(rng, "asked.0")
     state = published(engine.snapshot(now_ns))
     answer = ask(state, candidate_of(asked), engine.cost, parameters, now_ns=now_ns + 1)
-    assert answer.ttft_ns + 1 == _served(engine, asked, now_ns)[0]
-
-
-def _served(engine: ModelledEngine, asked: EngineSequence, now_ns: int) -> tuple[int, int]:
-    """Adds it while the next step is under way, as messages arrive; returns times of its first and last token."""
-    begun_ns, times = now_ns, []
-    duration_ns = engine.begin_step(now_ns)
-    assert engine.add(asked) is None
-    if duration_ns is not None:
-        now_ns += duration_ns
-        engine.complete_step(now_ns)
-    while (done := engine.step(now_ns)) is not None:
-        now_ns += done[1]
-        times += [now_ns - begun_ns for output in done[0].outputs if output.sequence == asked.sequence]
-    return times[0], times[-1]
+    assert answer.ttft_ns + 1 == _tokens(engine, [asked], now_ns)[asked.sequence][0] - now_ns
 
 
 def note(times: dict[str, list[int]], stepped: EngineStepped, now_ns: int) -> None:
@@ -256,20 +231,6 @@ def test_a_question_changes_nothing_and_time_may_go_back() -> None:
     assert (answers[0].ttft_ns, answers[2].ttft_ns) == (1900, 1500)
 
 
-def test_a_scale_stretches_time() -> None:
-    forecaster = Forecaster(CONSTANT, PARAMETERS)
-    forecaster.load(snapshot())
-    forecaster.advance(AT_NS)
-    asked = Candidate(prompt_tokens=4, expected_output_tokens=10)
-    latencies = []
-    for scale in (1.0, 1.5, 1.0):
-        forecaster.set_scale(scale)
-        latencies.append(forecaster.forecast(asked).e2e_ns)
-    assert latencies == [10 * STEP_NS, 15 * STEP_NS, 10 * STEP_NS]
-    with pytest.raises(ValueError, match="scale"):
-        forecaster.set_scale(0.0)
-
-
 def test_what_is_cached_of_a_prompt_is_not_computed_but_its_blocks_count() -> None:
     cold = Candidate(prompt_tokens=100, expected_output_tokens=5)  # 32 tokens a step
     warm = msgspec.structs.replace(cold, cached_tokens=96)
@@ -317,4 +278,5 @@ def test_a_forecast_that_knows_the_hits_is_what_an_engine_with_a_cache_then_does
         prompt_tokens=len(prompt), expected_output_tokens=asked.expected_output_tokens, cached_tokens=hits
     )
     answer = ask(state, candidate, engine.cost, parameters, now_ns=now_ns)
-    assert (answer.ttft_ns, answer.e2e_ns) == _served(engine, asked, now_ns)
+    times = _tokens(engine, [asked], now_ns)[asked.sequence]
+    assert (answer.ttft_ns, answer.e2e_ns) == (times[0] - now_ns, times[-1] - now_ns)

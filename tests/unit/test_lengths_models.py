@@ -98,12 +98,6 @@ def test_a_trained_model_follows_what_decides_the_length(trained: QuantileModel)
         assert said.p50 <= said.p90
 
 
-def test_one_row_and_many_rows_give_the_same(trained: QuantileModel) -> None:
-    rows, _ = _outcomes(50, seed=3)
-    one = [(said.mean, said.p50, said.p90) for said in map(trained.estimate, rows)]
-    assert np.allclose(one, trained.estimate_many(rows))
-
-
 def test_about_nine_in_ten_lengths_lie_below_p90(trained: QuantileModel) -> None:
     rows, lengths = _outcomes(400, seed=4)
     assert 0.8 < score(trained.estimate_many(rows), lengths).covered_90 < 0.98
@@ -232,13 +226,6 @@ def test_files_of_a_model_that_is_served_under_a_path_stay_in_the_folder(tmp_pat
     assert not list(elsewhere.iterdir())
     loaded = load("tagger-0", LearningConfig(directory=str(root), pretrained=False))
     assert list(loaded.outcomes) == [subject_token(str(elsewhere))]
-
-
-def test_a_file_cut_inside_a_frame_ends_before_it(tmp_path: Path) -> None:
-    outcome_writer(tmp_path, "m", "t").append(_samples(3))
-    path = tmp_path / "m" / "t.outcomes"
-    path.write_bytes(path.read_bytes()[:-7])
-    assert len(list(read_outcomes(path))) == 2
 
 
 def test_a_damaged_file_of_outcomes_is_refused_by_name_and_begun_anew_by_the_writer(tmp_path: Path) -> None:

@@ -42,16 +42,6 @@ def known(members: Membership, name: str = "w0") -> Member:
     return member
 
 
-def test_a_new_incarnation_serves_whatever_was_before():
-    for state in MemberState:
-        assert next_state(state, E.STARTED) is S.SERVING
-
-
-def test_only_a_new_incarnation_or_leaving_the_store_ends_death():
-    leads = {event: next_state(S.DEAD, event) for event in MemberEvent}
-    assert {event for event, state in leads.items() if state is not S.DEAD} == {E.STARTED, E.UNREGISTERED}
-
-
 def test_the_table_in_the_docstring_is_the_table_in_force():
     text = __import__("millrace.membership.member", fromlist=["x"]).__doc__ or ""
     rows = [[cell.strip() for cell in line.strip(" |").split("|")] for line in text.splitlines() if "|" in line]

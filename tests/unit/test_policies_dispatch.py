@@ -92,21 +92,6 @@ def test_a_policy_prefers_the_lower_load(policy, candidates, chosen):
         assert decide(policy, view(*candidates), seed=seed)[0].chosen == chosen
 
 
-@pytest.mark.parametrize("policy", NAMES)
-def test_without_candidates_nothing_is_chosen_and_the_state_stays(policy):
-    decision, state = decide(policy, view())
-    assert decision.chosen is None
-    assert decision.reason
-    assert state == DISPATCH_POLICIES.load(policy).initial_state
-
-
-@pytest.mark.parametrize("policy", NAMES)
-def test_the_only_candidate_is_chosen(policy):
-    decision, _ = decide(policy, view(InstanceView(name="only")))
-    assert decision.chosen == "only"
-    assert [(s.name, s.score) for s in decision.scores] == [("only", 1.0)]
-
-
 @pytest.mark.parametrize("policy", ["join_shortest_queue", "random", "forecast"])
 def test_equal_candidates_are_chosen_by_the_rng(policy):
     asked = msgspec.structs.replace(

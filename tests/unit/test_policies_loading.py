@@ -5,7 +5,6 @@ from random import Random
 from typing import Any, cast
 
 import pytest
-from millrace.actor.errors import ConfigError
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView, Prediction
 from millrace.policies.provisioning import PROVISIONING_POLICIES
 from millrace.policies.registry import Nothing, PolicyError, Registry
@@ -14,12 +13,10 @@ from millrace.policies.stages import STAGE_POLICIES, PlanningView
 from millrace.policies.trading import TRADING_POLICIES
 
 from services.ingress.config import DispatchConfig, dispatch_policy
-from simulator.scenarios.reading import ScenarioError, read_scenario
+from simulator.scenarios.reading import read_scenario
 from simulator.scenarios.sweeping import variants
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "policy" / "considerate.py"
-LINES_MAX = 60
-
 FIRST = """
 from millrace.policies.dispatch.pick import pick_index
 
@@ -143,12 +140,6 @@ def test_ingress_takes_a_file_and_its_parameters() -> None:
     assert getattr(parameters, "slack", None) == 0.5
 
 
-def test_a_wrong_parameter_of_a_file_is_named() -> None:
-    config = DispatchConfig(policy=str(EXAMPLE), parameters={"luck": 1})
-    with pytest.raises(ConfigError, match=r"dispatch\.parameters of considerate: .*luck"):
-        dispatch_policy(config)
-
-
 def test_a_scenario_finds_a_policy_beside_itself(tmp_path: Path) -> None:
     written(tmp_path, FIRST)
     scenario = tmp_path / "scenario.toml"
@@ -160,33 +151,27 @@ def test_a_scenario_finds_a_policy_beside_itself(tmp_path: Path) -> None:
     ]
 
 
-def test_a_scenario_with_a_file_that_is_no_policy_is_refused(tmp_path: Path) -> None:
-    scenario = tmp_path / "scenario.toml"
-    scenario.write_text('[dispatch]\npolicy = "absent.py"\n')
-    with pytest.raises(ScenarioError, match=r"scenario\.toml: dispatch\.policy: .*absent\.py: no such file"):
-        read_scenario(scenario)
-
-
-def test_the_example_keeps_its_promise_of_length() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < LINES_MAX
-
-
-def test_the_example_spares_others_among_those_that_end_nearly_as_soon() -> None:
+@pytest.mark.parametrize(
+    "predictions",
+    [
+        pytest.param(
+            {
+                "a": Prediction("a", ttft_ns=10, e2e_ns=1000, others_delay_ns=900),
+                "b": Prediction("b", ttft_ns=10, e2e_ns=1099, others_delay_ns=100),
+                "c": Prediction("c", ttft_ns=10, e2e_ns=1200, others_delay_ns=0),
+            },
+            id="spares others among those that end nearly as soon",
+        ),
+        pytest.param(
+            {
+                "a": Prediction("a", ttft_ns=500, e2e_ns=1000, placed_since=1),
+                "b": Prediction("b", ttft_ns=500, e2e_ns=1300, others_delay_ns=50),
+            },
+            id="counts what was placed after the question",
+        ),
+    ],
+)
+def test_the_example_chooses(predictions: dict[str, Prediction]) -> None:
     policy = DISPATCH_POLICIES.load(str(EXAMPLE))
-    predictions = {
-        "a": Prediction("a", ttft_ns=10, e2e_ns=1000, others_delay_ns=900),
-        "b": Prediction("b", ttft_ns=10, e2e_ns=1099, others_delay_ns=100),
-        "c": Prediction("c", ttft_ns=10, e2e_ns=1200, others_delay_ns=0),
-    }
-    decision, _ = policy.decide(view(**predictions), policy.parameters(), policy.initial_state, 0, Random(0))
-    assert decision.chosen == "b"
-
-
-def test_the_example_counts_what_was_placed_after_the_question() -> None:
-    policy = DISPATCH_POLICIES.load(str(EXAMPLE))
-    predictions = {
-        "a": Prediction("a", ttft_ns=500, e2e_ns=1000, placed_since=1),
-        "b": Prediction("b", ttft_ns=500, e2e_ns=1300, others_delay_ns=50),
-    }
     decision, _ = policy.decide(view(**predictions), policy.parameters(), policy.initial_state, 0, Random(0))
     assert decision.chosen == "b"

@@ -1,22 +1,17 @@
 """Scenario files: what is refused and how it is named."""
 
 from pathlib import Path
-from random import Random
 
 import pytest
-from millrace.actor.effects import Reply
 from millrace.actor.errors import ConfigError
 from millrace.actor.settings import with_settings
-from millrace.contracts.message import Message
-from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.workloads.arrivals import FromTrace
 from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
 
-from simulator.scenarios.lengths_known import KnowingTagger
 from simulator.scenarios.load import arrivals, call_of, cut, find, prompt_token_ids
 from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_of
-from simulator.scenarios.spec import Fitted, ScenarioSpec, SloSpec, TraceRows, WorkloadSpec
+from simulator.scenarios.spec import SloSpec, TraceRows, WorkloadSpec
 from simulator.scenarios.statistics import within
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
@@ -25,10 +20,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "scenarios"
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
 def test_every_example_can_be_read(path: Path) -> None:
     assert read_scenario(path).name
-
-
-def test_an_empty_scenario_has_a_default_for_everything() -> None:
-    assert scenario_of({}) == ScenarioSpec()
 
 
 @pytest.mark.parametrize(
@@ -72,17 +63,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
             read_scenario(path)
 
 
-def test_settings_reach_into_tables_and_lists_and_leave_the_original() -> None:
-    table = {"cluster": {"groups": [{"name": "a", "instances": 2}]}}
-    changed = with_settings(
-        table, ["cluster.groups.0.instances=5", "dispatch.policy=random", "workload.arrivals.kind=poisson", "seed=7"]
-    )
-    assert changed["cluster"]["groups"][0] == {"name": "a", "instances": 5}
-    assert changed["dispatch"]["policy"] == "random"
-    assert changed["seed"] == 7
-    assert table["cluster"]["groups"][0]["instances"] == 2
-
-
 @pytest.mark.parametrize("setting", ["seed", "=3", "cluster.groups.4.instances=1", "seed.deeper=2"])
 def test_a_setting_that_leads_nowhere_is_refused(setting: str) -> None:
     table = {"seed": 1, "cluster": {"groups": [{}]}}
@@ -123,12 +103,6 @@ def test_a_trace_is_looked_for_in_each_folder_and_named_where_it_is_in_none(tmp_
         find("there.csv", (tmp_path,))
 
 
-def test_equal_seeds_give_equal_loads_and_a_warm_up_changes_none() -> None:
-    spec = WorkloadSpec(lengths=Fitted(name="sharegpt", total_max=4096), count=50)
-    assert arrivals(spec, seed=1, folders=()) == arrivals(spec, seed=1, folders=())
-    assert arrivals(spec, seed=1, folders=()) != arrivals(spec, seed=2, folders=())
-
-
 def test_residents_arrive_at_once_and_are_on_their_way() -> None:
     spec = WorkloadSpec(count=900, residents=400)
     load = arrivals(spec, seed=1, folders=())
@@ -166,19 +140,6 @@ def test_a_call_asks_for_what_the_model_has_room_for() -> None:
         call_of(4, Arrival(0, RequestShape(30, 9)), model="m", max_model_len=100, output_limit=20).sampling.max_tokens
         == 20
     )
-
-
-def test_a_knowing_tagger_answers_the_truth_or_something_near_it() -> None:
-    def tag(sigma: float) -> float | None:
-        tagger = KnowingTagger(name="t", cluster="c", truth=lambda request, model: 100, sigma=sigma, rng=Random(1))
-        question = TagRequest(request="r1", model="m", prompt_tokens=1, max_tokens=9)
-        (reply,) = tagger.handle(Message(question, reply_to="inbox"), 0)
-        assert isinstance(reply, Reply)
-        assert isinstance(reply.body, LengthTag)
-        return reply.body.mean
-
-    assert tag(0.0) == 100.0
-    assert tag(0.3) not in (100.0, None)
 
 
 # Statistics
