@@ -34,7 +34,6 @@ from services.ingress.config import IngressConfig, LimitsConfig, TaggingConfig
 from services.ingress.dispatch.tag_client import PROMPT_HEAD_MAX, tag_request
 from tests.testbed.messages import plain
 from tests.unit.ingress_core import (
-    MODEL,
     NO_TAG,
     PLAIN,
     SECOND,
@@ -82,19 +81,6 @@ def test_a_call_is_submitted_accepted_streamed_completed_and_acknowledged():
     bench.pass_time(0.25)
     assert bench.sent(AcknowledgeSequences) == [AcknowledgeSequences(sequences=[("r.0", 0)])]
     assert bench.actor.snapshot()["calls"] == {}
-
-
-def test_tokens_that_are_faster_than_the_acceptance_are_an_acceptance():
-    bench = Bench()
-    bench.call()
-    request, instance = bench.last_submission()
-    bench.tokens(instance, chunk("ab"))
-    assert [type(e).__name__ for e in bench.effects if isinstance(e, AcceptCall | DeliverDeltas)] == [
-        "AcceptCall",
-        "DeliverDeltas",
-    ]
-    assert bench.accept(request) == []
-    assert len(bench.made(AcceptCall)) == 1
 
 
 def test_a_call_of_several_choices_is_accepted_when_all_are_and_delivers_once_per_message():
@@ -272,14 +258,6 @@ def test_output_tokens_are_paid_when_the_call_ends():
     bench.now_ns += 31 * SECOND
     bench.call("c", key="k", limits=limits, prompts=[[1] * 20])
     assert len(bench.made(RefuseCall)) == 1
-
-
-def test_a_prompt_larger_than_a_minutes_tokens_is_let_in_when_nothing_was_used():
-    bench = Bench()
-    limits = KeyLimits(tokens_per_minute=60)
-    bench.call("a", key="k", limits=limits, prompts=[[1] * 100])
-    bench.call("b", key="k", limits=limits, prompts=[[1] * 100])
-    assert [e.request for e in bench.made(RefuseCall)] == ["b"]
 
 
 def test_a_model_without_any_planned_instance_is_refused_at_once_and_one_that_waits_for_its_instances_later():
@@ -640,11 +618,6 @@ def test_a_call_that_comes_before_the_plans_were_read_waits_for_them():
     assert bench.made(RefuseCall)
 
 
-def test_an_idle_ingress_stops_at_once():
-    bench = Bench()
-    assert isinstance(bench.send(StopRequested())[-1], Stop)
-
-
 # Decisions, configuration, traces.
 
 
@@ -718,18 +691,6 @@ def test_a_type_that_it_does_not_take_changes_nothing_and_is_answered_where_an_a
     assert isinstance(answer, Reply)
     assert answer.body.reason == "unexpected"
     assert bench.actor.snapshot() == before
-
-
-def test_the_snapshot_is_made_of_plain_types():
-    bench, instance = running(n=2)
-    bench.tokens(instance, chunk("ab"))
-    snapshot = bench.actor.snapshot()
-    assert msgspec.json.decode(msgspec.json.encode(snapshot)) == snapshot
-    assert (
-        snapshot["sequences"]["r.0"] | {"phase": "running", "epoch": 0, "instance": instance, "log": [0, 1]}
-        == (snapshot["sequences"]["r.0"])
-    )
-    assert snapshot["calls"]["r"]["model"] == MODEL
 
 
 @pytest.mark.parametrize(

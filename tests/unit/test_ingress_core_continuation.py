@@ -1,12 +1,10 @@
 """Continuation: every trigger, where the sequence goes, what stays as it was, and when it is given up."""
 
 import pytest
-from millrace.actor.effects import RecordSpan
 from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesReturned, TokenLogprobs, TokensResent
-from millrace.contracts.local import BusDisconnected, BusReconnected, RequestFailure, TimerFired
+from millrace.contracts.local import BusDisconnected, BusReconnected, RequestFailure
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import (
     CancelSequence,
     ResendTokens,
@@ -125,20 +123,6 @@ def test_a_lost_sequence_goes_on_elsewhere_from_its_log(trigger, why):
     assert (outcome.outcome, outcome.continuations, outcome.instances) == ("completed", 1, [instance, other])
 
 
-def test_a_stop_string_spans_the_break():
-    bench = Bench()
-    instance = bench.run_call(stop=["cde"])
-    bench.tokens(instance, chunk("abcd"))
-    assert bench.text() == "ab"
-    dead(bench, instance)
-    _, other = bench.last_submission()
-    bench.tokens(other, chunk("ef", 4, epoch=1))
-    assert bench.text() == "ab"
-    last = bench.made(DeliverDeltas)[-1].deltas[-1]
-    assert (last.finish_reason, last.stop_reason) == ("stop", "cde")
-    assert bench.made(CompleteCall)[0].usage == Usage(3, 5)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("kept", range(1, 5))
 def test_a_parser_of_the_output_gets_each_token_once_wherever_the_stream_breaks(stream, kept):
@@ -203,60 +187,6 @@ def test_a_log_that_fulfils_its_end_is_completed_and_not_submitted_again(log, sa
 # Who is lost, and who is not.
 
 
-def test_death_of_an_earlier_incarnation_or_another_role_or_name_loses_nothing():
-    bench = Bench()
-    for name in list(bench.incarnations):
-        bench.incarnations[name] = 7
-        bench.summary(name)
-    instance = bench.run_call()
-    dead(bench, instance, incarnation=6)
-    for role, name in (("tagger", instance), ("worker", "w9")):
-        bench.send(ServicePresence(role=role, name=name, incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD))
-    bench.send(
-        ServicePresence(role="worker", name=instance, incarnation=7, at_ns=bench.now_ns, state=PresenceState.LEAVING)
-    )
-    assert len(bench.submissions()) == 1
-    dead(bench, instance, incarnation=99)
-    assert len(bench.submissions()) == 2, "a later one has taken its place"
-
-
-def test_a_late_summary_does_not_raise_the_dead_and_a_new_incarnation_does():
-    bench = Bench()
-    instance = bench.run_call()
-    dead(bench, instance, incarnation=1)
-    bench.summary(instance)
-    assert not bench.actor.snapshot()["instances"][instance]["usable"]
-    restarted(bench, instance)
-    assert bench.actor.snapshot()["instances"][instance]["usable"]
-
-
-def test_replayed_and_old_summaries_are_no_sign_of_life():
-    bench = Bench()
-    instance = bench.run_call()
-    bench.tokens(instance, chunk("a"))
-    for _ in range(8):
-        bench.pass_time(0.25, alive=tuple(n for n in bench.summary_at if n != instance))
-        bench.summary_at[instance] = -5
-        bench.now_ns, now_ns = 0, bench.now_ns
-        bench.summary(instance)
-        bench.now_ns = now_ns
-    assert bench.metrics.continuations.counts == {("instance_silent",): 1}
-
-
-def test_an_ingress_that_stood_still_blames_nobody_for_it():
-    """Starved of its core, or stopped: its timer is handled before what the bus delivered meanwhile."""
-    bench = Bench()
-    instance = bench.run_call()
-    bench.tokens(instance, chunk("a"))
-    bench.now_ns += 20 * SECOND
-    for timer in bench.due():
-        bench.send(TimerFired(name=timer))
-    assert not bench.metrics.continuations.counts
-    assert bench.actor.snapshot()["instances"][instance]["usable"]
-    bench.pass_time(1.75, alive=tuple(n for n in bench.summary_at if n != instance))
-    assert bench.metrics.continuations.counts == {("instance_silent",): 1}, "from then on silence counts"
-
-
 @pytest.mark.parametrize("reason", [ReturnReason.REQUESTED, ReturnReason.DRAINING])
 def test_a_queued_sequence_may_be_handed_back_often_by_instances_that_live(reason):
     bench = Bench()
@@ -304,18 +234,6 @@ def test_a_submission_under_way_at_the_death_is_placed_anew_without_being_a_cont
     bench.accept(second)
     bench.tokens(other, chunk("a", epoch=1, finish=LENGTH))
     assert bench.sent(RequestFinished)[0].continuations == 0
-
-
-def test_all_sequences_of_a_dead_instance_go_on_and_are_spread():
-    bench = Bench(instances=3)
-    for number in range(12):
-        bench.tokens(bench.run_call(f"r{number}"), chunk("a", sequence=f"r{number}.0"))
-    dead(bench, "w0")
-    moved = bench.submissions()[12:]
-    names = [s.subject.split(".")[-2] for s in moved]
-    assert len(moved) == 4
-    assert {n: names.count(n) for n in ("w1", "w2")} == {"w1": 2, "w2": 2}
-    assert bench.actor.snapshot()["instances"]["w0"]["sequences"] == []
 
 
 def test_a_stalled_stream_stays_where_it_is_when_there_is_no_other_instance():
@@ -473,14 +391,6 @@ def test_the_time_of_an_outage_does_not_count_against_a_continuation():
     assert not bench.made(FailCall)
     bench.pass_time(12, alive=())
     assert bench.made(FailCall)[0].kind is RefusalKind.CONTINUATION_FAILED
-
-
-def test_a_placement_that_comes_to_nothing_is_a_failed_span():
-    bench = Bench()
-    bench.call(traceparent=TRACED)
-    bench.fail(bench.submissions()[0], RequestFailure.TIMEOUT)
-    (span,) = bench.made(RecordSpan)
-    assert (span.name, span.error) == ("dispatch", "timeout")
 
 
 def test_a_call_goes_on_after_tokens_that_another_ingress_had():

@@ -20,11 +20,9 @@ from millrace.contracts.worker import (
     ResendTokens,
     Sampling,
 )
-from millrace.membership.config import MembershipConfig
 
 from services.ingress.calls.messages import CompleteCall, DeliverDeltas, FailCall, RefuseCall
-from services.ingress.config import IngressConfig
-from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk, ids, running
+from tests.unit.ingress_core import Bench, chunk, ids, running
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 
@@ -93,13 +91,6 @@ def test_tokens_of_another_epoch_or_instance_or_incarnation_are_late():
     bench.tokens(instance, chunk("a"))
     assert bench.text() == ""
     assert discarded(bench) == {"late": 4}
-
-
-def test_a_token_message_of_a_forgotten_instance_is_kept_out_when_the_instance_table_is_full():
-    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=PLAIN, membership=MembershipConfig(members_max=2)))
-    bench.incarnations["w9"] = 5
-    bench.tokens("w9", chunk("a"))
-    assert "w9" not in bench.actor.snapshot()["instances"]
 
 
 def test_a_resend_nobody_answers_is_asked_again_and_then_continued_elsewhere():

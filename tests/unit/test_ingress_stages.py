@@ -2,7 +2,7 @@
 
 import pytest
 from millrace.contracts.broker import BoundaryMoved
-from millrace.contracts.plan import InstanceRole, Plan, Stage
+from millrace.contracts.plan import Plan, Stage
 from millrace.policies.dispatch.view import InstanceView
 
 from services.ingress.cluster.cluster_view import IngressClusterView
@@ -41,16 +41,6 @@ def first_stage(cluster: IngressClusterView, length: int) -> str:
 )
 def test_stages_come_by_distance(length: int, order: str) -> None:
     assert " ".join(s.name for s in view(plan()).stages("m", length)) == order
-
-
-def test_those_that_only_decode_come_last() -> None:
-    stages = [
-        Stage(name="s0", length_min=0, length_max=100, instances=["a", "b"], roles={"b": InstanceRole.DECODE}),
-        Stage(name="s1", length_min=100, length_max=None, instances=["c"]),
-    ]
-    cluster = view(Plan(model="m", epoch=1, stages=stages, coordinator="c"))
-    found = [(s.name, s.decodes) for s in cluster.stages("m", 5)]
-    assert found == [("s0", False), ("s1", False), ("s0", True)]
 
 
 def test_a_refined_boundary_replaces_the_plans() -> None:

@@ -192,15 +192,6 @@ def test_a_worker_that_does_not_answer_and_gives_no_sign_is_asked_again_and_nobo
     assert sent_to(bench, "bad") == [home, home]
 
 
-def test_a_worker_that_lives_and_does_not_answer_has_lost_the_question():
-    bench = Bench()
-    bench.call("r")
-    request, _ = bench.last_submission()
-    bench.pass_time(1)
-    bench.fail(request, RequestFailure.TIMEOUT)
-    assert len(set(sent_to(bench, "r"))) == 2
-
-
 def test_an_output_constraint_gives_the_worker_time_to_try_it():
     bench = Bench()
     bench.call("plain")

@@ -184,7 +184,12 @@ def test_outcomes_are_kept_once_a_second_and_at_the_end() -> None:
     assert [sample.lengths for sample in keep.samples] == [[5], [6]]
     assert not [e for e in talk.tell(TimerFired(name="heartbeat")) if isinstance(e, KeepOutcomes)]
     talk.asked_and_finished("Hello", 7)
-    assert isinstance(talk.tell(StopRequested())[0], KeepOutcomes)
+    keep, presence, stop = talk.tell(StopRequested())
+    assert isinstance(keep, KeepOutcomes)
+    assert isinstance(presence, Publish)
+    assert isinstance(presence.body, ServicePresence)
+    assert presence.body.state is PresenceState.LEAVING
+    assert isinstance(stop, Stop)
 
 
 def test_a_file_that_cannot_be_written_is_logged_once_and_answers_go_on() -> None:
@@ -314,11 +319,3 @@ def test_several_choices_teach_each_their_length() -> None:
     talk.ask("Hello", n=2)
     talk.finish(10, 30)
     assert talk.tagger.snapshot()["models"]["m"]["outcomes"] == 2
-
-
-def test_asked_to_stop_it_says_that_it_leaves() -> None:
-    presence, stop = _actor().handle(Message(StopRequested()), 1000)
-    assert isinstance(presence, Publish)
-    assert isinstance(presence.body, ServicePresence)
-    assert presence.body.state is PresenceState.LEAVING
-    assert isinstance(stop, Stop)
