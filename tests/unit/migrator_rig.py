@@ -26,7 +26,6 @@ from millrace.contracts.leases import (
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure, StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, MigrationFinished, MoveSequence
-from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import InstanceRecord, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import RefusalReason, Sampling, SequenceAccepted, SequenceRefused, SubmitSequence
 
@@ -298,11 +297,6 @@ class Rig:
 
     def register(self, value: InstanceRecord) -> None:
         self.tell(KeyChanged(bucket="instance", key=value.instance, value=value, revision=1))
-
-    def plan(self, **roles: InstanceRole) -> None:
-        stage = Stage(name="s0", length_min=0, length_max=None, instances=sorted(self.workers), roles=roles)
-        plan = Plan(model=MODEL, epoch=1, stages=[stage], coordinator="c")
-        self.tell(KeyChanged(bucket="plan", key=MODEL, value=plan, revision=1))
 
     def tell(self, body: Body) -> None:
         for name in self.migrators:

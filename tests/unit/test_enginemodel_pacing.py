@@ -5,23 +5,15 @@ from typing import Any
 
 import pytest
 from millrace.actor.engine import (
-    AddToEngine,
     EngineEvent,
-    EngineFailed,
-    EngineObserved,
     EngineSequence,
     EngineStepped,
-    SequenceAdded,
 )
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import LAG_NS_MAX, PacedEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
-from millrace.sim.engine_sim import SimulatedEngine
-from millrace.sim.process import Handlers, SimProcess
-from millrace.sim.runtime_sim import Simulation
-from millrace.sim.stand_in import StandIn
 
 STEP_NS = 10_000_000
 
@@ -128,17 +120,6 @@ def test_snapshots_keep_their_distance_and_the_last_word_before_a_rest_has_one()
     assert steps[-1].snapshot.blocks_free == steps[-1].snapshot.blocks_total
 
 
-def test_a_cancel_in_an_engine_that_then_rests_is_told_by_a_snapshot() -> None:
-    bench = Bench()
-    bench.paced.add(sequence("a", output=100))
-    bench.clock.advance(3 * STEP_NS + 1)
-    bench.paced.cancel(["a"])
-    bench.clock.advance(STEP_NS)
-    last = bench.last()
-    assert isinstance(last, EngineStepped | EngineObserved)
-    assert (last.snapshot.running, last.snapshot.blocks_free) == ([], last.snapshot.blocks_total)
-
-
 def test_a_stalled_engine_is_silent_for_that_long_and_then_goes_on() -> None:
     bench = Bench()
     bench.paced.add(sequence("a", output=3))
@@ -147,64 +128,6 @@ def test_a_stalled_engine_is_silent_for_that_long_and_then_goes_on() -> None:
     bench.clock.advance(30 * STEP_NS)
     assert bench.steps()[:2] == [STEP_NS, 8 * STEP_NS]
     assert len(bench.steps()) == 3
-
-
-def test_a_failed_engine_says_so_once_and_nothing_more() -> None:
-    bench = Bench()
-    bench.paced.add(sequence("a"))
-    bench.clock.advance(2 * STEP_NS)
-    bench.paced.fail("gone")
-    bench.paced.fail("again")
-    bench.clock.advance(10 * STEP_NS)
-    assert len(bench.steps()) == 2
-    assert bench.last() == EngineFailed(detail="gone")
-    bench.paced.stop()
-
-
-class Recorder(StandIn):
-    """An actor that asks its engine for one sequence at the start and keeps what comes."""
-
-    name = "worker-0"
-
-    def __init__(self, incarnation: int) -> None:
-        self.incarnation = incarnation
-        self.bodies: list[Any] = []
-
-    def start(self, now_ns: int) -> list[Any]:
-        return [AddToEngine(sequence=sequence("a", output=20))]
-
-    def handle(self, message: Any, now_ns: int) -> list[Any]:
-        self.bodies.append(message.body)
-        return []
-
-
-def test_in_simulation_an_engine_serves_its_actor_in_virtual_time_and_dies_with_it() -> None:
-    simulation = Simulation(seed=3)
-    engines: dict[str, SimulatedEngine] = {}
-    actors: list[Recorder] = []
-
-    def build(incarnation: int) -> Recorder:
-        actors.append(Recorder(incarnation))
-        return actors[-1]
-
-    def handlers(process: SimProcess) -> Handlers:
-        engines[process.name] = SimulatedEngine(process, model())
-        return engines[process.name].handlers()
-
-    worker = simulation.add(build, node="w0", accepts=(), handlers=handlers)
-    simulation.run_for(5 * STEP_NS + 1)
-    first = actors[0]
-    assert [type(body) for body in first.bodies] == [SequenceAdded] + [EngineStepped] * 5
-    simulation.faults.kill(worker)
-    simulation.run_for(10 * STEP_NS)
-    assert len(first.bodies) == 6
-    simulation.start(worker)
-    simulation.run_for(30 * STEP_NS)
-    assert sum(isinstance(body, EngineStepped) for body in actors[1].bodies) == 20
-    assert engines["worker-0"].engine.scheduler.has_work() is False
-    engines["worker-0"].fail()
-    simulation.run_for(STEP_NS)
-    assert isinstance(actors[1].bodies[-1], EngineFailed)
 
 
 def test_a_bound_ends_a_run_of_decode_steps_with_the_step_under_way() -> None:

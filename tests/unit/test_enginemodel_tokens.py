@@ -2,11 +2,9 @@
 
 import statistics
 
-import msgspec
 import pytest
 from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.coefficients import coefficient_names, load_coefficients
-from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.enginemodel.stream import modelled_logprobs
 from millrace.enginemodel.tokens import (
     OutputLengths,
@@ -54,17 +52,6 @@ def test_log_probabilities_fall_and_sum_to_less_than_one() -> None:
         assert len(set(entry.token_ids)) == max(count, 1)
         assert probabilities == sorted(probabilities, reverse=True)
         assert sum(probabilities) < 1
-
-
-def test_a_linear_step_time_adds_up_what_the_step_does() -> None:
-    model = LinearStepTime(
-        fixed=1000, per_decode=10, per_prefill_token=5, per_context_token=0.5, per_prefill_work=0.25, per_tail_token=2
-    )
-    batch = BatchComposition(decodes=3, prefills=1, prefill_tokens=20, context_tokens=100, prefill_work=400.0)
-    assert model.duration_ns(batch) == 1000 + 30 + 100 + 50 + 100
-    unequal = msgspec.structs.replace(batch, longest_context=75)
-    assert model.duration_ns(unequal) == 1280 + int(2 * (75 - 100 / 3))
-    assert model.duration_ns(msgspec.structs.replace(batch, longest_context=25)) == 1280
 
 
 @pytest.mark.parametrize("name", coefficient_names())

@@ -1,30 +1,15 @@
-"""KV replicas in modelled engines: no place in the batch, blocks that give way, continuations that begin on them."""
+"""KV replicas in modelled engines: blocks that give way. tests/sim/test_kv_replicas.py has what is made of them."""
 
 from typing import Any
 
-import msgspec
-import pytest
-from millrace.actor.engine import EngineSequence, KvBlocksRead, KvDenied, ReserveInEngine, SequenceAdded
-from millrace.contracts.kv import KvHandover, KvRefusal
+from millrace.actor.engine import EngineSequence, KvBlocksRead, KvDenied, ReserveInEngine
+from millrace.contracts.kv import KvRefusal
 
 from tests.testbed.move_commands import pull_of
 from tests.unit.moving_rig import Side, World
-from tests.unit.test_enginemodel_moving import free, parameters, prompt, told
+from tests.unit.test_enginemodel_moving import parameters, prompt, told
 
 BLOCK = 16
-
-
-def replicate(a: Side, b: Side, given: EngineSequence, name: str = "m") -> Any:
-    """Copies the sequence's full blocks into a replica at ``b``; returns what the lease told."""
-    leased = a.lease(given.sequence, f"{name}.1")
-    reserved = b.ask(replica_of(a, given, name, leased.blocks))
-    first = reserved.matched_blocks
-    rest = {"from_block": first, "blocks": leased.blocks[first:], "checksums": [s[first:] for s in leased.checksums]}
-    read = b.ask(pull_of(leased, migration=name, lease=f"{name}.1", **rest))
-    assert isinstance(read, KvBlocksRead), read
-    assert not a.world.network.violations
-    a.end(f"{name}.1", moved=False)
-    return leased
 
 
 def replica_of(a: Side, given: EngineSequence, name: str, blocks: list[int]) -> ReserveInEngine:
@@ -38,42 +23,23 @@ def replica_of(a: Side, given: EngineSequence, name: str, blocks: list[int]) -> 
     )
 
 
-def resume(a: Side, b: Side, given: EngineSequence, output: list[int], *, blocks: int, name: str = "m") -> int:
-    """The sequence continues at ``b`` with so many blocks of its replica; returns the tokens that it had."""
-    handover = KvHandover(
-        migration=name, endpoint=a.kv, from_block=blocks, blocks=[], computed_tokens=blocks * BLOCK, read_ms=0
-    )
-    b.engine.paced.add(msgspec.structs.replace(given, output_token_ids=output, handover=handover))
-    b.check()
-    b.world.until(lambda: b.has(given.sequence))
-    (added,) = [e for e in b.events if isinstance(e, SequenceAdded) and e.sequence == given.sequence]
-    return added.kv_tokens
-
-
-def replicated(blocks_total: int, **changes: Any) -> tuple[World, Side, Side, EngineSequence, Any]:
+def replicated(blocks_total: int) -> tuple[World, Side, Side, Any]:
     """``b`` has so many blocks, and holds a replica of ``r``."""
     world = World()
-    small = parameters(blocks_total=blocks_total, max_model_len=blocks_total * BLOCK, **changes)
+    small = parameters(blocks_total=blocks_total, max_model_len=blocks_total * BLOCK)
     a, b = Side(world, "a"), Side(world, "b", parameters=small)
     given = a.add("r", prompt(100))
     told(a, "r", 20)
-    leased = replicate(a, b, given)
+    leased = a.lease("r", "m.1")
+    b.ask(replica_of(a, given, "m", leased.blocks))
+    assert isinstance(b.ask(pull_of(leased, migration="m", lease="m.1")), KvBlocksRead)
+    a.end("m.1", moved=False)
     assert len(leased.blocks) >= 7
-    return world, a, b, given, leased
-
-
-@pytest.mark.parametrize("caching", [True, False])
-def test_a_prompt_that_lacks_blocks_takes_the_replicas(caching: bool):
-    world, _, b, _, _ = replicated(12, prefix_caching=caching)
-    b.add("x", prompt(100, seed=9), max_tokens=20)
-    world.until(lambda: b.finished("x"))
-    assert not b.model.scheduler.replicas
-    assert not b.model.scheduler.preemptions
-    assert free(b) == 12
+    return world, a, b, leased
 
 
 def test_a_sequence_that_grows_takes_the_replicas_before_anybody_is_preempted():
-    world, _, b, _, _ = replicated(16)
+    world, _, b, _ = replicated(16)
     b.add("x", prompt(100, seed=9), max_tokens=100)
     world.until(lambda: b.finished("x"))
     assert not b.model.scheduler.replicas
@@ -81,7 +47,7 @@ def test_a_sequence_that_grows_takes_the_replicas_before_anybody_is_preempted():
 
 
 def test_a_reservation_takes_the_replicas_and_another_replica_does_not():
-    _, a, b, given, leased = replicated(12)
+    _, a, b, leased = replicated(12)
     other = a.add("s", prompt(90, seed=3))
     told(a, "s", 5)
     denied = b.ask(replica_of(a, other, "n", list(range(8))))
@@ -94,21 +60,3 @@ def test_a_reservation_takes_the_replicas_and_another_replica_does_not():
     late = b.ask(pull_of(leased, migration="m", lease="m.1", checksums=[]))
     assert isinstance(late, KvDenied)
     assert late.reason is KvRefusal.INVALID
-    assert resume(a, b, given, a.said("r")[:5], blocks=4) == 0, "it is computed, as without a replica"
-
-
-@pytest.mark.parametrize(("blocks_total", "room"), [(12, True), (7, False)])
-def test_a_replica_grows_with_what_is_pulled_as_far_as_blocks_are_free(blocks_total: int, room: bool):
-    world, a, b, _, leased = replicated(blocks_total)
-    count = len(leased.blocks)
-    world.until(lambda: len(a.said("r")) >= 50 or a.finished("r"))
-    more = a.lease("r", "m.2", from_block=count)
-    assert more.blocks
-    read = b.ask(pull_of(more, migration="m", lease="m.2"))
-    if room:
-        assert isinstance(read, KvBlocksRead)
-        assert len(b.model.scheduler.replicas["m"]) == count + len(more.blocks)
-    else:
-        assert isinstance(read, KvDenied)
-        assert read.reason is KvRefusal.NO_BLOCKS
-        assert len(b.model.scheduler.replicas["m"]) == count

@@ -6,7 +6,7 @@ import pytest
 from millrace.actor.effects import Effect
 from millrace.actor.engine import AddToEngine, PullIntoEngine, ReserveInEngine, SequenceAdded, UnreserveInEngine
 from millrace.contracts.kv import KvRefusal
-from millrace.contracts.leases import KvPulled, KvRefused, MigrationPrepared, PrepareMigration, PullKv
+from millrace.contracts.leases import KvRefused, MigrationPrepared, PrepareMigration, PullKv
 from millrace.contracts.local import TimerFired
 from millrace.contracts.worker import CancelSequence, SequenceAccepted
 
@@ -124,15 +124,11 @@ def test_without_the_replica_everything_is_computed_and_counted() -> None:
     assert made.actor.snapshot()["figures"]["replicas_missed"] == 1
 
 
-def test_another_sequences_replica_is_not_given_away() -> None:
-    made = held()
-    (added,) = only(continued(made, sequence="r2.0"), AddToEngine)
-    assert added.sequence.handover is None
-
-
-def test_a_migration_cannot_claim_a_replica() -> None:
-    made = held()
-    (added,) = only(made.submit(epoch=3, output_token_ids=[1] * 4, handover=handover()), AddToEngine)
+@pytest.mark.parametrize(
+    "fields", [{"sequence": "r2.0"}, {"epoch": 3, "output_token_ids": [1] * 4, "handover": handover(), "replica": ""}]
+)
+def test_another_sequence_or_a_migration_gets_nothing_of_a_replica(fields: dict[str, Any]) -> None:
+    (added,) = only(continued(held(), **fields), AddToEngine)
     assert added.sequence.handover is None
 
 
@@ -183,11 +179,3 @@ def test_a_read_that_failed_leaves_what_was_proven() -> None:
     made.say(denied(KvRefusal.COPY_FAILED))
     (added,) = only(continued(made, known=50), AddToEngine)
     assert added.sequence.handover.computed_tokens == 2 * INFO.block_size
-
-
-def test_an_empty_pull_answers_at_once() -> None:
-    made = held()
-    (said,) = bodies(
-        made.say(PullKv(migration="m1", from_block=2, blocks=[], read_ms=0, proven=2), reply_to="t"), KvPulled
-    )
-    assert said.blocks == 0

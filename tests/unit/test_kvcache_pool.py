@@ -7,12 +7,6 @@ from millrace.kvcache.chain import chain_hash, extend_chain
 from millrace.kvcache.pool import BlockPool
 
 
-def test_fresh_blocks_come_in_order_and_the_null_block_never() -> None:
-    pool = BlockPool(4, caching=True)
-    assert pool.take(4) == [1, 2, 3, 4]
-    assert pool.free == 0
-
-
 def test_taking_more_than_is_free_is_a_bug() -> None:
     pool = BlockPool(2, caching=True)
     with pytest.raises(AssertionError, match="3 blocks wanted, 2 free"):

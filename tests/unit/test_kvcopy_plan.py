@@ -117,32 +117,6 @@ def test_equal_layouts_take_the_fewest_pieces_that_there_can_be(
 
 
 @pytest.mark.parametrize(
-    ("rank", "source", "target", "pieces"),
-    [
-        pytest.param(layer_major(3), [4, 5, 6], [9, 10, 11], 3, id="a run is one piece for each plane"),
-        pytest.param(block_major(3), [4, 5, 6], [9, 10, 11], 1, id="one for all planes where blocks are whole"),
-        pytest.param(block_major(3, gap=8), [4, 5, 6], [9, 10, 11], 3, id="one for each block where blocks have gaps"),
-        pytest.param(block_major(3), [6, 5, 4], [11, 10, 9], 1, id="descending lists are runs as well"),
-        pytest.param(block_major(3), [4, 6, 5], [9, 11, 10], 1, id="and lists in any order"),
-        pytest.param(block_major(3), [4, 5, 6], [11, 10, 9], 3, id="runs on one side alone are none"),
-        pytest.param(layer_major(3), list(range(BLOCKS)), list(range(BLOCKS)), 1, id="everything is one piece"),
-        pytest.param(layer_major(2), [], [], 0, id="nothing is none"),
-        pytest.param(layer_major(0), [1], [2], 0, id="no planes are none"),
-    ],
-)
-def test_pieces_of_typical_lists(rank: KvRank, source: list[int], target: list[int], pieces: int) -> None:
-    assert Planner(rank, rank).plan(source, target).descriptors == pieces
-
-
-def test_regions_of_different_sizes_are_aligned() -> None:
-    source, target = layer_major(2, blocks=BLOCKS), layer_major(2, blocks=BLOCKS + 7)
-    copies = Planner(source, target).plan([1, 2], [3, 4])
-    assert copies.source.tolist() == [8, (BLOCKS + 1) * 8]
-    assert copies.target.tolist() == [24, (BLOCKS + 7 + 3) * 8]
-    assert copies.lengths.tolist() == [16, 16]
-
-
-@pytest.mark.parametrize(
     ("source", "target", "says"),
     [
         pytest.param([1, 2], [1], "2 source blocks for 1", id="lists of different lengths"),

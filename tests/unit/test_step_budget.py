@@ -1,19 +1,15 @@
-"""Step budgets that change while an engine runs: the worker's order, the modelled engine."""
+"""Step budgets that change while an engine runs: the worker's order. The engines' contract has what they do."""
 
 import msgspec
 import pytest
 from millrace.actor.effects import Effect, Log, RecordSpan, StartTimer
-from millrace.actor.engine import EngineObserved, EngineSequence, LimitStepInEngine, SequenceAdded
+from millrace.actor.engine import EngineObserved, LimitStepInEngine, SequenceAdded
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.local import TimerFired
 from millrace.contracts.scheduler import SchedulerConfig, step_budget
 from millrace.contracts.status import InstanceSummary, StatusSnapshot
-from millrace.contracts.worker import Sampling, SetStepBudget
-from millrace.enginemodel.engine import ModelledEngine
-from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.step_time_models import LinearStepTime
+from millrace.contracts.worker import SetStepBudget
 
-from services.worker.step_budget import StepBudget
 from tests.unit.worker_rig import INFO, START, TRACE, Bench, bodies, only, out, snapshot
 
 # --- bounds
@@ -110,55 +106,3 @@ def test_spans_tell_the_bound_while_a_sequence_was_there_and_explain_shows_it() 
         effects = bench.step(out(1, sequence=sequence, finish=FinishReason.LENGTH))
         told.append(only(effects, RecordSpan)[-1].attributes.get("millrace.step_tokens_max", 0))
     assert told == [0, 16, 0, 0]
-
-
-def test_a_bound_that_ended_counts_for_who_was_there() -> None:
-    budget = StepBudget(INFO, 7)
-    budget.order(SetStepBudget(incarnation=7, tokens=16, valid_ms=5_000), 100)
-    budget.order(SetStepBudget(incarnation=7, tokens=0, valid_ms=5_000), 200)
-    assert [budget.since(at_ns) for at_ns in (50, 199, 200)] == [16, 16, 0]
-
-
-# --- the modelled engine
-
-
-def tokens_of(limits: dict[int, int]) -> tuple[dict[str, list[int]], list[int]]:
-    """Runs eight sequences; ``limits``: bound by the step before which it is set. All tokens, and tokens per step."""
-    parameters = EngineParameters(max_model_len=256, blocks_total=400, max_sequences=16, token_budget=128)
-    engine = ModelledEngine(parameters, LinearStepTime(fixed=1000.0, per_decode=50.0, per_prefill_token=20.0))
-    for index in range(8):
-        sampling = Sampling(max_tokens=20, ignore_eos=True, seed=index)
-        prompt = [65 + index] * 100
-        assert engine.add(EngineSequence(sequence=f"{index}", prompt_token_ids=prompt, sampling=sampling)) is None
-    found: dict[str, list[int]] = {}
-    sizes, now_ns = [], 0
-    while True:
-        if len(sizes) in limits:
-            engine.limit_step(limits[len(sizes)])
-        done = engine.step(now_ns)
-        if done is None:
-            return found, sizes
-        stepped, took_ns = done
-        sizes.append(stepped.snapshot.batch.decodes + stepped.snapshot.batch.prefill_tokens)
-        now_ns += took_ns
-        engine.check_invariants()
-        for output in stepped.outputs:
-            found.setdefault(output.sequence, []).extend(output.token_ids)
-
-
-def test_a_budget_that_changes_changes_steps_and_no_token() -> None:
-    plain, before = tokens_of({})
-    changed, after = tokens_of({0: 32, 4: 64, 9: 0, 11: 17})
-    assert changed == plain
-    assert max(before) == 128
-    assert (max(after[:4]), max(after[4:9])) == (32, 64)
-    assert max(after[11:]) <= 17 < max(after[9:11])
-
-
-def test_a_snapshot_tells_a_bound_and_none_for_the_engines_own_budget() -> None:
-    engine = ModelledEngine(EngineParameters(), LinearStepTime(fixed=1000.0))
-    told = []
-    for tokens in (512, 9_999, 300, 0):
-        engine.limit_step(tokens)
-        told.append(engine.snapshot(0).token_budget)
-    assert told == [512, 0, 300, 0]

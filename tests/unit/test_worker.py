@@ -1,7 +1,6 @@
 """The worker actor: messages in, effects out."""
 
 import itertools
-import random
 from typing import Any
 
 import msgspec
@@ -36,7 +35,6 @@ from millrace.contracts.status import (
     ServicePresence,
     StatusSnapshot,
 )
-from millrace.contracts.tagger import TagRequest
 from millrace.contracts.worker import (
     AcknowledgeSequences,
     CancelSequence,
@@ -245,12 +243,6 @@ def test_unacknowledged_sequences_are_forgotten_after_a_time_and_beyond_a_number
     assert bench.actor.ledger.forgotten == 4
 
 
-def test_output_for_a_sequence_that_is_gone_is_counted_and_dropped() -> None:
-    bench = Bench()
-    assert not chunks(bench.step(out(1, sequence="ghost.0")))
-    assert bench.actor.figures.late_outputs == 1
-
-
 # --- cancel and orphans
 
 
@@ -393,15 +385,6 @@ def test_while_the_bus_is_down_nothing_is_published_and_all_is_said_after() -> N
     # Token 2 was sent just before the outage and may be lost; token 1 is two ticks old and is not repeated.
     assert (chunk.first_index, chunk.token_ids, chunk.finish) == (1, [2, 3, 4], FinishReason.STOP)
     assert only(effects, PutKey)
-
-
-def test_a_finish_lost_with_the_bus_is_repeated() -> None:
-    bench = Bench()
-    bench.running()
-    bench.step(out(1, finish=FinishReason.STOP))
-    bench.say(BusDisconnected())
-    (chunk,) = chunks(bench.say(BusReconnected()))
-    assert (chunk.token_ids, chunk.finish) == ([1], FinishReason.STOP)
 
 
 def test_an_end_that_nobody_acknowledges_is_said_again_until_somebody_does() -> None:
@@ -587,39 +570,3 @@ def test_without_a_sampled_trace_there_are_no_spans(traceparent: str) -> None:
     bench = Bench()
     bench.running(traceparent=traceparent)
     assert not only(bench.step(out(1, finish=FinishReason.STOP)), RecordSpan)
-
-
-def test_a_message_of_another_kind_is_answered_and_changes_nothing() -> None:
-    bench = Bench()
-    before = bench.actor.snapshot()
-    stray = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
-    assert bodies(bench.say(stray, reply_to="x"), ErrorReply)[0].reason == "unexpected"
-    assert bench.say(stray) == []
-    assert bench.actor.snapshot() == before
-
-
-def test_random_sequences_of_messages_keep_the_invariants() -> None:
-    rng = random.Random(4)
-    bench = Bench(queue_max=3, finished_max=2)
-    for index in range(3000):
-        sequence, epoch = f"r{rng.randrange(6)}.0", index // 60 + rng.randrange(3)
-        held = list(bench.actor.ledger)
-        pick = rng.randrange(9)
-        if pick <= 1:
-            bench.submit(sequence, epoch=epoch, ingress=f"i{rng.randrange(2)}")
-        elif pick == 2:
-            bench.say(SequenceAdded(sequence=sequence))
-        elif pick == 3:
-            bench.say(SequenceRejected(sequence=sequence, detail="no"))
-        elif pick == 4:
-            bench.say(CancelSequence(sequence=sequence, epoch=epoch))
-        elif pick == 5 and held:
-            finish = rng.choice([None, FinishReason.STOP])
-            bench.step(out(rng.randrange(9), sequence=rng.choice(held).sequence, finish=finish))
-        elif pick == 6:
-            bench.say(AcknowledgeSequences(sequences=[(sequence, epoch)]))
-        elif pick == 7:
-            bench.say(rng.choice([BusDisconnected(), BusReconnected()]))
-        else:
-            bench.say(TimerFired(name=rng.choice(["tick", "report", "register", "nonsense"])), after_ms=300)
-    assert bench.actor.figures.accepted > 50
