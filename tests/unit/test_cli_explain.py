@@ -51,11 +51,6 @@ def served(policy: str = "forecast", *, dies: bool = False, **call: Any) -> Benc
     return bench
 
 
-def test_a_length_that_the_call_asks_for_is_told() -> None:
-    explained = explained_by_spans(spans_of(served(sampling=Sampling(max_tokens=4, ignore_eos=True))))
-    assert any("with 4 output tokens expected:" in line for line in told(explained))
-
-
 def spans_of(bench: Bench) -> list[SpanLine]:
     lines = [span_line(e, service="ingress", instance="ingress-0", actor="ingress-0") for e in bench.made(RecordSpan)]
     return [line for line in lines if line is not None]
@@ -83,7 +78,9 @@ def test_spans_say_who_was_considered_what_was_predicted_and_what_happened():
 
 
 def test_a_continuation_is_told_with_its_cause_and_spoils_the_comparison():
-    text = "\n".join(told(explained_by_spans(spans_of(served(dies=True)))))
+    bench = served(dies=True, sampling=Sampling(max_tokens=4, ignore_eos=True))
+    text = "\n".join(told(explained_by_spans(spans_of(bench))))
+    assert "with 4 output tokens expected:" in text
     assert "continuation of r.0 to w1 (epoch 1), 12ms after arrival" in text
     assert "by forecast: instance_dead; lowest of 1: 50 ms predicted end to end" in text
     assert "2 output tokens were there already" in text
@@ -94,15 +91,8 @@ def test_a_continuation_is_told_with_its_cause_and_spoils_the_comparison():
 def test_a_continuation_on_a_replica_is_told_with_what_the_replica_had():
     bench = MoveBench(traceparent=TRACED)
     bench.tokens(bench.source, chunk("ab"))
-    held = KvReplicated(
-        sequence="r.0",
-        epoch=0,
-        replica="m",
-        instance=bench.target,
-        incarnation=bench.incarnations[bench.target],
-        tokens=3,
-    )
-    bench.send(held)
+    where = {"instance": bench.target, "incarnation": bench.incarnations[bench.target]}
+    bench.send(KvReplicated(sequence="r.0", epoch=0, replica="m", tokens=3, **where))
     bench.die(bench.source)
     bench.reply(bench.submissions()[-1], SequenceAccepted(sequence="r.0", epoch=1, kv_tokens=3))
     bench.tokens(bench.target, chunk("c", 2, epoch=1, finish=FinishReason.LENGTH))
@@ -112,7 +102,7 @@ def test_a_continuation_on_a_replica_is_told_with_what_the_replica_had():
     assert "3 tokens needed no computing there" in text
 
 
-def test_a_migration_is_told_with_where_it_came_from_and_links_both_stays():
+def test_a_moved_request_is_told_with_both_stays_its_predicted_rest_and_what_came_of_it():
     bench = MoveBench(traceparent=TRACED)
     bench.tokens(bench.source, chunk("ab"))
     bench.now_ns += 5 * MS
@@ -121,21 +111,7 @@ def test_a_migration_is_told_with_where_it_came_from_and_links_both_stays():
     bench.moved(2)
     bench.tokens(bench.target, chunk("c", 2, epoch=1, finish=FinishReason.LENGTH))
     spans = spans_of(bench)
-    text = "\n".join(told(explained_by_spans(spans)))
-    assert f"migration of r.0 to {bench.target} (epoch 1), 5ms after arrival" in text
-    assert f"  with its KV from {bench.source}, 2 output tokens in" in text
-    assert "moved with its KV once" in text
-    assert f"decoded by {bench.source}, {bench.target}" in text
     assert any("goes on from dispatch" in line for line in draw(sorted(spans, key=lambda s: s.start_ns), width=120))
-
-
-def test_a_moved_request_is_told_with_its_predicted_rest_and_what_came_of_it():
-    bench = MoveBench(traceparent=TRACED)
-    bench.tokens(bench.source, chunk("ab"))
-    bench.allot()
-    bench.moved(2)
-    bench.tokens(bench.target, chunk("c", 2, epoch=1, finish=FinishReason.LENGTH))
-    spans = spans_of(bench)
     move = next(span for span in spans if span.name == "move")
     told_by_migrator = {
         "millrace.migration": attribute(move, "migration"),
@@ -147,6 +123,10 @@ def test_a_moved_request_is_told_with_its_predicted_rest_and_what_came_of_it():
     }
     migration = msgspec.structs.replace(move, name="migration", span="f" * 16, attributes=told_by_migrator)
     text = "\n".join(told(explained_by_spans([*spans, migration])))
+    assert f"migration of r.0 to {bench.target} (epoch 1), 5ms after arrival" in text
+    assert f"  with its KV from {bench.source}, 2 output tokens in" in text
+    assert "moved with its KV once" in text
+    assert f"decoded by {bench.source}, {bench.target}" in text
     assert "asked for by: scheduler" in text
     assert "because: balance: 300 tokens, 120 tokens expected to come (90 %: 400 at most); saves 0.80 s in all" in text
     assert "copied in 2 rounds, 4096 bytes, no token for 11ms" in text
@@ -164,10 +144,7 @@ def test_a_fallback_a_refusal_and_a_running_request_are_said_to_be_that():
         placements=[
             placement(
                 fallback="join_shortest_queue",
-                forecasts=[
-                    CandidateForecast("w0", note="stale_snapshot"),
-                    CandidateForecast("w1", note="no answer in time"),
-                ],
+                forecasts=[CandidateForecast("w0", note="stale_snapshot")],
                 trouble="full",
             ),
             placement(chosen="", scores=[CandidateScore("w0", 0.0, "draining")]),

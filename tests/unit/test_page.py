@@ -25,7 +25,7 @@ from millrace.contracts.status import (
     ServicePresence,
     StatusSnapshot,
 )
-from millrace.http.exchange import HttpRequest
+from millrace.http.exchange import DisconnectReason, Exchange, HttpRequest
 
 from services.page.actor import EVENTS_MAX, FINISHED_MAX, LOST_NS, REQUESTS_KEPT, PageActor, ShowFrame
 from services.page.config import PageConfig
@@ -146,9 +146,8 @@ def test_a_request_is_placed_decodes_moves_and_ends() -> None:
 def test_a_continuation_is_a_failover_and_a_failure_is_told() -> None:
     world = World()
     world.hear(snapshot("w0", {"r.0": 1}))
-    world.hear(decision("r", "w0"))
-    world.hear(presence("worker", "w0"))
-    world.hear(presence("worker", "w0", PresenceState.DEAD))
+    for body in (decision("r", "w0"), presence("worker", "w0"), presence("worker", "w0", PresenceState.DEAD)):
+        world.hear(body)
     world.hear(decision("r", "w1", "continuation"))
     assert [(e["source"], e["chosen"]) for e in world.events("DecisionMade")] == [("w0", "w1")]
     assert world.row("q", "r.0")["cont"] == 1
@@ -316,8 +315,6 @@ class Wire:
 
 
 def asked(server: PageServer, path: str, host: str = "127.0.0.1:8001", body: str = "{}", **headers: str) -> Transport:
-    from millrace.http.exchange import Exchange
-
     wire = Wire()
     sent = {b"host": host.encode()} | {name.encode(): value.encode() for name, value in headers.items()}
     method = "POST" if path == "/order" else "GET"
@@ -381,20 +378,15 @@ def test_a_bus_without_passwords_is_shown_on_loopback_only() -> None:
 @pytest.mark.parametrize(
     ("order", "status"),
     [
-        ("drain w0", 401),
-        ("drain w0 --back", 401),
         ("migrate r.0 --to w1", 401),
-        ("role w0 decode --detach", 401),
         ("scale m -1", 401),
         ("apply - --dry-run", 401),
         ("", 400),
         ("up", 400),
-        ("drain", 400),
         ("drain --force", 400),
         ("drain w0 --nats", 400),
         ("migrate r --to --nats", 400),
         ("role w0 both --limit", 400),
-        ("scale m --force", 400),
         ("apply /etc/passwd", 400),
         ("cluster add w0", 400),
     ],
@@ -417,7 +409,5 @@ def test_whoever_leaves_is_no_viewer_any_more() -> None:
     server = server_of()
     asked(server, "/stream")
     (viewer,) = server.viewers
-    from millrace.http.exchange import DisconnectReason
-
     viewer.gone(DisconnectReason.CLIENT_GONE)
     assert not server.viewers

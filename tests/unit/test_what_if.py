@@ -1,6 +1,7 @@
 """Questions to a recording: step times fitted to it, changes of a cluster, comparisons, searches and reasons."""
 
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -40,29 +41,21 @@ def rows(rng: Random, *, slowed: float = 0.0, factor: float = 1.0) -> list[Compu
     found = []
     for _ in range(120):
         steps, prompted = rng.randrange(60, 140), rng.randrange(0, 20)
-        work = (
-            steps,
-            rng.randrange(100, 900),
-            rng.randrange(20, 200) * prompted,
-            rng.randrange(10_000, 90_000),
-            0.0,
-            prompted,
-        )
-        costs = (TRUE.fixed, TRUE.per_decode, TRUE.per_prefill_token, TRUE.per_context_token, 0.0, 3e5)
+        decodes, tokens, context = rng.randrange(100, 900), rng.randrange(20, 200), rng.randrange(10_000, 90_000)
         neighbours = rng.choice([0.0, 1.0])
-        wall = factor * sum(a * b for a, b in zip(work, costs, strict=True)) * (1 + slowed * neighbours)
-        found.append(
-            ComputedSteps(
-                wall_ns=wall,
-                steps=steps,
-                decodes=work[1],
-                prefill_tokens=work[2],
-                context_tokens=work[3],
-                prompted=prompted,
-                prefill_work=0.0,
-                neighbours=neighbours,
-            )
+        row = ComputedSteps(
+            wall_ns=0.0,
+            steps=steps,
+            decodes=decodes,
+            prefill_tokens=tokens * prompted,
+            context_tokens=context,
+            prompted=prompted,
+            prefill_work=0.0,
+            neighbours=neighbours,
         )
+        wall_ns = TRUE.fixed * steps + TRUE.per_decode * decodes + TRUE.per_prefill_token * row.prefill_tokens
+        wall_ns += TRUE.per_context_token * context + TRUE.per_prompted_step * prompted
+        found.append(msgspec.structs.replace(row, wall_ns=factor * wall_ns * (1 + slowed * neighbours)))
     return found
 
 
@@ -114,11 +107,8 @@ SPEC = ClusterSpec(
 def test_instances_are_added_and_taken_from_the_end(count: int, sizes: list[int]) -> None:
     changed = with_instances(SPEC, count).spec
     assert [group.count for model in changed.models for group in model.groups] == sizes
-
-
-def test_each_model_keeps_an_instance() -> None:
     with pytest.raises(ConfigError, match="at least one for each model, 2"):
-        with_instances(SPEC, 1)
+        with_instances(changed, 1)
 
 
 def test_the_fragment_of_a_change_is_what_makes_it() -> None:
@@ -134,6 +124,10 @@ def test_the_fragment_of_a_change_is_what_makes_it() -> None:
     assert fragment(SPEC, SPEC) == ""
 
 
+def tables_of(spec: ClusterSpec) -> dict[str, Any]:
+    return cluster_tables(spec, lambda model, group: (EngineParameters(), "a100-llama-3-8b"))
+
+
 def test_a_cluster_is_simulated_with_all_its_policies() -> None:
     settings = [
         "policies.stages.name=exact",
@@ -142,16 +136,11 @@ def test_a_cluster_is_simulated_with_all_its_policies() -> None:
         "models.0.groups.1.role=decode",
         "broker.trading.reasons=['balance']",
     ]
-    tables = cluster_tables(
-        with_cluster_settings(SPEC, settings), lambda model, group: (EngineParameters(), "a100-llama-3-8b")
-    )
-    spec = scenario_of(tables)
+    spec = scenario_of(tables_of(with_cluster_settings(SPEC, settings)))
     assert (spec.stages.policy, spec.trading.policy, spec.step_bounds.tpot_s) == ("exact", "delay", 0.02)
-    assert spec.migration.on
     assert spec.trading.reasons == ("balance",)
     assert spec.migration.instance_roles(spec.instances()) == {"large-0": "decode"}
     assert [group.names() for group in spec.cluster.groups] == [("worker-0", "worker-1"), ("large-0",), ("worker-2",)]
-    assert spec.dispatch.policy == "forecast"
 
 
 # Comparisons
@@ -250,7 +239,6 @@ SHARE, TAIL = "the share within the objectives decides", "E2E p99 decides"
         (answer(), SHARE),
         (answer(ttft_p50=1.5, e2e_mean=1.02, e2e_p99=1.03), SHARE),  # medians do not count, the others are noise
         (answer(share=(-0.01, 0.3)), ""),
-        (answer(share=(0.001, 0.005)), ""),  # too few
         (answer(share=(0.0, 0.0), e2e_p99=0.3), ""),  # half of the requests are late with and without
         *((answer(**{name: 1.05}), "") for name in ("ttft_mean", "ttft_p99", "tpot_p99", "e2e_mean", "e2e_p99")),
         (answer(before=0.992, share=(0.004, 0.01), e2e_p99=0.5), SHARE),
@@ -386,7 +374,7 @@ def test_each_mechanism_is_tried_the_other_way(settings: list[str], tried: list[
     found = candidates(spec, OBJECTIVES)
     assert [each.label for each in found] == tried
     for each in found:
-        scenario_of(cluster_tables(each.spec, lambda model, group: (EngineParameters(), "a100-llama-3-8b")))
+        scenario_of(tables_of(each.spec))
 
 
 def test_requests_that_did_not_complete_are_not_within_the_objectives() -> None:
@@ -399,9 +387,8 @@ def test_requests_that_did_not_complete_are_not_within_the_objectives() -> None:
 
 @pytest.mark.parametrize(("span_s", "period_s"), [(10.0, 1.0), (100.0, 5.0), (3600.0, 30.0)])
 def test_stages_are_planned_often_enough_to_show_in_a_short_replay(span_s: float, period_s: float) -> None:
-    tables = cluster_tables(SPEC, lambda model, group: (EngineParameters(), "a100-llama-3-8b"))
     file = LoadFile(path="load.jsonl", count=9, span_s=span_s, expected=True, shares=True)
-    assert file.scenario(tables).stages.period_s == period_s
+    assert file.scenario(tables_of(SPEC)).stages.period_s == period_s
 
 
 # Searches
@@ -426,16 +413,9 @@ def test_a_goal_needs_every_request_served() -> None:
 @pytest.mark.parametrize("needed", [1, 2, 7, 8, 9, 100])
 def test_the_smallest_count_is_found_from_any_beginning(needed: int) -> None:
     assert least_count(lambda count: count >= needed, 1, 8) == needed
-
-
-def test_a_count_that_never_holds_is_none() -> None:
     assert least_count(lambda count: False, 1, 2) is None
 
 
-@pytest.mark.parametrize("limit", [0.1, 0.7, 1.0, 3.3, 11.0])
+@pytest.mark.parametrize("limit", [0.0, 0.1, 1.0, 3.3, 11.0])
 def test_the_largest_rate_is_found(limit: float) -> None:
     assert greatest_rate(lambda rate: rate <= limit) == pytest.approx(limit, rel=0.06)
-
-
-def test_a_rate_that_never_holds_is_zero() -> None:
-    assert greatest_rate(lambda rate: False) == 0.0
