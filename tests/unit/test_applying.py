@@ -1,13 +1,11 @@
 """The comparison behind `millrace apply`: processes with a specification, and two specifications."""
 
-import msgspec
 import pytest
 from millrace.cli.apply import on_this_machine, unsafe
 from millrace.cluster.reading import parse_cluster
-from millrace.contracts.codec import decode, encode
 from millrace.contracts.local import TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.contracts.provisioner import ClusterCompared, StartInstance, UpdateCluster
+from millrace.contracts.provisioner import ClusterCompared, UpdateCluster
 
 from services.supervisor.actor import SupervisorActor
 from services.supervisor.config import LaunchOptions
@@ -120,11 +118,3 @@ def test_addresses_that_the_file_does_not_name_stay():
     now = parse_cluster(CLUSTER + "[api]\nport = 9000\nkeys = 'k'\n[nats]\nport = 4333\n[page]\nport = 0\n")
     assert on_this_machine(parse_cluster(CLUSTER), now) == now
     assert on_this_machine(parse_cluster(CLUSTER + "[api]\nport = 9001\n"), now).api.port == 9001
-
-
-def test_a_message_of_the_version_before_is_understood():
-    """It lacks the fields that came since, and may have some that have gone."""
-    old = msgspec.msgpack.decode(encode(StartInstance(order="o", model="m", shape="cpu", instance="w")))
-    assert isinstance(old, dict)
-    del old["shape"], old["instance"]
-    assert decode(msgspec.msgpack.encode(old | {"gone": 1})) == StartInstance(order="o", model="m")

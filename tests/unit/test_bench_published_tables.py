@@ -10,7 +10,6 @@ from millrace.contracts.status import BatchComposition
 from millrace.enginemodel.parameters import EngineParameters
 
 from bench.published import tables, tables_aiconfigurator, tables_servingsim
-from bench.published.engines import published
 from bench.published.kernel_table import KernelTableStepTime
 from bench.published.surface import MeasuredCurve, Surface
 
@@ -37,12 +36,6 @@ def _ns(model: KernelTableStepTime, batch: BatchComposition) -> float:
 @pytest.mark.parametrize(("size", "ns"), [(1, 1000), (8, 1200), (4.5, 1100), (0.5, 1000), (120, 8800)])
 def test_a_profile_draws_straight_lines_and_goes_on_beyond_its_last_point(size: float, ns: float) -> None:
     assert LINEAR.at(size) == pytest.approx(ns)
-
-
-def test_a_decode_step_is_the_sum_of_its_kernels() -> None:
-    step = BatchComposition(decodes=4, context_tokens=400, longest_context=100)
-
-    assert _ns(TABLE, step) == pytest.approx(LAYERS * (LINEAR.at(4) + 212) + (100 + 30) + 4 * 2 + 50)
 
 
 @pytest.mark.parametrize("decodes", range(1, 9))
@@ -90,14 +83,6 @@ def test_an_operator_faster_than_the_hardware_is_taken_for_not_measured(tmp_path
     assert linear.at(32) - others == pytest.approx(1e6 + (3e6 - 1e6) / 3)
 
 
-def test_a_table_without_a_column_is_refused_with_both_names(tmp_path: Path) -> None:
-    file = tmp_path / "dense.csv"
-    file.write_text("layer,time_us\nqkv_proj,3.0\n")
-
-    with pytest.raises(ValueError, match=r"dense\.csv: no column tokens"):
-        tables_servingsim.linear(file)
-
-
 def test_a_matrix_product_between_measured_sizes_lies_between_their_times(tmp_path: Path) -> None:
     rows = [f"{m},{n},64,{m * n / 1e4}" for m in (1, 16) for n in (100, 300)]
     (tmp_path / "gpu_gemm.csv").write_text("\n".join(["m,n,k,latency", *rows]))
@@ -129,11 +114,6 @@ def _write_vidur(file: Path, projection_ms: dict[int, float]) -> None:
         values = [ms if "attn_post_proj" in name else 0.5 for name in names]
         lines.append(",".join(str(value) for value in [tokens, 1, 64, 64, 1, 1, *values]))
     file.write_text("\n".join(lines))
-
-
-def test_tables_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a30_Qwen-2-7B_attention\.csv: cannot be read"):
-        published("a30-qwen2-7b", tmp_path)
 
 
 def test_rows_with_a_prompt_chunk_and_decodes_say_what_both_at_once_cost_more(tmp_path: Path) -> None:

@@ -46,20 +46,15 @@ def only(view: ClusterView, now: int = T0) -> InstanceRow:
     return row
 
 
-def test_tokens_per_second_come_from_what_was_counted_between_two_summaries() -> None:
+def test_tokens_per_second_are_those_between_two_summaries_of_the_last_two_seconds() -> None:
     view = ClusterView()
-    view.hear(summary(at=T0, tokens=1_000), T0)
-    assert only(view).output_tokens_per_s is None
-    view.hear(summary(at=T0 + S // 4, tokens=1_100), T0 + S // 4)
-    assert only(view).output_tokens_per_s == 400.0
-
-
-def test_the_rate_forgets_what_is_older_than_two_seconds() -> None:
-    view = ClusterView()
+    rates = []
     for quarter in range(40):  # 400 tok/s for five seconds, then nothing
-        tokens = 100 * min(quarter, 20)
-        view.hear(summary(at=T0 + quarter * S // 4, tokens=tokens), T0 + quarter * S // 4)
-    assert only(view, T0 + 10 * S).output_tokens_per_s == 0.0
+        at_ns = T0 + quarter * S // 4
+        view.hear(summary(at=at_ns, tokens=100 * min(quarter, 20)), at_ns)
+        rates.append(only(view, at_ns).output_tokens_per_s)
+    assert rates[:2] == [None, 400.0]
+    assert rates[-1] == 0.0
 
 
 def test_a_restarted_worker_counts_anew() -> None:
@@ -128,20 +123,16 @@ def test_instances_stand_in_the_order_a_person_counts() -> None:
     assert [row.instance for row in view.instances(T0)] == ["w1", "w2", "w10"]
 
 
-def test_services_are_alive_then_silent() -> None:
+def test_services_are_alive_then_silent_and_their_trouble_is_shown() -> None:
     view = ClusterView()
-    view.hear(presence("ingress", "ingress-0", url="http://127.0.0.1:8000"), T0)
+    trouble = "m is answered with 503"
+    view.hear(presence("ingress", "ingress-0", url="http://127.0.0.1:8000", trouble=trouble), T0)
     view.hear(presence("worker", "w0"), T0)
+    assert f"ingress-0: {trouble}" in drawn(view)
     (row,) = view.services(T0 + S)
     assert (row.role, row.state, row.url) == ("ingress", "alive", "http://127.0.0.1:8000")
     (row,) = view.services(T0 + 4 * S)
     assert row.state == "silent"
-
-
-def test_what_is_wrong_stands_above_the_instances() -> None:
-    view = ClusterView()
-    view.hear(presence("ingress", "ingress-0", trouble="m is answered with 503"), T0)
-    assert "ingress-0: m is answered with 503" in drawn(view)
 
 
 def test_totals_leave_out_the_dead() -> None:
@@ -154,8 +145,12 @@ def test_totals_leave_out_the_dead() -> None:
 
 
 def drawn(view: ClusterView, rows_max: int = 0) -> str:
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(cluster_tables("local", view, T0, rows_max=rows_max))
+    return text_of(view, width=120, rows_max=rows_max)
+
+
+def text_of(view: ClusterView, *, width: int, rows_max: int) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(cluster_tables("local", view, T0, rows_max=rows_max, width=width))
     return console.export_text()
 
 
@@ -169,20 +164,17 @@ def test_a_small_screen_shows_the_busiest_and_counts_the_rest() -> None:
     assert "w0 " not in text
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
 def test_nothing_is_cut_off_at_any_width(width: int) -> None:
     view = ClusterView()
     for index in range(12):
         view.hear(summary(f"worker-{index}", model="a-model-with-a-long-name", blocks_total=262_144), T0)
-    console = Console(width=width, record=True, file=io.StringIO())
-    console.print(cluster_tables("local", view, T0, rows_max=5, width=width))
-    text = console.export_text()
+    text = text_of(view, width=width, rows_max=5)
     assert "…" not in text
     assert "running" in text
     assert ("a-model-with-a-long-name" in text) == (width >= 100)
-    assert [line.split()[0] for line in text.splitlines() if line.startswith("worker-")] == [
-        f"worker-{index}" for index in range(5)
-    ]
+    shown = [line.split()[0] for line in text.splitlines() if line.startswith("worker-")]
+    assert shown == [f"worker-{index}" for index in range(5)]
 
 
 # migrations under way
@@ -210,13 +202,8 @@ def two_that_move() -> ClusterView:
 def test_migrations_are_told_oldest_first_and_grow_older_while_nothing_is_heard() -> None:
     rows = two_that_move().migrations(T0 + S // 2)
     assert [(row.sequence, row.age_s) for row in rows] == [("r1.0", 3.5), ("r2.0", 1.5)]
-    assert (rows[0].source, rows[0].target, rows[0].step, rows[0].round, rows[0].bytes) == (
-        "w0",
-        "w1",
-        "pulling",
-        2,
-        3_500_000,
-    )
+    first = rows[0]
+    assert (first.source, first.target, first.step, first.round, first.bytes) == ("w0", "w1", "pulling", 2, 3_500_000)
 
 
 def test_what_a_migrator_said_counts_until_it_says_something_else_leaves_or_falls_silent() -> None:
@@ -251,10 +238,8 @@ def test_what_an_operator_drained_stays_in_sight_until_it_is_started_again() -> 
     view.hear(summary("w0"), T0)
     view.hear(presence("worker", "w0", PresenceState.DEAD, at_ns=T0), T0)
     view.hear(presence("supervisor", "s", drained=[DrainedInstance("w0", "m"), DrainedInstance("w1", "m")]), T0)
-    assert [(row.instance, row.model, row.state) for row in view.instances(T0)] == [
-        ("w0", "m", "drained"),
-        ("w1", "m", "drained"),
-    ]
+    rows = [(row.instance, row.model, row.state) for row in view.instances(T0)]
+    assert rows == [("w0", "m", "drained"), ("w1", "m", "drained")]
     assert "drained" in drawn(view)
     view.hear(presence("supervisor", "s", drained=[]), T0)
     assert [(row.instance, row.state) for row in view.instances(T0)] == [("w0", "dead")]
@@ -280,20 +265,12 @@ def test_instances_stand_by_stage_and_stages_sum_up_theirs() -> None:
     view = staged()
     for name in ("w2", "w0", "w1"):
         view.hear(summary(name), T0)
-    view.hear(
-        presence("migrator", "m0", moving=[InstanceMigrations("w0", 2)], migrations=[migration(), migration()]), T0
-    )
+    view.hear(moving(InstanceMigrations("w0", 2), migrations=[migration(), migration()]), T0)
     rows = view.instances(T0)
     assert [row.instance for row in rows] == ["w0", "w1", "w2"]
     low, high = view.stages(rows)
-    assert (low.stage, low.length_min, low.length_max, low.instances, low.running, low.leaving) == (
-        "s0",
-        0,
-        720,
-        1,
-        2,
-        2,
-    )
+    assert (low.stage, low.length_min, low.length_max) == ("s0", 0, 720)
+    assert (low.instances, low.running, low.leaving) == (1, 2, 2)
     assert (high.length_min, high.length_max, high.running, high.waiting, high.arriving) == (720, None, 4, 2, 2)
     assert (high.blocks_used, high.blocks_total) == (140, 200)
     shown = drawn(view)

@@ -14,8 +14,6 @@ SCENARIO = ["--scenario", "any.toml"]
     ("words", "instead"),
     [
         (["--policy", "round_robin"], "--set dispatch.policy=NAME"),
-        (["--policy", "join_shortest_queue"], "--set dispatch.policy=NAME"),
-        (["--first", "17"], "--set seed=N"),
         (["--first", "0"], "--set seed=N"),
         (["--migrations"], "--set migration.on=true"),
         (["--verbose"], "--output FOLDER"),

@@ -32,22 +32,13 @@ def span(span_id: str, name: str, start: int, end: int, parent: str = "", **chan
 def request_spans() -> list[SpanLine]:
     first = {"millrace.sequence": "r1.0", "millrace.epoch": 0, "millrace.output_tokens": 40}
     second = {"millrace.sequence": "r1.0", "millrace.epoch": 1, "millrace.output_tokens": 87}
+    after = {"links": [f"00-{TRACE}-{'4' * 16}-01"], "events": [("first_token", T0 + 510 * MS, {"index": 40})]}
     return [
         span("1", "ingress", 0, 1000, instance="ingress-0", attributes={"millrace.request": "r1"}),
         span("2", "dispatch", 1, 2, "1", instance="ingress-0", attributes={"millrace.reason": "fewest tokens"}),
         span("3", "prefill", 10, 100, "1", attributes=first),
         span("4", "decode", 100, 300, "1", attributes=first, error="engine died"),
-        span(
-            "5",
-            "decode",
-            500,
-            1000,
-            "1",
-            instance="w1",
-            attributes=second,
-            links=[f"00-{TRACE}-{'4' * 16}-01"],
-            events=[("first_token", T0 + 510 * MS, {"index": 40})],
-        ),
+        span("5", "decode", 500, 1000, "1", instance="w1", attributes=second, **after),
     ]
 
 
@@ -60,12 +51,7 @@ def test_the_tree_shows_places_times_reasons_errors_events_and_links() -> None:
     assert "failed: engine died" in text
     assert "· first_token at +510ms index=40" in text
     assert "↳ goes on from decode on w0 at +100ms" in text
-
-
-def test_what_phases_of_one_epoch_share_is_said_once() -> None:
-    text = "\n".join(draw(request_spans(), width=120))
-    assert text.count("output_tokens=40") == 1
-    assert text.count("output_tokens=87") == 1
+    assert (text.count("output_tokens=40"), text.count("output_tokens=87")) == (1, 1), "phases of an epoch share them"
 
 
 def attempts(count: int, sequence: str = "r1.0", error: str = "refused: full") -> list[SpanLine]:
@@ -147,16 +133,13 @@ def test_spans_are_found_in_every_file_by_request_sequence_and_trace(tmp_path: P
     write(tmp_path, "ingress-ingress-0.jsonl", spans[:2])
     write(tmp_path, "worker-w0.jsonl", spans[2:4])
     write(tmp_path, "worker-w1.123.jsonl", spans[4:])
+    longer = {"millrace.request": "r12", "millrace.client_id": "mine"}
+    write(tmp_path, "ingress-ingress-1.jsonl", [span("9", "ingress", 0, 1, attributes=longer, trace="b" * 32)])
+    with open(tmp_path / "worker-w0.jsonl", "ab") as file:
+        file.write(encode_span(spans[0])[:50])  # cut off by a kill
     for name in ("r1", "r1.0", TRACE):
         assert [each.span[0] for each in spans_of(tmp_path, name)] == ["1", "2", "3", "4", "5"]
-
-
-def test_spans_are_found_by_the_clients_own_request_id(tmp_path: Path) -> None:
-    root = span(
-        "9", "ingress", 0, 1, attributes={"millrace.request": "r7", "millrace.client_id": "mine"}, trace="b" * 32
-    )
-    write(tmp_path, "a.jsonl", [*request_spans(), root])
-    assert [each.trace for each in spans_of(tmp_path, "mine")] == ["b" * 32]
+    assert [each.trace for each in spans_of(tmp_path, "mine")] == ["b" * 32], "the client's own id"
 
 
 @pytest.mark.parametrize(
@@ -166,19 +149,6 @@ def test_a_request_is_named_by_the_id_of_any_answer(prefix: str) -> None:
     assert request_of(f"{prefix}f252e6b438-1a") == "f252e6b438-1a"
     assert is_request(f"{prefix}f252e6b438-1a.0")
     assert not is_request("worker-1")
-
-
-def test_another_request_with_the_same_beginning_is_not_taken_for_it(tmp_path: Path) -> None:
-    other = span("9", "ingress", 0, 1, attributes={"millrace.request": "r12"}, trace="b" * 32)
-    write(tmp_path, "a.jsonl", [*request_spans(), other])
-    assert {each.trace for each in spans_of(tmp_path, "r1")} == {TRACE}
-
-
-def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, "a.jsonl", request_spans())
-    with open(tmp_path / "a.jsonl", "ab") as file:
-        file.write(encode_span(request_spans()[0])[:50])
-    assert len(spans_of(tmp_path, "r1")) == 5
 
 
 def test_an_unknown_request_is_told_in_one_sentence(tmp_path: Path) -> None:

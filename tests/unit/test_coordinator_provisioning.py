@@ -13,7 +13,6 @@ from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.observers import CandidateForecast, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
-from millrace.contracts.status import PresenceState, ServicePresence
 from prometheus_client import CollectorRegistry
 
 from services.coordinator.build import build
@@ -251,20 +250,6 @@ def test_after_low_load_the_youngest_is_stopped_and_nobody_else_until_it_is_gone
     bench.gone("b")
     assert logged(bench.tick()) == ["provisioning_order_ended"]
     assert asked(bench.order_a_stop()) == []  # one is the least
-
-
-def test_an_instance_that_dies_while_it_drains_is_just_gone_sooner() -> None:
-    bench = Bench("a", "b")
-    effects = bench.order_a_stop()
-    (request,) = asked(effects)
-    name = request.body.instance  # type: ignore[attr-defined]
-    bench.answer(effects, InstanceOrdered(instance=name))
-    dead = ServicePresence(role="worker", name=name, incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD)
-    bench.send(dead)
-    bench.gone(name)
-    bench.tick()
-    assert bench.orders("stop", "done") == 1
-    assert bench.state["stopping"] == []
 
 
 def test_one_that_does_not_go_is_said_and_counted() -> None:

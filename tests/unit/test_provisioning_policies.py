@@ -43,8 +43,7 @@ def decide(
     rules: Parameters = RULES,
     now_ns: int = NOW,
 ) -> tuple[ProvisioningDecision, State]:
-    decision, state = PROVISIONING_POLICIES.load(policy).decide(seen, rules, state, now_ns)
-    return decision, state
+    return PROVISIONING_POLICIES.load(policy).decide(seen, rules, state, now_ns)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +169,8 @@ def test_the_quantile_is_that_of_the_window() -> None:
     [
         {"threshold_s": 0},
         {"quantile": 1.5},
-        {"instances_min": 0},
         {"instances_max": 4, "instances_min": 5},
         {"low_utilisation": 1.0},
-        {"step": 0},
-        {"cooldown": 3},
     ],
 )
 def test_parameters_out_of_range_or_unknown_are_refused_by_name(fields: dict[str, Any]) -> None:
