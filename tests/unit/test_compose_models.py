@@ -1,6 +1,5 @@
 """Models of the container deployment: what is mounted, and folders that containers cannot read."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -60,15 +59,6 @@ def test_the_second_model_of_a_cluster_may_be_a_cached_one(tmp_path: Path) -> No
     services = yaml.safe_load((out / "workers.yaml").read_text())["services"]
     assert services["second-worker-0"]["volumes"] == services["ingress"]["volumes"] == [mounted]
     assert load_config(WorkerConfig, out / "second-worker-0.json").model_path == "/models/1/snapshots/5678"
-
-
-def test_a_model_that_ships_is_named_as_on_this_machine(tmp_path: Path) -> None:
-    assert prepared(tmp_path, "--model", "nano") == 0
-    assert json.loads((tmp_path / "ingress.json").read_text())["models"][0]["name"] == "millrace-nano"
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "give a folder with config.json" in refusal(capsys, tmp_path / "out", "--model", str(tmp_path))
 
 
 @pytest.mark.parametrize("closed", [".", "config.json", "judge", "judge/confidence.json"])
