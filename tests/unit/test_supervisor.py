@@ -204,21 +204,63 @@ def test_a_service_of_ones_own_is_run_with_its_role_s_rights_and_its_settings() 
     assert [role for role, path in layout.configurations() if path.stem == "census-0"] == ["census"]
 
 
-def test_stages_of_a_file_reach_the_coordinator() -> None:
-    stages = ["[[models.stages]]", 'name = "s0"', "length_max = 2048", 'instances = ["worker-0"]']
-    stages += ["[[models.stages]]", 'name = "s1"', "length_min = 2048", 'instances = ["worker-[12]"]']
-    policy = ["[policies.stages]", 'name = "exact"']
-    layout = layout_of(cluster("count = 3", *stages, *policy))
+STAGED = [
+    *("[[models.stages]]", 'name = "s0"', "length_max = 2048", 'instances = ["worker-0"]'),
+    *("[[models.stages]]", 'name = "s1"', "length_min = 2048", 'instances = ["worker-[12]"]'),
+]
+RANGES = [
+    {"length_min": 0, "length_max": 2048, "members": ["worker-0"], "instances": 1},
+    {"length_min": 2048, "length_max": None, "members": ["worker-[12]"], "instances": 2},
+]
+RELIEF = ["[policies.provisioning]", 'name = "relief"', "parameters = { threshold_s = 2 }"]
+BOUNDS = {"instances_min": 2, "instances_max": 3, "threshold_s": 2}
+STEP_TIMES = {"step_times": {"own.toml": str(Path("own.toml").absolute())}}
+OF_ALL = ["[settings.worker]", "max_num_seqs = 16", "block_size = 16", "migration = { verify = true }"]
+OF_ONE = ["[settings.workers.worker-1]", "max_num_seqs = 3", "migration = { leases_max = 1 }"]
+LAYERED = ["count = 2", "settings = { max_num_seqs = 8, seed = 1 }", *OF_ALL, *OF_ONE]
+
+
+@pytest.mark.parametrize(
+    ("lines", "service", "fields"),
+    [
+        (
+            ["count = 3", *STAGED, "[policies.stages]", 'name = "exact"'],
+            "coordinator-0",
+            {"stages": {"policy": "exact", "ranges": {"m": RANGES}}},
+        ),
+        (
+            [
+                *(MODELLED, "[policies.dispatch]", 'name = "forecast"', "parameters = { fallback = 'round_robin' }"),
+                *("[settings.ingress]", "dispatch = { wait_s = 3.0 }"),
+            ],
+            "ingress-0",
+            {"dispatch": {"policy": "forecast", "parameters": {"fallback": "round_robin"}, "wait_s": 3.0}},
+        ),
+        ([MODELLED, "[policies.trading]", 'name = "delay"'], "broker-0", {"trading": {"policy": "delay"}}),
+        (
+            [MODELLED, "[settings.migrator]", "limits = { freeze_ms = 100 }"],
+            "migrator-0",
+            {"limits": {"freeze_ms": 100}},
+        ),
+        (
+            [MODELLED, "count = 2", "spares = 1", 'host = "rack-1"', *RELIEF],
+            "coordinator-0",
+            {"provisioning": {"strategy": "relief", "parameters": BOUNDS, "hosts": ["rack-1"]}},
+        ),
+        ([MODELLED, "[settings.worker]", 'step_time = "own.toml"'], "predictor-0", STEP_TIMES),
+        ([MODELLED, "[settings.worker]", 'modelled = { coefficients = "own.toml" }'], "predictor-0", STEP_TIMES),
+        ([MODELLED, 'step_time = "own.toml"'], "predictor-0", STEP_TIMES),
+        (LAYERED, "worker-0", {"max_num_seqs": 8, "seed": 1, "block_size": 16, "migration": {"verify": True}}),
+        (LAYERED, "worker-1", {"max_num_seqs": 3, "migration": {"verify": True, "leases_max": 1}}),
+    ],
+)
+def test_what_the_file_says_reaches_the_service_that_it_is_for(
+    lines: list[str], service: str, fields: dict[str, Any]
+) -> None:
+    layout = layout_of(cluster(*lines))
     layout.plan()
-    assert files_of(layout)["coordinator-0"]["stages"] == {
-        "policy": "exact",
-        "ranges": {
-            "m": [
-                {"length_min": 0, "length_max": 2048, "members": ["worker-0"], "instances": 1},
-                {"length_min": 2048, "length_max": None, "members": ["worker-[12]"], "instances": 2},
-            ]
-        },
-    }
+    found = files_of(layout)[service]
+    assert {name: found[name] for name in fields} == fields
 
 
 def test_several_models_have_workers_of_their_own_and_one_ingress() -> None:
@@ -281,27 +323,6 @@ def test_every_instance_that_may_run_has_one_migrator(lines: list[str], groups: 
     assert orders["ingress"] < orders["worker"] < orders.get("migrator", 99)
 
 
-def test_each_service_gets_the_policy_of_its_kind_and_further_settings() -> None:
-    layout = layout_of(
-        cluster(
-            MODELLED,
-            "[policies]",
-            'dispatch = { name = "forecast", parameters = { fallback = "round_robin" } }',
-            'trading = { name = "delay" }',
-            "[settings.ingress]",
-            "dispatch = { wait_s = 3.0 }",
-            "[settings.migrator]",
-            "limits = { freeze_ms = 100 }",
-        )
-    )
-    layout.plan()
-    files = files_of(layout)
-    dispatch = {"policy": "forecast", "parameters": {"fallback": "round_robin"}, "wait_s": 3.0}
-    assert files["ingress-0"]["dispatch"] == dispatch
-    assert files["broker-0"]["trading"] == {"policy": "delay"}
-    assert files["migrator-0"]["limits"] == {"freeze_ms": 100}
-
-
 def roles_and_commands(*lines: str) -> dict[str, list[str]]:
     config = layout_of(cluster(MODELLED, *lines)).plan()
     return {child.name: child.command for child in config.children}
@@ -351,32 +372,6 @@ def test_the_user_of_an_ingress_may_what_its_hosted_actors_may_and_others_what_t
         for each in (hosted, apart)
     ]
     assert others[0] == others[1]
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ["[settings.worker]", 'step_time = "own.toml"'],
-        ["[settings.worker]", 'modelled = { coefficients = "own.toml" }'],
-        ['step_time = "own.toml"'],
-    ],
-)
-def test_predictors_read_the_step_times_that_workers_were_told_to_name(lines: list[str]) -> None:
-    layout = layout_of(cluster(MODELLED, *lines))
-    layout.plan()
-    assert files_of(layout)["predictor-0"]["step_times"] == {"own.toml": str(Path("own.toml").absolute())}
-
-
-def test_settings_of_one_worker_lie_over_those_of_its_group_and_these_over_those_of_all() -> None:
-    lines = ["count = 2", "settings = { max_num_seqs = 8, seed = 1 }"]
-    lines += ["[settings.worker]", "max_num_seqs = 16", "block_size = 16", "migration = { verify = true }"]
-    lines += ["[settings.workers.worker-1]", "max_num_seqs = 3", "migration = { leases_max = 1 }"]
-    layout = layout_of(cluster(*lines))
-    layout.plan()
-    first, second = files_of(layout)["worker-0"], files_of(layout)["worker-1"]
-    assert (first["max_num_seqs"], first["seed"], first["block_size"]) == (8, 1, 16)
-    assert (first["migration"], second["migration"]) == ({"verify": True}, {"verify": True, "leases_max": 1})
-    assert second["max_num_seqs"] == 3
 
 
 def test_every_process_gets_the_password_of_its_own_role_only_in_a_file_for_its_owner(tmp_path: Path) -> None:

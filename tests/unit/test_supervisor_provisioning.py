@@ -210,25 +210,6 @@ def test_orders_are_remembered_up_to_a_bound() -> None:
     assert roster.instance_of(str(ORDERS_MAX)) == "w"
 
 
-def layout_of(group: str, rest: str = "") -> Layout:
-    spec = parse_cluster(f'[[models]]\nname = "m"\npath = "/m"\n[[models.groups]]\n{group}\n{rest}')
-    return Layout(LaunchOptions(spec=spec, cores=[0]))
-
-
-def test_the_coordinator_gets_the_strategy_with_the_bounds_and_what_else_was_said() -> None:
-    layout = layout_of(
-        'engine = "modelled"\ncount = 2\nspares = 1\nhost = "rack-1"',
-        '[policies.provisioning]\nname = "relief"\nparameters = { threshold_s = 2 }',
-    )
-    layout.plan()
-    (content,) = [content for path, content in layout._files.items() if path.stem == "coordinator-0"]
-    assert msgspec.json.decode(content)["provisioning"] == {
-        "strategy": "relief",
-        "parameters": {"instances_min": 2, "instances_max": 3, "threshold_s": 2},
-        "hosts": ["rack-1"],
-    }
-
-
 OTHERS = [
     ChildSpec(name=name, role="worker", command=["w"], presences=[name], model=model, shape=shape)
     for name, model, shape in (("a0", "a", "cpu"), ("b0", "b", "cpu"), ("b1", "b", "h100"), ("b2", "b", "h100"))
