@@ -10,7 +10,7 @@ import bench
 from bench.budgets import Budget, Verdict, judged
 from bench.claims import findings
 from bench.measured import MEASURED
-from bench.results_pages import Area, Figure, Origin, Run, pages, read_area, report, save, write_area
+from bench.results_pages import Area, Figure, Origin, Run, read_area, report, save, write_area
 
 ROOT = Path(bench.__file__).resolve().parent.parent
 
@@ -73,20 +73,6 @@ def test_a_run_that_is_saved_replaces_its_own_and_only_the_figures_that_are_repo
     assert (after.figures[-1].value, after.figures[-1].interval) == ("7 ms", "[6, 8]")
     assert after.figures[-1].origin.command == "python -m bench fast --parts a --rows FILE"
     assert (after.figures[-1].origin.machine, after.figures[-1].origin.commit) == ("a machine; Python 3", "7654321")
-
-
-def test_the_first_page_has_what_matters_and_links_to_the_rest(root: Path) -> None:
-    path = root / "bench" / "results" / "some.json"
-    area = read_area(path)
-    area.figures[0].matters = True
-    write_area(path, area)
-    found = pages(root)
-    assert set(found) == {Path("bench/RESULTS.md"), Path("bench/results/some.md")}
-    first = found[Path("bench/RESULTS.md")]
-    assert "| of fast |" in first
-    assert "of slow" not in first
-    assert "[Some](results/some.md)" in first
-    assert "commit not recorded" in found[Path("bench/results/some.md")]
 
 
 def test_every_path_that_is_measured_exists() -> None:

@@ -44,8 +44,7 @@ class Story(Bench):
             self.send(loaded(name, self.now_ns, self.loads.get(name, LoadIndicators())))
         told = [InstanceMigrations(name, count) for name, count in self.moving.items()]
         self.send(ServicePresence(role="migrator", name="m", incarnation=1, at_ns=self.now_ns, moving=told))
-        effects = super().tick(seconds)
-        return list(effects)
+        return list(super().tick(seconds))
 
     def until(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -58,10 +57,8 @@ class Story(Bench):
     def order(self, instance: str, role: InstanceRole, epoch: int = 0) -> OrderAccepted | OrderRefused:
         body = SetRole(model=MODEL, instance=instance, role=role, plan_epoch=epoch)
         effects = self.take(self.actor.handle(Message(body, reply_to="_INBOX.operator.1"), self.now_ns))
-        answers = [effect.body for effect in effects if isinstance(effect, Reply)]
-        assert len(answers) == 1
-        assert isinstance(answers[0], OrderAccepted | OrderRefused)
-        return answers[0]
+        (answer,) = [effect.body for effect in effects if isinstance(effect, Reply)]
+        return answer
 
     def counts(self) -> dict[str, int]:
         return self.actor.snapshot()["roles"][MODEL]["counts"]
@@ -196,7 +193,6 @@ def test_orders_that_make_no_sense_are_refused_with_their_reason() -> None:
         ("d0", BOTH, story.plan.epoch - 1, OrderRefusal.OLD_PLAN),
     ):
         answer = story.order(instance, role, epoch)
-        assert isinstance(answer, OrderRefused)
         assert answer.reason is reason
         assert answer.detail
     story.until(5)
@@ -204,7 +200,6 @@ def test_orders_that_make_no_sense_are_refused_with_their_reason() -> None:
     story.register("d1")
     assert isinstance(story.order("d0", PREFILL), OrderAccepted)
     answer = story.order("d1", PREFILL)
-    assert isinstance(answer, OrderRefused)
     assert answer.reason is OrderRefusal.NOT_CAPABLE
 
 
@@ -266,8 +261,7 @@ def test_a_flip_goes_on_where_its_coordinator_died() -> None:
     assert story.roles["d0"] is BOTH
     other = successor_of(story, ORDERED)
     assert other.roles["d0"] is BOTH
-    other.until(3)
-    other.until(3)
+    other.until(6)
     assert other.roles["d0"] is PREFILL
 
 

@@ -180,7 +180,6 @@ def test_silence_of_a_provisioner_is_told_after_a_second_try() -> None:
     failed = Message(RequestFailed(correlation=bench.asked[0].correlation, reason=RequestFailure.TIMEOUT))
     assert bench.answers(bench.actor.handle(failed, bench.now_ns)) == []
     (answer,) = bench.answers(bench.actor.handle(failed, bench.now_ns))
-    assert isinstance(answer, OrderRefused)
     assert answer.reason is OrderRefusal.NOT_KEPT
 
 
@@ -193,10 +192,8 @@ def test_orders_that_cannot_be_carried_out_now_are_refused() -> None:
         (2, {"plan_epoch": bench.plan.epoch - 1}, OrderRefusal.OLD_PLAN),
     ):
         (answer,) = bench.order(count, **fields)
-        assert isinstance(answer, OrderRefused)
         assert answer.reason is reason
     assert bench.order(3) == [OrderAccepted(detail="3 serve, as asked")]
     bench.order(4)
     (answer,) = bench.order(5)
-    assert isinstance(answer, OrderRefused)
     assert answer.reason is OrderRefusal.SCALING
