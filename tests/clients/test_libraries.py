@@ -123,11 +123,6 @@ def test_openai_json_object_ends_by_itself(client: OpenAI, seed: int) -> None:
     assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
 
 
-def test_openai_parse(client: OpenAI) -> None:
-    answer = client.chat.completions.parse(model=MODEL, messages=MESSAGES, response_format=Paint, max_tokens=TOKENS)
-    assert isinstance(answer.choices[0].message.parsed, Paint)
-
-
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "paint"}}], ids=str)
 def test_openai_forced_tool_calls_whole_and_streamed(client: OpenAI, choice: Any) -> None:
     asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": [TOOL], "tool_choice": choice, "temperature": 0}
@@ -137,19 +132,6 @@ def test_openai_forced_tool_calls_whole_and_streamed(client: OpenAI, choice: Any
     with client.chat.completions.stream(**asked) as stream:
         (same,) = stream.get_final_completion().choices[0].message.tool_calls or []
     assert (same.function.name, same.function.arguments) == ("paint", call.function.arguments)
-
-
-def test_openai_answers_after_a_tool_call(client: OpenAI) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "paint", "arguments": "{}"}}
-    turns: Any = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": "done"},
-    ]
-    answer = client.chat.completions.create(
-        model=MODEL, messages=turns, tools=[TOOL], tool_choice="none", max_tokens=TOKENS
-    )
-    assert answer.choices[0].message.content
 
 
 def calls_of(message: Any) -> list[tuple[str, Any]]:
@@ -187,13 +169,6 @@ def test_openai_parse_finds_the_values(client: OpenAI) -> None:
     assert client.chat.completions.parse(**asked, response_format=Person).choices[0].message.parsed == ADA
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}], ids=str)
-def test_openai_a_forced_call_has_the_values(client: OpenAI, choice: Any) -> None:
-    asked: Any = {"model": MODEL, "messages": WEATHER_ASKED, "tools": TOOLS, "temperature": 0, "max_tokens": 200}
-    message = client.chat.completions.create(**asked, tool_choice=choice, parallel_tool_calls=False).choices[0].message
-    assert calls_of(message) == [("get_weather", {"city": "Oslo"})]
-
-
 def test_langchain_whole_streamed_and_in_batches(chat: ChatOpenAI) -> None:
     assert chat.invoke(PROMPT).content == ANSWER
     assert "".join(str(chunk.content) for chunk in chat.stream(PROMPT)) == ANSWER
@@ -207,11 +182,6 @@ def test_langchain_structured_output(chat: ChatOpenAI, method: Any) -> None:
 
 def test_langchain_structured_output_finds_the_values(chat: ChatOpenAI) -> None:
     assert chat.with_structured_output(Person, method="json_schema").invoke(TOLD) == ADA
-
-
-def test_langchain_bind_tools(chat: ChatOpenAI) -> None:
-    (call,) = chat.bind_tools([Paint], tool_choice="Paint").invoke(PROMPT).tool_calls
-    assert Paint.model_validate(call["args"])
 
 
 def test_langchain_bound_tools_by_the_models_choice_and_their_result(chat: ChatOpenAI) -> None:
@@ -267,25 +237,12 @@ def test_instructor(mode: instructor.Mode) -> None:
     assert isinstance(client.chat.completions.create(**asked, response_model=Paint), Paint)
 
 
-def test_instructor_finds_the_values() -> None:
-    client = instructor.from_openai(OpenAI(**WHERE), mode=instructor.Mode.JSON_SCHEMA)
-    asked: Any = {"model": MODEL, "messages": PERSON_TOLD, "max_tokens": 100, "temperature": 0}
-    found = client.chat.completions.create(**asked, response_model=Person)
-    assert found.model_dump() == ADA.model_dump()  # its class is instructor's, made from Person
-
-
 def test_instructor_in_json_mode_is_not_held_to_the_schema() -> None:
     """It sends ``json_object`` and describes the schema in words, which a shipped model does not understand."""
     client = instructor.from_openai(OpenAI(**WHERE), mode=instructor.Mode.JSON)
     asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0}
     with pytest.raises(InstructorRetryException):
         client.chat.completions.create(**asked, response_model=Paint, max_retries=1)
-
-
-@pytest.mark.parametrize("kind", [NativeOutput, ToolOutput], ids=["native", "tool"])
-def test_pydantic_ai_output_type_finds_the_values(agent_model: Any, kind: Any) -> None:
-    settings: Any = {"max_tokens": 100, "temperature": 0}
-    assert Agent(agent_model, output_type=kind(Person)).run_sync(TOLD, model_settings=settings).output == ADA
 
 
 @pytest.mark.parametrize("kind", [NativeOutput, ToolOutput], ids=["native", "tool"])
@@ -300,11 +257,6 @@ def test_pydantic_ai_runs_a_tool_and_tells_its_result(agent_model: Any) -> None:
     settings: Any = {"max_tokens": 200, "temperature": 0}
     agent = Agent(agent_model, tools=[get_weather])
     assert agent.run_sync("What is the weather in Oslo?", model_settings=settings).output == "18 degrees"
-
-
-def test_pydantic_ai_text(agent_model: Any) -> None:
-    settings: Any = {"max_tokens": 60, "temperature": 0}
-    assert Agent(agent_model).run_sync(PROMPT, model_settings=settings).output == ANSWER
 
 
 def test_llm_whole_streamed_and_with_a_schema(tmp_path: Path) -> None:
