@@ -12,6 +12,7 @@ from millrace.contracts.cascade import CascadePlan
 from tests.live.cascading import MISSING, ask, barrage, client_of, plan_in_force, swap_thresholds
 from tests.live.clusters import described_cluster
 from tests.live.faults import PATIENCE_S, kill, shown
+from tests.testbed.timed_streams import TimedStream, client, play
 from tests.testbed.up_cluster import UpRig, prompt_text
 
 TIERS = ("small", "middle", "large")
@@ -110,3 +111,15 @@ async def test_explain_and_trace_show_attempts_scores_and_thresholds(rig: UpRig)
     told = rig.cli("explain", request)
     assert "100" in told, told
     assert "last_tier" in told or "last tier" in told, told
+
+
+async def test_a_drain_says_what_it_leaves_and_why(rig: UpRig) -> None:
+    async with client(60) as http:
+        left = TimedStream(settle=1)
+        asked = {"model": "small", "prompt": prompt_text(3), "max_tokens": 1200, "ignore_eos": True}
+        streaming = asyncio.create_task(play(http, rig, left, **asked))
+        await left.settled.wait()
+        said = await asyncio.to_thread(rig.cli, "drain", "small-0", "--force", "--within", "1")
+        assert "small-0: 0 moved, 1 left (1 no other instance serves the model); handed back" in said, said
+        assert "small-0 is ready" in await asyncio.to_thread(rig.cli, "drain", "small-0", "--back")
+        assert (await streaming).error == "", "ingress waits for an instance, and goes on there"
