@@ -3,11 +3,11 @@
 import asyncio
 import os
 import random
+import signal
 import time
 
 import httpx
 import nats
-import pytest
 from millrace.contracts.catalog import CHANNELS, Role
 from millrace.contracts.codec import encode
 from millrace.contracts.ingress import TokenChunk, TokensGenerated
@@ -36,15 +36,15 @@ async def test_a_second_up_says_that_one_runs(rig: UpRig) -> None:
     assert rig.url in again.stderr
 
 
-@pytest.mark.parametrize("victim", ["worker-0.json", "services.tagger", "services.coordinator"])
-async def test_killing_a_service_under_load_costs_no_request_and_no_token(rig: UpRig, victim: str) -> None:
+async def test_a_predictor_that_stands_still_costs_no_request(rig: UpRig) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
-    before = rig.pids(victim)
-    results = await under_fire(rig, lambda: kill(rig.pids(victim)[0]), shots=1, **LOAD, **LENGTH)
-    expect_identical(results, expected)
-    await rig.well(2)
-    assert rig.pids(victim)
-    assert rig.pids(victim) != before
+    (pid,) = rig.pids("predictor-0.json")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        expect_identical(await under_fire(rig, lambda: None, shots=0, **LOAD, **LENGTH), expected)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert await rig.metric('millrace_ingress_fallbacks_total{reason="paused"}') > 0, "it is left alone a while"
 
 
 async def test_services_run_on_and_come_back_without_their_fork_server(rig: UpRig) -> None:
