@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -35,8 +37,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:\./task |millrace |curl |hf |docker |python -m |\.venv/bin/)")
 COMMENT = re.compile(r"\s{2,}# .*$")
 
-#: What a document lets its reader fill in.
-PLACEHOLDERS = {"INSTANCE": "worker-1", "MODEL": "millrace-mini", "llama": "millrace-mini", "worker-2": "worker-3"}
+#: What a document lets its reader fill in, and what a cluster of this test has other names for.
+PLACEHOLDERS = {"INSTANCE": "worker-1", "MODEL": "millrace-mini", "llama": "millrace-mini", "worker-2": "worker-1"}
 
 #: Pattern of a command that this test does not run -> who runs it, or what it needs.
 ELSEWHERE = {
@@ -53,7 +55,8 @@ ELSEWHERE = {
     r"millrace (profile models/|selftest).*": "real engines: tests/engine/test_profile_vllm.py",
     r"millrace scale .* --shape .*": "needs a GPU; tests/unit/test_scaling_by_order.py",
     r"millrace sim .*considerate\.py.*": "tests/sim/test_policy_files.py",
-    r"millrace what-if --(rate x2|set .*round_robin) .*": "tests/sim/test_what_if_replays.py",
+    r"millrace what-if --(advise|(rate x2|set .*round_robin) .*)": "tests/sim/test_what_if_replays.py",
+    r"millrace tap 'migrat.*'": "test_a_tap_tells_the_whole_story_of_a_move",
     r".*--sweep .*|.*--seeds .*": "minutes: tests/unit/test_cli_sim.py, tests/sim",
     r".*\b(FILE|NAME|DIR|nano\.toml|cluster\.toml|cascade\.toml)\b.*": "needs a file of the reader's",
     r"curl .*_lora_adapter.*": "needs an adapter: tests/live/test_ingress_adapters.py",
@@ -84,13 +87,19 @@ def elsewhere(command: str) -> str:
     return next((why for pattern, why in ELSEWHERE.items() if re.fullmatch(pattern, command)), "")
 
 
+def with_names(command: str) -> str:
+    for name, value in PLACEHOLDERS.items():
+        command = re.sub(rf"\b{name}\b", value, command)
+    return command
+
+
 RUN = [(document, command) for document, command in documented() if not elsewhere(command)]
 COMMANDS = tuple(dict.fromkeys(command for _, command in RUN))
 UP = [command for command in COMMANDS if re.match(r"(\./task|millrace) up ", command)]
 #: What of them other tests start: roles, stages, several models, spares.
 STARTED = [command for command in UP if "--thresholds" in command or re.search(r"modelled.* --policy", command)]
 SIM = [command for command in COMMANDS if re.match(r"(\./task|millrace) (sim|profile|train) ", command)]
-REST = [command for command in COMMANDS if command not in {*UP, *SIM}]
+REST = list(dict.fromkeys(with_names(command) for command in COMMANDS if command not in {*UP, *SIM}))
 
 
 def words_of(command: str) -> list[str]:
@@ -152,8 +161,6 @@ def busy(rig: UpRig) -> Iterator[Busy]:
 
 def filled_in(command: str, busy: Busy) -> str:
     command = command.replace("127.0.0.1:8000", f"127.0.0.1:{busy.rig.port}")
-    for name, value in PLACEHOLDERS.items():
-        command = re.sub(rf"\b{name}\b", value, command)
     if "REQUEST" in command:
         command = command.replace("REQUEST", busy.request(running="migrate" in command))
     return command
@@ -163,7 +170,7 @@ def filled_in(command: str, busy: Busy) -> str:
 def test_a_command_against_a_running_cluster_does_what_it_says(busy: Busy, command: str) -> None:
     command = filled_in(command, busy)
     if command.startswith(".venv/bin/python examples/load.py"):
-        words = ["examples/load.py", "--url", busy.rig.url, "--model", busy.rig.model, "--seconds", "5", "--rate", "4"]
+        words = ["examples/load.py", "--url", busy.rig.url, "--model", busy.rig.model, "--seconds", "2", "--rate", "4"]
         done = subprocess.run(
             [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=90, check=True
         )
@@ -185,15 +192,24 @@ def test_a_command_against_a_running_cluster_does_what_it_says(busy: Busy, comma
     more = {"tap": ["--count", "1"], "scale": ["--detach"], "what-if": ["--last", "10", "--jobs", "1"]}.get(
         words[0], []
     )
-    with moving(busy) if words[0] == "tap" and "migra" in words[1] else nullcontext():
-        status, output = verb(busy.rig, *words, *more)
-        while words[0] == "migrate" and status and time.monotonic() < began_s + 60:  # it ended, or is there already
-            words[1] = busy.request(running=True)
-            verb(busy.rig, "migrate", words[1], "--to", "worker-0")
-            status, output = verb(busy.rig, *words)
+    status, output = verb(busy.rig, *words, *more)
+    while words[0] == "migrate" and status and time.monotonic() < began_s + 60:  # it ended, or is there already
+        words[1] = busy.request(running=True)
+        verb(busy.rig, "migrate", words[1], "--to", "worker-0")
+        status, output = verb(busy.rig, *words)
     assert status == 0, f"{command}: {output}"
     if words[0] == "drain" and not {"--back", "--keep"} & set(words):
         assert verb(busy.rig, *words, "--back")[0] == 0
+
+
+def test_each_order_of_these_is_a_line_that_says_who_gave_it_and_when(rig: UpRig) -> None:
+    log = rig.folder / "run" / "orders.log"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    given = {line["what"] for line in lines if line["who"].startswith("millrace-cli/")}
+    assert {"MigrateSequence", "StopInstance", "EvacuateInstance", "StartInstance", "SetInstances"} <= given
+    assert ("coordinator-0", "StopInstance") in {(line["who"], line["what"]) for line in lines}
+    assert all(datetime.fromisoformat(line["time"]) <= datetime.now(UTC) for line in lines)
 
 
 def test_a_tap_tells_the_whole_story_of_a_move(busy: Busy) -> None:
@@ -215,24 +231,6 @@ def test_a_tap_tells_the_whole_story_of_a_move(busy: Busy) -> None:
 def verb(rig: UpRig, *words: str) -> tuple[int, str]:
     environment = os.environ | {"MILLRACE_DIR": str(rig.folder), "COLUMNS": "160"}
     return output_of(command_line(), words, environment=environment, limit_s=110)
-
-
-@contextmanager
-def moving(busy: Busy) -> Iterator[None]:
-    """Requests are moved meanwhile, to and fro."""
-    ended = threading.Event()
-
-    def move() -> None:
-        environment = os.environ | {"MILLRACE_DIR": str(busy.rig.folder)}
-        while not ended.wait(0.2):
-            command = [sys.executable, "-m", "millrace.cli", "migrate", busy.request(running=True)]
-            subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
-
-    thread = threading.Thread(target=move)
-    thread.start()
-    yield
-    ended.set()
-    thread.join()
 
 
 @pytest.mark.parametrize("command", UP)
