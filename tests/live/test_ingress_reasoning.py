@@ -63,13 +63,6 @@ async def test_a_traced_call_has_a_span_of_its_parser_and_one_of_its_reasoning(c
     assert parser.start_ns <= reasoning.start_ns < reasoning.end_ns < parser.end_ns
 
 
-async def test_reasoning_can_be_left_out(client: openai.AsyncOpenAI):
-    fields: Any = {"model": "tools", "messages": MESSAGES, "max_tokens": len(OUTPUT)}
-    answer = await client.chat.completions.create(**fields, extra_body={"include_reasoning": False})
-    assert not hasattr(answer.choices[0].message, "reasoning")
-    assert (answer.choices[0].message.content or "").startswith("I look.")
-
-
 async def test_a_constraint_waits_for_the_end_of_the_reasoning(client: openai.AsyncOpenAI, rig: Rig):
     fields: Any = {"model": "tools", "messages": MESSAGES, "max_tokens": 4}
     await client.chat.completions.create(**fields, response_format={"type": "json_object"})

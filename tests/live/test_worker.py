@@ -1,4 +1,4 @@
-"""Worker processes with modelled engines on a real nats-server: many instances, and their end."""
+"""A worker process with three modelled engines on a real nats-server, and its end."""
 
 import asyncio
 import signal
@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 from millrace.contracts.status import PresenceState
-from millrace.contracts.worker import Sampling, SequenceAccepted
+from millrace.contracts.worker import Sampling
 
 from tests.testbed.nats_process import NatsProcess
 from tests.testbed.worker_rig import FakeIngress, create_buckets, start_worker, write_config
 
 PROMPT = list(range(1, 40))
-#: About two seconds at the modelled 2 to 3 ms a step.
-LONG = Sampling(max_tokens=800, ignore_eos=True)
 
 
 class Workers:
@@ -53,18 +51,6 @@ def workers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workers]
     yield workers
     workers.close()
     assert "actor_crashed" not in workers.log.read_text()
-
-
-async def test_instances_of_one_process_are_workers_of_their_own(workers: Workers) -> None:
-    async with workers.ingress() as ingress:
-        await ingress.up("w-0", "w-1", "w-2")
-        for index in range(3):
-            assert isinstance(await ingress.submit(f"w-{index}", f"r{index}.0", PROMPT, LONG), SequenceAccepted)
-        streams = await ingress.finished("r0.0", "r1.0", "r2.0")
-        assert [len(stream.tokens) for stream in streams] == [800] * 3
-        assert [stream.gaps for stream in streams] == [0] * 3
-        await ingress.until(lambda: len(ingress.summaries) == 3)
-        assert await ingress.registered() == {"w-0", "w-1", "w-2"}
 
 
 async def test_sigterm_hands_back_what_is_left_and_unregisters(workers: Workers) -> None:
