@@ -135,6 +135,6 @@ async def keys_in_buckets(server: str) -> list[str]:
     found: list[str] = []
     async with connected(server, store_user(Role.SUPERVISOR)) as keeper:
         for name in NAMES:
-            info = await keeper.jetstream().stream_info(f"KV_{SUBJECTS.bucket(name)}", subjects_filter=">")
+            info = await keeper.jetstream(timeout=60).stream_info(f"KV_{SUBJECTS.bucket(name)}", subjects_filter=">")
             found += info.state.subjects or {}
     return found
