@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.faults import PROMPTS, expect_identical, kill, told, undisturbed
+from tests.live.faults import PROMPTS, expect_identical, expected_outcomes, kill, told
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.programs import Program, command_line, output_of, start_program
 from tests.testbed.up_cluster import UpRig, offer_during
 from tests.testbed.waiting import until
 
-#: Some 6 s a stream.
-LENGTH = {"max_tokens": 120, "ignore_eos": True}
+#: Some 3 s a stream.
+LENGTH = {"max_tokens": 60, "ignore_eos": True}
 RATE = 2.0
 SPEED = "modelled.speed = 0.1"
 
@@ -42,18 +42,21 @@ name = "{policy}"
 
 
 class Cluster:
-    """A rig and the file that describes it."""
+    """A rig, the file that describes it, and what of that file is in force."""
 
-    def __init__(self, tmp_path: Path) -> None:
-        self.file = tmp_path / "cluster.toml"
-        self.model = write_model_folder(tmp_path / "model")
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "cluster.toml"
+        self.spec = {"count": 3, "sequences": 8, "policy": "forecast", "more": SPEED}
+        self.model = write_model_folder(folder / "model")
         self.write()
-        self.rig = UpRig.of_words(tmp_path / "cluster", ("--cluster", str(self.file)), "m")
-        self.rig.start()
+        self.rig = UpRig.of_words(folder / "cluster", ("--cluster", str(self.file)), "m")
 
-    def write(self, *, count: int = 3, sequences: int = 8, policy: str = "forecast", more: str = SPEED) -> None:
-        text = CLUSTER.format(model=self.model, count=count, sequences=sequences, policy=policy, more=more)
-        self.file.write_text(text)
+    def write(self, **change: object) -> None:
+        self.file.write_text(CLUSTER.format(model=self.model, **(self.spec | change)))
+
+    def write_wrong(self, **change: object) -> None:
+        """Something that drains every instance, and shall not stay."""
+        self.write(sequences=self.spec["sequences"] + 1, **change)
 
     async def apply(self, *words: str) -> str:
         words = ("apply", str(self.file), *words)
@@ -61,27 +64,35 @@ class Cluster:
         return (await asyncio.to_thread(output_of, command_line(), words, environment=environment, limit_s=200))[1]
 
     async def applied(self, **change: object) -> None:
-        self.write(**change)  # type: ignore[arg-type]
+        self.spec |= change
+        self.write()
         said = await self.apply()
         assert said.splitlines()[-1].endswith("the cluster is as the file says"), said
         assert await self.apply("--dry-run") == "nothing changes\n"
 
+    async def as_before(self) -> None:
+        """What is in force is what was in force, and serves."""
+        shown = await asyncio.to_thread(self.rig.cli, "cluster", "show")
+        assert f"max_num_seqs = {self.spec['sequences']}" in shown
+        assert "canary" not in shown
+        await told(self.rig, instances_ready=3, running=0, waiting=0, blocks_used=0)
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    yield made
-    made.rig.stop()
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("applied"))
+    with made.rig:
+        yield made
 
 
 async def changes(cluster: Cluster) -> None:
     await cluster.applied(count=2)
     await cluster.applied(count=3, policy="join_shortest_queue")
-    await cluster.applied(count=3, policy="join_shortest_queue", sequences=9)
+    await cluster.applied(sequences=9)
 
 
 async def test_instances_flags_and_policies_change_under_load_and_no_stream_notices(cluster: Cluster) -> None:
-    expected = await undisturbed(cluster.rig, **LENGTH)
+    expected = await expected_outcomes(cluster.rig, **LENGTH)
     expect_identical(await offer_during(cluster.rig, changes(cluster), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
     await told(cluster.rig, instances_ready=3, running=0, waiting=0, blocks_used=0)
     shown = await asyncio.to_thread(cluster.rig.cli, "cluster", "show")
@@ -105,15 +116,15 @@ async def applying(cluster: Cluster, until_said: bytes) -> AsyncIterator[tuple[P
 
 async def broken_off(cluster: Cluster) -> None:
     """The command is killed while an instance drains; it goes on where it was."""
-    cluster.write(sequences=9)
+    cluster.write(sequences=10)
     async with applying(cluster, b"worker-0 drains") as (command, _):
         command.send_signal(signal.SIGKILL)
-    await cluster.applied(sequences=9)
+    await cluster.applied(sequences=10)
 
 
 async def goes_back(cluster: Cluster) -> None:
     """The engine says something else than it should: the first instance does not serve, and all goes back."""
-    cluster.write(sequences=9, more=f'{SPEED}\ncanary = {{ prompt = "Say", text = "something that no engine says" }}')
+    cluster.write_wrong(more=f'{SPEED}\ncanary = {{ prompt = "Say", text = "something that no engine says" }}')
     said = await cluster.apply()
     assert "canary: the engine says" in said, said
     assert "the cluster is as it was before" in said
@@ -121,7 +132,7 @@ async def goes_back(cluster: Cluster) -> None:
 
 async def crashes(cluster: Cluster) -> None:
     """The first changed instance dies once it serves."""
-    cluster.write(sequences=9)
+    cluster.write_wrong()
     async with applying(cluster, b"worker-0 ready") as (command, said):
         kill(cluster.rig.log_pids("worker-0")[0])
         await asyncio.to_thread(command.wait, 60)
@@ -131,35 +142,32 @@ async def crashes(cluster: Cluster) -> None:
 
 async def slows_down(cluster: Cluster) -> None:
     """The first changed instance takes ten times as long for a token."""
-    cluster.write(sequences=9, more="modelled.speed = 0.01")
+    cluster.write_wrong(more="modelled.speed = 0.01")
     said = await cluster.apply()
     assert "times as long for a token" in said, said
     assert "the cluster is as it was before" in said
 
 
 async def test_a_version_that_crashes_or_is_slow_once_it_serves_goes_back_and_cuts_no_stream(cluster: Cluster) -> None:
-    expected = await undisturbed(cluster.rig, **LENGTH)
+    expected = await expected_outcomes(cluster.rig, **LENGTH)
     for bad in (crashes, slows_down):
         expect_identical(await offer_during(cluster.rig, bad(cluster), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
-        shown = await asyncio.to_thread(cluster.rig.cli, "cluster", "show")
-        assert "max_num_seqs = 8" in shown
-        await told(cluster.rig, instances_ready=3, running=0, waiting=0, blocks_used=0)
+        await cluster.as_before()
 
 
 async def test_a_command_that_is_killed_and_a_version_that_does_not_start_cut_no_stream(cluster: Cluster) -> None:
-    expected = await undisturbed(cluster.rig, **LENGTH)
+    expected = await expected_outcomes(cluster.rig, **LENGTH)
 
     async def both() -> None:
         await broken_off(cluster)
         await goes_back(cluster)
 
     expect_identical(await offer_during(cluster.rig, both(), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
-    shown = await asyncio.to_thread(cluster.rig.cli, "cluster", "show")
-    assert "at the start" not in shown
-    assert "canary" not in shown
+    await cluster.as_before()
 
 
 async def test_what_cuts_streams_or_needs_a_restart_is_refused_with_the_reason(cluster: Cluster) -> None:
+    cluster.write()
     text = cluster.file.read_text()
     for change, why in {
         ('name = "m"', 'name = "other"'): "no instance of m would be left",

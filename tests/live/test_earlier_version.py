@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ import httpx
 import pytest
 
 from tests.live import faults
-from tests.live.faults import PATIENCE_S, PROMPTS, expect_identical, told, undisturbed
-from tests.live.ingress_rig import write_model_folder
+from tests.live.clusters import modelled_cluster
+from tests.live.faults import PATIENCE_S, PROMPTS, expect_identical, expected_outcomes, told
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import UpRig, free_port, prompt_text, stream
 from tests.testbed.waiting import until
@@ -83,12 +82,7 @@ class Beside:
             process.wait(timeout=PATIENCE_S)
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[UpRig]:
-    words = ("--processes", "2", "--set", 'worker={"modelled":{"speed":0.1},"max_num_seqs":12}')
-    model = write_model_folder(tmp_path / "model")
-    with UpRig(tmp_path / "up", model_path=model, engine="modelled", instances=2, extra=words) as rig:
-        yield rig
+rig = modelled_cluster("--processes", "2", worker={"modelled": {"speed": 0.1}, "max_num_seqs": 12})
 
 
 async def moved(rig: UpRig, instance: str) -> int:
@@ -115,9 +109,14 @@ async def until_answers(url: str) -> None:
 async def until_placed(rig: UpRig, instance: str) -> None:
     """Waits until ingress gives an instance requests: it may hear of a new one later than the command line does."""
 
+    async def dispatches() -> float:
+        return await rig.metric("millrace_ingress_dispatches_total", f'instance="{instance}"')
+
+    before = await dispatches()
+
     async def placed() -> bool:
         await asyncio.gather(*(faults.asked(rig) for _ in range(PROMPTS)))
-        return await rig.metric("millrace_ingress_dispatches_total", f'instance="{instance}"') > 0
+        return await dispatches() > before
 
     await until(placed, PATIENCE_S)
 
@@ -127,7 +126,10 @@ async def test_a_service_of_an_earlier_version_serves_beside_present_ones(rig: U
     """Brokers, which migrators host, have numbered their loads anew since then: they refuse each other's, say so, and
     nothing moves to or from theirs.
     """
-    expected = await undisturbed(rig, **LENGTH)
+    await rig.well(2)
+    expected = await expected_outcomes(rig, **LENGTH)
+    log = rig.folder / "logs" / "migrator-0.log"
+    said_before = len(log.read_text())
     beside, asked = Beside(rig, earlier, role), copy.copy(rig)
     try:
         beside.start("worker", "worker-2", "services.worker")
@@ -147,7 +149,7 @@ async def test_a_service_of_an_earlier_version_serves_beside_present_ones(rig: U
             await moved(rig, "worker-0")
             results = [await each for each in running]
         expect_identical(list(enumerate(results)), expected)
-        refused = re.search("message_refused .*LoadReported/1", (rig.folder / "logs" / "migrator-0.log").read_text())
+        refused = re.search("message_refused .*LoadReported/1", log.read_text()[said_before:])
         assert (moves > 0, refused is not None) == (role != "migrator", role == "migrator"), rig.logs()
     finally:
         beside.end()
