@@ -18,7 +18,7 @@ from tests.live.ingress_rig import write_model_folder
 from tests.testbed.programs import command_line, output_of
 from tests.testbed.up_cluster import UpRig, offer_during
 
-LENGTH = {"max_tokens": 120, "ignore_eos": True}
+LENGTH = {"max_tokens": 60, "ignore_eos": True}
 WORKER = {"max_num_seqs": 16, "kv_blocks": 2048, "modelled": {"speed": 0.1}}
 SERVERS = ("nats-0", "nats-1", "nats-2")
 

@@ -69,7 +69,7 @@ async def test_requests_go_on_through_kills_and_status_names_the_disk(rig: UpRig
     await rig.until_said(lambda said: f"no space is left for {rig.folder}" in said)
     for what in ("worker-0", "deployment.migrator", "services.coordinator", "nats-server"):
         kill(rig, what)
-        await asyncio.sleep(2)
+        await asyncio.sleep(1)
         for _ in range(5):
             status, text = await asked(rig)
             assert status == 200, (what, text)
@@ -82,13 +82,13 @@ async def test_an_ill_store_s_requests_go_on_or_are_refused_at_once_and_it_gets_
     small = SmallDisk((rig.folder / "jetstream").resolve(), size="32m")  # over the store: the next server writes there
     try:
         kill(rig, "nats-server")
-        await asyncio.sleep(3)
+        await asyncio.sleep(1)
         await until_served(rig)
         small.fill()
         await rig.until_said(lambda said: "JetStream takes no writes" in said)
         for what in ("worker-0", "worker-1", "services.coordinator", "nats-server"):
             kill(rig, what)
-            await asyncio.sleep(2)
+            await asyncio.sleep(1)
             status, text = await asked(rig)
             refused = "none can register: JetStream takes no writes (no space left on device)" in text
             assert status == 200 or refused, (what, text)

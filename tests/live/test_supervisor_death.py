@@ -31,7 +31,7 @@ async def test_the_next_supervisor_takes_over_what_lives_no_stream_ends_and_a_cl
     rig.start()
     assert rig.process is not None
     processes, worker = rig.processes(), rig.pids("worker-0.json")
-    fields = {"max_tokens": 150, "ignore_eos": True}
+    fields = {"max_tokens": 60, "ignore_eos": True}
     expected = await undisturbed(rig, **fields)
 
     async def killed_and_back() -> None:
