@@ -42,6 +42,8 @@ GROUPS = PURE | {
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
 }
+#: Chromium draws by software, minutes of processor time: `./task test:page`.
+APART = ("tests/live/test_page_browser.py",)
 #: Groups that wait for most of their time, for half a core or less: beside the lanes.
 WAITING = ("live-a-l", "live-m-z")
 #: Lanes of the other groups, and the order in which they take them: the longest first, and what fails quickly.
@@ -72,7 +74,7 @@ def main(words: list[str]) -> int:
     if words:
         return _told(_pytest(*words))
     if len(cores) < LANES:
-        return _told(_pytest(*sum(PURE.values(), ()), *PROCESSES))
+        return _told(_pytest(*(f"--ignore={path}" for path in APART), *sum(PURE.values(), ()), *PROCESSES))
     return _told(_lanes(cores))
 
 
@@ -131,7 +133,7 @@ def _lane(names: deque[str], groups: dict[str, list[str]], cores: list[int], run
 def all_groups() -> dict[str, list[str]]:
     """Paths of each group, every test in the first one that names it; without vLLM none of tests/engine."""
     groups: dict[str, list[str]] = {}
-    taken: set[Path] = set()
+    taken = {ROOT / path for path in APART}
     for name, patterns in GROUPS.items():
         found = {path for pattern in patterns for path in ROOT.glob(pattern) if _holds_tests(path)} - taken
         taken |= found

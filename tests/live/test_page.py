@@ -131,6 +131,16 @@ async def test_orders_need_the_operators_key_and_are_carried_out(rig: UpRig) -> 
         assert any("drain worker-1" in line and "code" in line for line in log.splitlines()), log
 
 
+async def test_the_clusters_file_is_shown_and_a_changed_one_compared(rig: UpRig) -> None:
+    key = rig.cluster_file()["operator_password"]
+    _, said = await order(rig, key, "cluster show")
+    assert said[-1] == {"code": 0}, said
+    file = "\n".join(each["line"] for each in said[:-1]) + "\n[policies.dispatch]\nname = 'round_robin'\n"
+    _, said = await order(rig, key, "apply - --dry-run", file)
+    assert said[-1] == {"code": 0}, said
+    assert any(each.get("line", "").startswith("ingress-0") for each in said), said
+
+
 async def test_the_page_comes_back_when_it_was_killed(rig: UpRig) -> None:
     (pid,) = rig.pids("services.page")
     os.kill(pid, signal.SIGKILL)
