@@ -149,11 +149,3 @@ async def test_langchain_reads_whole_answers_streams_and_batches(rig: Rig):
     assert "".join(str(piece.content) for piece in pieces) == "fine day"
     batch = await chat.agenerate([[HumanMessage("a")], [HumanMessage("b")]])  # it adds up what both used
     assert len(batch.generations) == 2
-
-
-async def test_members_answer_by_their_own_names_and_the_list_has_all(client: openai.AsyncOpenAI):
-    answer = await client.completions.create(model="tiny", prompt="hi", max_tokens=1)
-    assert answer.model == "tiny"
-    assert [model.id async for model in client.models.list()] == ["tiny", "tools", "auto"]
-    card = await client.models.retrieve("auto")
-    assert (card.model_extra or {})["cascade"] == ["tiny", "tools"]

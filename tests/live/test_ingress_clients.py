@@ -9,7 +9,6 @@ import pytest
 import uvloop
 from langchain_openai import ChatOpenAI, OpenAI
 
-from services.ingress.calls.messages import RefusalKind
 from tests.live.ingress_rig import Rig
 
 MESSAGES: Any = [
@@ -85,27 +84,6 @@ async def test_a_batch_of_chats_has_a_choice_for_each(rig: Rig):
         ):
             refused = await http.post(path, json=body | wrong)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-
-
-async def test_openai_raises_its_own_exceptions(client: openai.AsyncOpenAI, rig: Rig):
-    with pytest.raises(openai.NotFoundError):
-        await client.chat.completions.create(model="nobody", messages=MESSAGES)
-    with pytest.raises(openai.BadRequestError) as bad:
-        await client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=10**6)
-    assert (bad.value.code, bad.value.param) == ("context_length_exceeded", "max_tokens")
-    rig.core.refuse = (RefusalKind.RATE_LIMITED, "slow down", 1.0)
-    with pytest.raises(openai.RateLimitError):
-        await client.chat.completions.create(model="tiny", messages=MESSAGES)
-    rig.core.refuse, rig.core.fail_after = None, 1
-    stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=5, stream=True)
-    with pytest.raises(openai.APIError):
-        async for _ in stream:
-            pass
-
-
-async def test_openai_lists_models(client: openai.AsyncOpenAI):
-    assert [m.id async for m in await client.models.list()] == ["tiny", "tools"]
-    assert (await client.models.retrieve("tiny")).id == "tiny"
 
 
 async def test_langchain_chat_and_completions_stream_and_not(rig: Rig):

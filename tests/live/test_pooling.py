@@ -2,7 +2,6 @@
 
 import asyncio
 
-import httpx
 import openai
 import pytest
 
@@ -28,14 +27,6 @@ def test_openais_client_gets_a_vector_for_each_text(rig: UpRig):
         with pytest.raises(openai.BadRequestError) as refused:
             client.embeddings.create(model=MODEL, input="a" * 5000)
         assert refused.value.param == "input"
-
-
-def test_documents_are_ranked_by_the_vectors(rig: UpRig):
-    request = {"model": MODEL, "query": TEXTS[5], "documents": TEXTS, "top_n": 1}
-    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-        (best,) = httpx.post(f"{rig.url}{path}", json=request).json()["results"]
-        assert (best["index"], best["document"]["text"]) == (5, TEXTS[5])
-        assert best["relevance_score"] == pytest.approx(1.0)
 
 
 async def test_a_killed_worker_costs_no_vector(rig: UpRig):

@@ -102,16 +102,6 @@ async def decisions(server: Server) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def test_tap_shows_garbage_and_unknown_versions_and_goes_on(server: Server) -> None:
-    async with millrace(server, "tap", "decision.>", "--count", "3", "--json") as tap, decisions(server):
-        await asyncio.wait_for(tap.stdout.readline(), 20)
-        async with connected(server.url, Role.INGRESS) as client:
-            await client.publish(SUBJECTS.decision("tiny"), b"\xc1\xff")
-            await client.flush()
-        rest = (await asyncio.wait_for(tap.stdout.read(), 20)).splitlines()
-    assert "malformed" in [json.loads(line).get("trouble") for line in rest]
-
-
 async def test_tap_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     server = Server(tmp_path)
     try:
