@@ -138,17 +138,13 @@ async def slow_stream(rig: Rig) -> socket.socket:
     return sock
 
 
-async def test_a_reader_that_lets_too_much_wait_is_cut(tmp_path: Path):
-    async with served(tmp_path, limits=msgspec.structs.replace(LIMITS, buffer_bytes_max=200_000)) as rig:
-        sock = await slow_stream(rig)
-        await until(lambda: rig.core.abandoned)
-        assert rig.core.abandoned[0].reason == "slow_reader"
-        sock.close()
-
-
-async def test_a_reader_that_is_behind_for_too_long_is_cut_before_the_buffer_is_full(tmp_path: Path):
-    limits = msgspec.structs.replace(LIMITS, buffer_bytes_max=60_000_000, slow_reader_s=0.3)
-    async with served(tmp_path, limits=limits) as rig:
+@pytest.mark.parametrize(
+    "bounds",
+    [{"buffer_bytes_max": 200_000}, {"buffer_bytes_max": 60_000_000, "slow_reader_s": 0.3}],
+    ids=["full", "late"],
+)
+async def test_a_reader_that_lets_too_much_wait_or_for_too_long_is_cut(tmp_path: Path, bounds: dict[str, Any]):
+    async with served(tmp_path, limits=msgspec.structs.replace(LIMITS, **bounds)) as rig:
         sock = await slow_stream(rig)
         await until(lambda: rig.core.abandoned)
         assert rig.core.abandoned[0].reason == "slow_reader"
