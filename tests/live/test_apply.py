@@ -71,7 +71,7 @@ class Cluster:
         assert await self.apply("--dry-run") == "nothing changes\n"
 
     async def as_before(self) -> None:
-        """What is in force is what was in force, and serves."""
+        """Waits until all serves as it did before, and nothing else is in force."""
         shown = await asyncio.to_thread(self.rig.cli, "cluster", "show")
         assert f"max_num_seqs = {self.spec['sequences']}" in shown
         assert "canary" not in shown
