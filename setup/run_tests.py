@@ -34,7 +34,6 @@ GROUPS = PURE | {
     "live-m-z": ("tests/live/*",),
     "clusters": (
         "tests/engine/two_*",
-        "tests/engine/test_*_worker.py",
         "tests/engine/test_[pt]*_vllm.py",
         "tests/engine/test_family_clusters.py",
         "tests/engine/test_images.py",

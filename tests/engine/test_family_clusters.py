@@ -1,7 +1,7 @@
 """Each family of models in a cluster of two real engines: text over HTTP is plain vLLM's, whole and streamed, handed
 from prefill to decode, drained, and after kill -9 of an engine.
 
-`./task test` does so with one, `./task test:families` with all.
+`./task test` hands over one, `./task test:families` does all of it with each.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 
 from tests.engine.bench_engine import reference
-from tests.engine.conftest import Note
+from tests.engine.conftest import MOVES, Note
 from tests.engine.moving import prompt_of
 from tests.live.faults import kill
 from tests.live.mover import Mover
@@ -115,6 +115,7 @@ async def test_streams_are_handed_from_prefill_to_decode(family: Family, rig: Up
     assert moves(onlooker) == {("worker-0", "worker-1", MoveReason.HANDOFF)}
 
 
+@pytest.mark.skipif(not MOVES, reason="MILLRACE_FAMILIES asks for it")
 async def test_streams_move_when_an_instance_is_drained(rig: UpRig, expected: list[int]) -> None:
     async with Mover(rig, modes=()) as onlooker, client() as http:
         tasks = await begin(http, rig, tokens=1, **TEXT) + await begin(http, rig, tokens=20, **TEXT)
@@ -123,6 +124,7 @@ async def test_streams_move_when_an_instance_is_drained(rig: UpRig, expected: li
     assert {(source, target) for source, target, _ in moves(onlooker)} == {("worker-0", "worker-1")}
 
 
+@pytest.mark.skipif(not MOVES, reason="MILLRACE_FAMILIES asks for it")
 async def test_answers_are_plain_vllms_whole_and_streamed_also_of_an_engine_that_is_killed(
     rig: UpRig, expected: list[int], note: Note
 ) -> None:

@@ -29,20 +29,15 @@ PATIENCE_S = 60.0
 
 
 class Stream:
-    """One sequence's tokens in one or more epochs, put together as ingress does."""
+    """One sequence's tokens, put together as ingress does."""
 
-    def __init__(self, prompt: list[int], sampling: Sampling) -> None:
-        self.prompt = prompt
-        self.sampling = sampling
-        self.epoch = 0
+    def __init__(self) -> None:
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
         self.gaps = 0
 
     def take(self, chunk: TokenChunk) -> bool:
         """Appends what is new; False where tokens before it are missing."""
-        if chunk.epoch != self.epoch:
-            return True
         skip = len(self.tokens) - chunk.first_index
         if skip < 0:
             self.gaps += 1
@@ -118,25 +113,14 @@ class FakeIngress:
         return decode((await self._nats.request(subject, encode(body), timeout=timeout_s)).data)
 
     async def submit(self, instance: str, sequence: str, prompt: list[int], sampling: Sampling) -> Body:
-        """First placement of a sequence."""
-        self.streams[sequence] = Stream(prompt, sampling)
-        return await self._place(instance, sequence)
-
-    async def continue_on(self, instance: str, sequence: str) -> Body:
-        """The same sequence elsewhere, one epoch later, with the tokens so far."""
-        self.streams[sequence].epoch += 1
-        return await self._place(instance, sequence)
-
-    async def _place(self, instance: str, sequence: str) -> Body:
-        stream = self.streams[sequence]
+        self.streams[sequence] = Stream()
         body = SubmitSequence(
             sequence=sequence,
-            epoch=stream.epoch,
+            epoch=0,
             ingress=self.name,
             ingress_incarnation=self.incarnation,
-            prompt_token_ids=stream.prompt,
-            sampling=stream.sampling,
-            output_token_ids=list(stream.tokens),
+            prompt_token_ids=prompt,
+            sampling=sampling,
         )
         return await self.request(self.subjects.engine(instance, "submit"), body)
 
