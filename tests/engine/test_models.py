@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,11 +16,10 @@ from models.training import decode
 from models.training.card import JUDGE, card, overview
 from models.training.checkpoint import load_model
 from models.training.data import Corpus
-from models.training.evaluate import answers, held_out_examples, prompt_ids
-from models.training.grow import grow
-from models.training.model import SHAPES, Llama, draw_weights, parameter_count
+from models.training.evaluate import held_out_examples, prompt_ids
+from models.training.model import SHAPES, Llama, parameter_count
 from models.training.random_weights import write_random_model
-from models.training.tasks import EXACT, LEVELS, TASKS, Example, held_out, make
+from models.training.tasks import EXACT, LEVELS, TASKS, held_out
 from models.training.tokenizer import BOS, EOS, build_tokenizer, token_id
 from models.training.train import MODELS, SIZES
 from tests.engine.bench_engine import BenchEngine, config
@@ -46,19 +44,11 @@ def tokenizer() -> Tokenizer:
     return build_tokenizer()
 
 
-@pytest.fixture(scope="module", params=SIZES)
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, BenchEngine]]:
-    engine = BenchEngine(config(folder(request.param), dtype="bfloat16", max_num_batched_tokens=512))
-    yield request.param, engine
-    engine.stop()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_our_logits_are_those_of_transformers(size: str) -> None:
-    theirs = LlamaForCausalLM.from_pretrained(folder(size), dtype=torch.float32)
-    tokens = torch.randint(0, SHAPES[size].vocabulary, (2, 700), generator=torch.Generator().manual_seed(1))
+def test_our_logits_are_those_of_transformers() -> None:
+    theirs = LlamaForCausalLM.from_pretrained(folder("nano"), dtype=torch.float32)
+    tokens = torch.randint(0, SHAPES["nano"].vocabulary, (2, 700), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        ours = load_model(size, folder(size))
+        ours = load_model("nano", folder("nano"))
         for part in (tokens[:, :90], tokens):  # attention spelled out, and the fused kernel
             assert torch.allclose(ours(part), theirs(part).logits, atol=1e-3)
 
@@ -107,20 +97,6 @@ def whole_forward_greedy(model: Llama, prompt: list[int], limit: int, eos: int) 
     return output
 
 
-@pytest.mark.parametrize(("small", "large"), [("nano", "micro"), ("nano", "mini"), ("micro", "mini")])
-def test_a_grown_model_says_nearly_what_the_smaller_one_says(small: str, large: str) -> None:
-    source, grown = load_model(small, folder(small)), Llama(SHAPES[large])
-    draw_weights(grown, 3)
-    tokens = torch.randint(0, 700, (2, 60), generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        before = source(tokens).log_softmax(-1)
-        grow(source, grown)
-        after = grown(tokens).log_softmax(-1)
-    divergence = (before.exp() * (before - after)).sum(-1).mean()
-    assert divergence < 0.1
-    assert parameter_count(grown) > parameter_count(source)
-
-
 def test_training_never_draws_a_held_out_prompt_and_scores_only_answers(tokenizer: Tokenizer) -> None:
     corpus = Corpus(tokenizer, seed=1)
     corpus.reseed(5)
@@ -133,16 +109,6 @@ def test_training_never_draws_a_held_out_prompt_and_scores_only_answers(tokenize
         assert (batch.weights == 0).any(dim=1).all()  # no prompt is scored
 
 
-def test_the_same_seed_trains_on_the_same_documents(tokenizer: Tokenizer) -> None:
-    def documents(seed: int) -> list[list[int]]:
-        corpus = Corpus(tokenizer, seed=1)
-        corpus.reseed(seed)
-        return [corpus.document(0.5).tokens for _ in range(20)]
-
-    assert documents(4) == documents(4)
-    assert documents(4) != documents(5)
-
-
 def test_the_load_model_is_the_same_from_the_same_seed_and_written_once(tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert write_random_model(tmp_path / name, size="nano", seed=4)
@@ -152,41 +118,23 @@ def test_the_load_model_is_the_same_from_the_same_seed_and_written_once(tmp_path
     assert 80e6 < parameter_count(Llama(SHAPES["load-100m"])) < 120e6
 
 
-def test_real_vllm_answers_as_well_as_the_card_says(served: tuple[str, BenchEngine], tokenizer: Tokenizer) -> None:
-    size, engine = served
+def test_real_vllm_answers_as_well_as_the_card_says(tokenizer: Tokenizer) -> None:
     examples = [e for e in held_out_examples(Random(FRESH_SEED), PROMPTS_PER_LEVEL) if e.task in EXACT and e.level < 3]
-    decoded = vllm_texts(engine, tokenizer, examples)
-    share = statistics.mean(example.check(text) for example, text in zip(examples, decoded, strict=True))
+    engine = BenchEngine(config(folder("micro"), dtype="bfloat16", max_num_batched_tokens=512))
+    try:
+        # An answer that runs past twice the right length is cut there.
+        lengths = [2 * len(tokenizer.encode(example.answer).ids) + 32 for example in examples]
+        prompts = [prompt_ids(tokenizer, example.prompt) for example in examples]
+        asked = zip(prompts, (Sampling(max_tokens=length, temperature=0.0) for length in lengths), strict=True)
+        decoded = engine.finish(*[engine.add(*each) for each in asked])
+    finally:
+        engine.stop()
+    texts = [tokenizer.decode(result.tokens) for result in decoded]
+    share = statistics.mean(example.check(text) for example, text in zip(examples, texts, strict=True))
     promised = statistics.mean(
-        evaluation(size)["tasks"][task]["by_level"][level - 1] for task in EXACT for level in LEVELS if level < 3
+        evaluation("micro")["tasks"][task]["by_level"][level - 1] for task in EXACT for level in LEVELS if level < 3
     )
     assert abs(share - promised) < TOLERANCE
-
-
-def vllm_texts(engine: BenchEngine, tokenizer: Tokenizer, examples: list[Example]) -> list[str]:
-    """Greedy answers of the engine; one that runs past twice the right length is cut there."""
-    names = [
-        engine.add(
-            prompt_ids(tokenizer, example.prompt),
-            Sampling(max_tokens=2 * len(tokenizer.encode(example.answer).ids) + 32, temperature=0.0),
-        )
-        for example in examples
-    ]
-    return [tokenizer.decode(result.tokens) for result in engine.finish(*names)]
-
-
-def test_our_decoding_at_temperature_1_has_lengths_like_the_cards(tokenizer: Tokenizer) -> None:
-    measured = evaluation("nano")["lengths"]["listing"]["mean"]
-    rng = Random(FRESH_SEED)
-    examples = [make("listing", rng, level) for level in LEVELS for _ in range(30)]
-    lengths = [len(ids) + 1 for ids in answers(load_model("nano", folder("nano")), tokenizer, examples, 1.0, 3)]
-    assert 0.6 * measured < statistics.mean(lengths) < 1.6 * measured
-    assert len(set(lengths)) > 5
-
-
-@pytest.mark.parametrize(("smaller", "larger"), [("nano", "micro"), ("micro", "mini")])
-def test_every_larger_model_is_clearly_better_than_the_smaller_one_by_the_cards(smaller: str, larger: str) -> None:
-    assert evaluation(larger)["accuracy"] > evaluation(smaller)["accuracy"] + 0.05
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -199,11 +147,3 @@ def test_a_card_is_what_its_evaluation_says(size: str) -> None:
     assert (MODELS / "README.md").read_text() == overview(
         {size: evaluation(size) for size in SIZES}, judge=(MODELS / JUDGE).is_dir(), agent=True
     )
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_length_depends_on_the_prompt_and_on_chance(size: str) -> None:
-    whole = evaluation(size)["lengths"]["all"]
-    assert whole["between_prompt_variance"] > whole["within_prompt_variance"] / 3
-    for task in ("dice", "listing", "story"):
-        assert evaluation(size)["lengths"][task]["within_prompt_variance"] > 1

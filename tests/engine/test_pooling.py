@@ -21,10 +21,9 @@ CLASSIFIER = {
 }
 #: Family, what of its configuration is changed, the task, what is asked for, and of what vLLM calls it.
 MODELS: list[tuple[str, dict[str, Any], Pooling, dict[str, Any]]] = [
-    ("qwen3-embedding", {"head_dim": 32}, Pooling(task="embed"), {"task": "embed"}),
     (
-        "bert",
-        {"num_attention_heads": 2},
+        "qwen3-embedding",
+        {"head_dim": 32},
         Pooling(task="embed", use_activation=False),
         {"task": "embed", "use_activation": False},
     ),
