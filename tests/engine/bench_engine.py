@@ -75,7 +75,8 @@ class BenchEngine:
         self.engine = VllmEngine(config)
         self.events: list[EngineEvent] = []
         self.decoded: dict[str, Decoded] = {}
-        self._failures: list[EngineFailed] = []
+        self.rejected: dict[str, str] = {}
+        self.failures: list[EngineFailed] = []
         self._heard = asyncio.Event()
         self.info: EngineInfo = self.loop.run_until_complete(self.engine.start(self._hear))
         self._names = names
@@ -84,11 +85,14 @@ class BenchEngine:
     def _hear(self, event: EngineEvent) -> None:
         self.events.append(event)
         self._heard.set()
-        if isinstance(event, EngineStepped):
-            for output in event.outputs:
-                self._take(output)
-        elif isinstance(event, EngineFailed):
-            self._failures.append(event)
+        match event:
+            case EngineStepped(outputs=outputs):
+                for output in outputs:
+                    self._take(output)
+            case SequenceRejected(sequence=sequence, detail=detail):
+                self.rejected[sequence] = detail
+            case EngineFailed():
+                self.failures.append(event)
 
     def _take(self, output: StepOutput) -> None:
         decoded = self.decoded.setdefault(output.sequence, Decoded(tokens=[], logprobs=[], first=output))
@@ -97,14 +101,10 @@ class BenchEngine:
         decoded.finish = output.finish or decoded.finish
         decoded.preemptions = output.preemptions
 
-    def name(self) -> str:
-        """A fresh sequence id."""
-        self._serial += 1
-        return f"{self._names}{self._serial}.0"
-
     def add(self, prompt: list[int], sampling: Sampling, output: list[int] | None = None, **fields: Any) -> str:
-        """Adds a sequence on the loop; returns its id."""
-        name = self.name()
+        """Adds a sequence on the loop; returns its id, a fresh one."""
+        self._serial += 1
+        name = f"{self._names}{self._serial}.0"
         sequence = EngineSequence(
             sequence=name, prompt_token_ids=prompt, sampling=sampling, output_token_ids=output or [], **fields
         )
@@ -135,7 +135,7 @@ class BenchEngine:
         async def wait() -> None:
             waited = time.monotonic() + PATIENCE_S
             while not condition():
-                assert not self.failures(), self.failures()
+                assert not self.failures, self.failures
                 if time.monotonic() > waited:
                     pytest.fail(f"engine {process.pid} (ended: {process.exitcode}) said last: {self.events[-3:]}")
                 self._heard.clear()
@@ -148,8 +148,7 @@ class BenchEngine:
         """Decodes these to their ends; fails where one is rejected."""
 
         def ended() -> bool:
-            refused = [e for e in self.events if isinstance(e, SequenceRejected) and e.sequence in names]
-            assert not refused, refused
+            assert self.rejected.keys().isdisjoint(names), self.rejected
             return all(name in self.decoded and self.decoded[name].finish for name in names)
 
         self.until(ended)
@@ -159,17 +158,10 @@ class BenchEngine:
         """Decodes one sequence to its end."""
         return self.finish(self.add(prompt, sampling, output))[0]
 
-    def rejected(self, name: str) -> bool:
-        return any(isinstance(e, SequenceRejected) and e.sequence == name for e in self.events)
-
     def rejection(self, name: str) -> str:
         """The engine's sentence about a sequence that it must refuse."""
-
-        def rejected() -> list[SequenceRejected]:
-            return [e for e in self.events if isinstance(e, SequenceRejected) and e.sequence == name]
-
-        self.until(lambda: bool(rejected()))
-        return rejected()[0].detail
+        self.until(lambda: name in self.rejected)
+        return self.rejected[name]
 
     def snapshot(self) -> EngineSnapshot | None:
         """The last one heard."""
@@ -182,9 +174,6 @@ class BenchEngine:
         """Whether the last snapshot shows nothing running or waiting and every block free."""
         last = self.snapshot()
         return last is not None and not last.running and not last.waiting and last.blocks_free == last.blocks_total
-
-    def failures(self) -> list[EngineFailed]:
-        return self._failures
 
     def stop(self) -> None:
         self.loop.run_until_complete(self.engine.stop())

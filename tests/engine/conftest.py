@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.testbed import moving_families
+from tests.testbed import moving_families, tiny_llama
 from tests.testbed.moving_families import Family
 from tests.testbed.programs import open_fork_server
 
@@ -33,6 +33,7 @@ if importlib.util.find_spec("vllm") is not None:
     open_fork_server()
 
 if TYPE_CHECKING:
+    from tests.engine.bench_engine import BenchEngine
     from tests.engine.moving import Pair
 
 #: Moves of each family under load. Where it is not given only one family is tested, and not that.
@@ -68,19 +69,29 @@ def note(family_name: str, request: pytest.FixtureRequest) -> Note:
 
 
 @pytest.fixture(scope="package")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with random weights."""
+    return tiny_llama.build(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="package")
+def pair(model: Path) -> Iterator[Pair]:
     """The target has another seed, another token budget and no prefix cache; both have few blocks, and copy one of them
     between two steps.
     """
     from services.worker.config import MigrationConfig
     from tests.engine.bench_engine import BenchEngine, config
     from tests.engine.moving import Pair
-    from tests.testbed import tiny_llama
 
-    model = tiny_llama.build(tmp_path_factory.mktemp("moving"))
     fields = {"kv_blocks": 65, "kv_bytes": 0, "migration": MigrationConfig(copy_bytes_per_step=64 << 10)}
-    source = BenchEngine(config(model, **fields))
+    source = BenchEngine(config(model, **fields, engine_cores=[min(os.sched_getaffinity(0))]))
     target = BenchEngine(config(model, **fields, seed=99, max_num_batched_tokens=64, enable_prefix_caching=False), "t")
     yield Pair(source, target)
     for engine in (source, target):
         engine.stop()
+
+
+@pytest.fixture(scope="package")
+def engine(pair: Pair) -> BenchEngine:
+    """The one with a prefix cache."""
+    return pair.source

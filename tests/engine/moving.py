@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
 from millrace.actor.engine import (
     EndLeaseInEngine,
     EngineSequence,
@@ -19,7 +17,6 @@ from millrace.actor.engine import (
     KvLeaseTaken,
     KvRoomReserved,
     LeaseInEngine,
-    PullIntoEngine,
     ReserveInEngine,
     SequenceStopped,
     UnreserveInEngine,
@@ -28,7 +25,7 @@ from millrace.contracts.kv import KvEndpoint, KvHandover
 from millrace.contracts.worker import Sampling
 
 from tests.engine.bench_engine import BenchEngine, Decoded
-from tests.testbed.move_commands import NEVER_NS, handover_of, pull_of
+from tests.testbed.move_commands import handover_of, pull_of
 
 _ANSWERS = (KvLeaseTaken, SequenceStopped, KvRoomReserved, KvBlocksRead, KvDenied)
 _SERIALS = itertools.count(1)
@@ -98,8 +95,8 @@ class Journey(msgspec.Struct, kw_only=True):
         assert endpoint is not None
         return endpoint
 
-    def lease(self, from_block: int = 0) -> Any:
-        said = ask(self.pair.source, LeaseInEngine(migration=self.migration, sequence=self.name, from_block=from_block))
+    def lease(self) -> Any:
+        said = ask(self.pair.source, LeaseInEngine(migration=self.migration, sequence=self.name, from_block=0))
         if isinstance(said, KvLeaseTaken):
             self.leased = said
         return said
@@ -125,13 +122,10 @@ class Journey(msgspec.Struct, kw_only=True):
             self.have = said.matched_blocks
         return said
 
-    def pull(
-        self, *, until_ns: int = NEVER_NS, damage: Callable[[PullIntoEngine], PullIntoEngine] | None = None
-    ) -> Any:
-        """Pulls what the last lease told."""
+    def pull(self, **changes: Any) -> Any:
+        """Pulls what the last lease told, in time whenever that ends."""
         assert self.leased is not None
-        command = pull_of(self.leased, until_ns=until_ns)
-        said = ask(self.pair.target, damage(command) if damage else command)
+        said = ask(self.pair.target, pull_of(self.leased, **changes))
         if isinstance(said, KvBlocksRead):
             self.have = max(self.have, said.from_block + said.blocks)
             self.descriptors += said.descriptors
@@ -143,21 +137,17 @@ class Journey(msgspec.Struct, kw_only=True):
             self.stopped = said
         return said
 
-    def handover(self, *, read_ms: int = 60_000, **changes: Any) -> KvHandover:
-        assert self.stopped is not None
-        return handover_of(self.stopped, self.endpoint(), read_ms=read_ms, **changes)
-
     def given(self, output: list[int], handover: KvHandover) -> EngineSequence:
         """The sequence as it comes to the target with such an output."""
         fields = {"sequence": self.name, "prompt_token_ids": self.prompt, "sampling": self.sampling}
         return EngineSequence(output_token_ids=output, handover=handover, **fields)
 
-    def commit(self, **changes: Any) -> str:
-        """The target takes it; returns its name there, which is the same."""
+    def commit(self, **changes: Any) -> None:
+        """The target takes it."""
         assert self.stopped is not None
         self.pair.target.decoded.pop(self.name, None)
-        self.pair.target.bring(self.given(self.stopped.output_token_ids, self.handover(**changes)))
-        return self.name
+        handover = handover_of(self.stopped, self.endpoint(), **{"read_ms": 60_000, **changes})
+        self.pair.target.bring(self.given(self.stopped.output_token_ids, handover))
 
     def end(self, *, moved: bool) -> None:
         tell(self.pair.source, EndLeaseInEngine(migration=self.migration, moved=moved))
@@ -205,25 +195,29 @@ def whole(journey: Journey) -> Decoded:
     )
 
 
+def there_and_back(pair: Pair, prompt: list[int], sampling: Sampling, at: int) -> Decoded:
+    """The sequence as its client saw it: it moved at so many tokens, and back after some more."""
+    there = begin(pair, prompt, sampling, at=at)
+    there.block_tokens = there.endpoint().block_tokens
+    there.go()
+    before = there.stopped.output_token_ids
+    until_tokens(pair.target, there.name, 30)
+    back = begin(pair.turned(), prompt, sampling, at=0, before=before, name=there.name)
+    back.block_tokens = there.block_tokens
+    back.go()
+    return whole(back)
+
+
 def prompt_of(length: int, salt: int = 0) -> list[int]:
     """Prompts that share no block."""
     return [(salt * 7919 + index * index * 31 + index * (salt + 1)) % 250 + 1 for index in range(length)]
-
-
-def same(moved: Decoded, expected: Decoded) -> None:
-    """Tokens, finish and log-probabilities are those of the sequence that never moved."""
-    assert moved.tokens == expected.tokens
-    assert moved.finish == expected.finish
-    for one, other in zip(moved.logprobs, expected.logprobs, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def settled(pair: Pair) -> None:
     """Every block is free again on both sides."""
     for engine in (pair.source, pair.target):
         engine.until(engine.idle)
-        assert not engine.failures()
+        assert not engine.failures
 
 
 def recomputed(engine: BenchEngine, since: int) -> int | None:

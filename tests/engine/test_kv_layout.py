@@ -1,5 +1,8 @@
 """The layout of the KV cache: a block as one piece where the attention backend can use that."""
 
+from types import SimpleNamespace
+
+import pytest
 from millrace.contracts.kv import KvPlane
 
 from services.worker.vllm_engine.kv_words import SETTINGS
@@ -11,14 +14,9 @@ def test_block_first_is_preferred_where_the_backend_can_use_it_and_nothing_else_
     assert block_first(["LBHNC"]) == ["LBHNC"]
 
 
-class _FakeConfig:
-    def __init__(self, settings: dict[str, str]) -> None:
-        self.additional_config = settings
-
-
 class _FakeWorker:
     def __init__(self, settings: dict[str, str]) -> None:
-        self.vllm_config = _FakeConfig(settings)
+        self.vllm_config = SimpleNamespace(additional_config=settings)
 
     def get_supported_kv_cache_layouts(self) -> list[str]:
         return ["LBHNC", "BLHNC"]
@@ -33,18 +31,13 @@ def test_a_worker_whose_kv_may_not_move_keeps_its_backends_preference() -> None:
     assert _BlockFirstWorker({}).get_supported_kv_cache_layouts() == ["LBHNC", "BLHNC"]
 
 
-def test_layers_that_lie_side_by_side_in_a_block_are_one_plane() -> None:
-    layers = [KvPlane(offset=index * 64, stride=256, bytes=64) for index in range(4)]
-    assert merged(layers) == [KvPlane(offset=0, stride=256, bytes=256)]
+@pytest.mark.parametrize(("layers", "taken"), [(4, 256), (3, 192)], ids=["whole", "with padding at its end"])
+def test_layers_that_lie_side_by_side_in_a_block_are_one_plane(layers: int, taken: int) -> None:
+    planes = [KvPlane(offset=index * 64, stride=256, bytes=64) for index in range(layers)]
+    assert merged(planes) == [KvPlane(offset=0, stride=256, bytes=taken)]
 
 
-def test_padding_at_the_end_of_a_block_is_not_copied() -> None:
-    layers = [KvPlane(offset=index * 64, stride=256, bytes=64) for index in range(3)]
-    assert merged(layers) == [KvPlane(offset=0, stride=256, bytes=192)]
-
-
-def test_layers_with_regions_of_their_own_stay_apart_however_few_the_blocks() -> None:
-    for blocks in (1, 2, 100):
-        layers = [KvPlane(offset=index * blocks * 64, stride=64, bytes=64) for index in range(4)]
-        assert merged(layers) == layers
-    assert merged([]) == []
+@pytest.mark.parametrize("blocks", [1, 2, 100])
+def test_layers_with_regions_of_their_own_stay_apart_however_few_the_blocks(blocks: int) -> None:
+    layers = [KvPlane(offset=index * blocks * 64, stride=64, bytes=64) for index in range(4)]
+    assert merged(layers) == layers

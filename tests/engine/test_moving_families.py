@@ -15,9 +15,9 @@ from millrace.actor.engine import EngineStepped
 from millrace.contracts.worker import Sampling
 
 from services.worker.config import MigrationConfig
-from tests.engine.bench_engine import BenchEngine, Decoded, config, reference
+from tests.engine.bench_engine import BenchEngine, config, reference
 from tests.engine.conftest import MOVES, Note
-from tests.engine.moving import Pair, begin, prompt_of, recomputed, settled, until_tokens, whole
+from tests.engine.moving import Pair, prompt_of, recomputed, settled, there_and_back
 from tests.engine.travelling import COMPUTED_AGAIN, FAULTS, KINDS, travel
 from tests.testbed import moving_families
 from tests.testbed.moving_families import Family
@@ -80,26 +80,13 @@ def _sampling(family: Family, at: int) -> Sampling:
     return Sampling(max_tokens=at + more, temperature=temperature, seed=at, ignore_eos=True)
 
 
-def _moved(pair: Pair, prompt: list[int], sampling: Sampling, at: int) -> Decoded:
-    """The sequence as its client saw it: it moved at so many tokens, and back after some more."""
-    there = begin(pair, prompt, sampling, at=at)
-    there.block_tokens = there.endpoint().block_tokens
-    there.go()
-    before = there.stopped.output_token_ids
-    until_tokens(pair.target, there.name, 30)
-    back = begin(pair.turned(), prompt, sampling, at=0, before=before, name=there.name)
-    back.block_tokens = there.block_tokens
-    back.go()
-    return whole(back)
-
-
 @pytest.mark.parametrize("at", POINTS)
 def test_a_sequence_goes_there_and_back_as_if_it_had_stayed(
     engines: Pair, family: Family, stayed: dict[int, list[int]], at: int
 ) -> None:
     assert engines.source.info.kv_refusal == ""
     since = len(engines.target.events)
-    moved = _moved(engines, _prompt(at), _sampling(family, at), at)
+    moved = there_and_back(engines, _prompt(at), _sampling(family, at), at)
     assert moved.tokens == stayed[at]
     if "speculative_config" not in family.engine:  # steps that verify drafts count as computing
         assert not recomputed(engines.target, since), "nothing was computed again"

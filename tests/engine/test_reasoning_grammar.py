@@ -11,6 +11,7 @@ from millrace.contracts.worker import Sampling, StructuredOutput
 from tokenizers import Tokenizer
 
 from tests.engine.bench_engine import BenchEngine, config
+from tests.engine.moving import Pair
 from tests.testbed import tiny_llama
 
 THOUGHTS = [7, 11, 13]
@@ -37,13 +38,26 @@ def engine(thinker: Path) -> Iterator[BenchEngine]:
     engine.stop()
 
 
+@pytest.fixture(scope="module")
+def tokenizer(thinker: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(thinker / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def prompt(tokenizer: Tokenizer) -> list[int]:
+    """Where the reasoning begins."""
+    return [1, 2, 3, tokenizer.token_to_id("<think>")]
+
+
+@pytest.fixture(scope="module")
+def end(tokenizer: Tokenizer) -> int:
+    """The token that ends the reasoning."""
+    return tokenizer.token_to_id("</think>")
+
+
 def test_a_grammar_holds_from_the_end_of_the_reasoning_on_wherever_a_sequence_breaks(
-    thinker: Path, engine: BenchEngine
+    engine: BenchEngine, tokenizer: Tokenizer, prompt: list[int], end: int
 ) -> None:
-    tokenizer = Tokenizer.from_file(str(thinker / "tokenizer.json"))
-    vocabulary = tokenizer.get_vocab()
-    begin, end = vocabulary["<think>"], vocabulary["</think>"]
-    prompt = [1, 2, 3, begin]
     late = StructuredOutput(regex=PATTERN, after_reasoning="{}")
     # Whatever may come, the end of the reasoning comes next: only the grammar keeps it away.
     sampling = Sampling(max_tokens=60, temperature=0.0, logit_bias={end: 100.0}, structured=late)
@@ -54,31 +68,40 @@ def test_a_grammar_holds_from_the_end_of_the_reasoning_on_wherever_a_sequence_br
         assert whole[:split] + engine.run(prompt, sampling, whole[:split]).tokens == whole
 
 
-def test_a_grammar_may_hold_from_the_first_token_on(thinker: Path, engine: BenchEngine) -> None:
-    tokenizer = Tokenizer.from_file(str(thinker / "tokenizer.json"))
-    vocabulary = tokenizer.get_vocab()
-    begin, end = vocabulary["<think>"], vocabulary["</think>"]
+def test_a_grammar_may_hold_from_the_first_token_on(
+    engine: BenchEngine, tokenizer: Tokenizer, prompt: list[int], end: int
+) -> None:
     at_once = StructuredOutput(regex=PATTERN)
     sampling = Sampling(max_tokens=60, temperature=0.0, logit_bias={end: 100.0}, structured=at_once)
-    assert re.fullmatch(PATTERN, tokenizer.decode(engine.run([1, 2, 3, begin], sampling).tokens))
+    assert re.fullmatch(PATTERN, tokenizer.decode(engine.run(prompt, sampling).tokens))
 
 
-def test_a_budget_ends_the_reasoning_wherever_a_sequence_breaks(thinker: Path, engine: BenchEngine) -> None:
-    vocabulary = Tokenizer.from_file(str(thinker / "tokenizer.json")).get_vocab()
-    begin, end = vocabulary["<think>"], vocabulary["</think>"]
+@pytest.mark.parametrize("reasoned", [0, 2])
+def test_a_budget_ends_the_reasoning_wherever_a_sequence_breaks(
+    engine: BenchEngine, prompt: list[int], end: int, reasoned: int
+) -> None:
+    prompt = [*prompt, *THOUGHTS[:reasoned]]
     never = Sampling(max_tokens=20, temperature=0.0, ignore_eos=True, logit_bias={end: -100.0})
-    assert end not in engine.run([1, 2, 3, begin], never).tokens
-    for prompt in ([1, 2, 3, begin], [1, 2, 3, begin, 7, 11]):
-        sampling = msgspec.structs.replace(never, thinking_token_budget=8)
-        whole = engine.run(prompt, sampling).tokens
-        assert whole.index(end) == 8 - (len(prompt) - 4)
-        for split in range(1, len(whole)):
-            assert whole[:split] + engine.run(prompt, sampling, whole[:split]).tokens == whole
+    assert end not in engine.run(prompt, never).tokens
+    sampling = msgspec.structs.replace(never, thinking_token_budget=8)
+    whole = engine.run(prompt, sampling).tokens
+    assert whole.index(end) == 8 - reasoned
+    for split in range(1, len(whole)):
+        assert whole[:split] + engine.run(prompt, sampling, whole[:split]).tokens == whole
 
 
-def test_a_model_without_a_reasoning_parser_refuses_a_budget(tmp_path: Path) -> None:
-    engine = BenchEngine(config(tiny_llama.build(tmp_path)))
-    try:
-        assert "reasoning" in engine.rejection(engine.add([1], Sampling(max_tokens=4, thinking_token_budget=2)))
-    finally:
-        engine.stop()
+def test_a_model_without_a_reasoning_parser_refuses_a_budget(pair: Pair) -> None:
+    engine = pair.source
+    assert "reasoning" in engine.rejection(engine.add([1], Sampling(max_tokens=4, thinking_token_budget=2)))
+
+
+def test_a_constraint_is_tried_once_and_then_remembered(engine: BenchEngine) -> None:
+    """The last: what tries constraints is gone then."""
+    constraint = StructuredOutput(choice=["certainly", "perhaps"])
+    sampling = Sampling(max_tokens=40, temperature=0.0, structured=constraint)
+    first = engine.run(THOUGHTS, sampling)
+    assert engine.engine._grammars.known(constraint)
+    engine.engine._grammars._process.kill()
+    assert engine.run(THOUGHTS, sampling).tokens == first.tokens
+    refused = engine.add(THOUGHTS, Sampling(max_tokens=5, structured=StructuredOutput(regex="never tried")))
+    assert "has ended" in engine.rejection(refused)

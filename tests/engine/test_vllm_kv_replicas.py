@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import pytest
 from millrace.actor.engine import (
     EndLeaseInEngine,
     KvBlocksRead,
@@ -69,41 +70,27 @@ def resume(journey: Journey, output: list[int], blocks: int) -> SequenceAdded:
     return found[0]
 
 
-def test_a_continuation_begins_on_the_replica_and_says_the_same(pair: Pair) -> None:
-    prompt = prompt_of(500, salt=61)
-    expected = pair.source.run(prompt, GREEDY)
-    journey = begin(pair, prompt, GREEDY, at=60)
-    copied = replicate(journey)
-    assert len(copied) >= 17
-    known = list(pair.source.decoded[journey.name].tokens)
-    pair.source.cancel(journey.name)
-    blocks = min(len(copied), (len(prompt) + len(known) - 1) // BLOCK)
-    since = len(pair.target.events)
-    assert resume(journey, known, blocks).kv_tokens == blocks * BLOCK
-    (there,) = pair.target.finish(journey.name)
-    assert known + there.tokens == expected.tokens
-    assert recomputed(pair.target, since) in (None, len(prompt) + len(known) - blocks * BLOCK)
-    settled(pair)
-
-
-def test_tokens_that_ingress_does_not_know_are_decoded_anew(pair: Pair) -> None:
-    prompt = prompt_of(200, salt=62)
+@pytest.mark.parametrize(("told", "salt"), [(90, 61), (40, 62)], ids=["all", "without the last tokens"])
+def test_a_continuation_begins_on_the_replica_and_says_the_same(pair: Pair, told: int, salt: int) -> None:
+    prompt = prompt_of(200, salt=salt)
     expected = pair.source.run(prompt, GREEDY)
     journey = begin(pair, prompt, GREEDY, at=90)
     copied = replicate(journey)
-    known = expected.tokens[:40]  # the source had decoded 90, and its replica has their blocks
     pair.source.cancel(journey.name)
-    blocks = (len(prompt) + len(known) - 1) // BLOCK
-    assert blocks < len(copied)
-    assert resume(journey, known, blocks).kv_tokens == blocks * BLOCK
-    (there,) = pair.target.finish(journey.name)
-    assert known + there.tokens == expected.tokens
+    blocks = min(len(copied), (len(prompt) + told - 1) // BLOCK)
+    since = len(pair.target.events)
+    assert resume(journey, expected.tokens[:told], blocks).kv_tokens == blocks * BLOCK
+    assert pair.target.finish(journey.name)[0].tokens == expected.tokens[told:]
+    assert recomputed(pair.target, since) in (None, len(prompt) + told - blocks * BLOCK)
     settled(pair)
 
 
 def test_a_replica_gives_way_before_anybody_is_preempted(pair: Pair) -> None:
     journey = begin(pair, prompt_of(500, salt=63), GREEDY, at=20)
+    began_ns = time.time_ns()
     copied = replicate(journey)
+    pair.target.until(lambda: (seen := pair.target.snapshot()) is not None and seen.at_ns > began_ns)
+    assert pair.target.idle(), "its blocks count as free"
     # Five sequences of 11 blocks fit into 64, and not beside a replica of 16.
     crowd = [pair.target.add(prompt_of(150, salt=90 + index), GREEDY) for index in range(5)]
     pair.target.finish(*crowd)
@@ -133,16 +120,4 @@ def test_a_replica_gives_way_to_a_reservation_and_not_to_another_replica(pair: P
     pair.source.cancel(journey.name)
     assert resume(journey, known, 10).kv_tokens == 0, "computed, as without a replica"
     pair.target.finish(journey.name)
-    settled(pair)
-
-
-def test_blocks_of_a_replica_count_as_free(pair: Pair) -> None:
-    journey = begin(pair, prompt_of(500, salt=66), GREEDY, at=20)
-    began_ns = time.time_ns()
-    replicate(journey)
-    pair.target.until(lambda: (seen := pair.target.snapshot()) is not None and seen.at_ns > began_ns)
-    snapshot = pair.target.snapshot()
-    assert snapshot.blocks_free == snapshot.blocks_total
-    tell(pair.target, UnreserveInEngine(migration=journey.migration))
-    pair.source.cancel(journey.name)
     settled(pair)

@@ -3,19 +3,16 @@
 What every engine promises, modelled ones too, is in tests/contract/engine.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 from millrace.actor.engine import (
-    FreezeInEngine,
     KvBlocksRead,
     KvDenied,
     KvLeaseTaken,
     KvRoomReserved,
-    LeaseInEngine,
-    PullIntoEngine,
-    SequenceAdded,
     SequenceStopped,
     UnreserveInEngine,
 )
@@ -24,11 +21,8 @@ from millrace.contracts.worker import Sampling
 
 from tests.engine.bench_engine import BenchEngine
 from tests.engine.moving import (
-    NEVER_NS,
     Journey,
     Pair,
-    answer,
-    ask,
     begin,
     prompt_of,
     recomputed,
@@ -36,17 +30,11 @@ from tests.engine.moving import (
     tell,
     until_tokens,
 )
-from tests.testbed.move_commands import pull_of
 
 #: So many that a sequence still decodes when the next line of a test runs, however slow the machine.
 LONG = Sampling(max_tokens=600, seed=17, ignore_eos=True)
-#: Tokens that are compared after a move; test_vllm_migration.py and the soak compare sequences to their ends.
+#: Tokens that are compared after a move; the soak compares sequences to their ends.
 AFTER = 48
-
-
-def _free(engine: BenchEngine) -> int:
-    last = engine.snapshot()
-    return last.blocks_free
 
 
 def _denied(said: object, reason: KvRefusal) -> None:
@@ -54,9 +42,19 @@ def _denied(said: object, reason: KvRefusal) -> None:
     assert said.reason is reason, said
 
 
-def _pulled(pair: Pair, salt: int, *, length: int = 150) -> Journey:
+@pytest.fixture(autouse=True)
+def _every_block_is_free_afterwards(pair: Pair) -> Iterator[None]:
+    yield
+    for engine in (pair.source, pair.target):
+        for migration in {getattr(event, "migration", "") for event in engine.events} - {""}:
+            tell(engine, UnreserveInEngine(migration=migration))
+        engine.cancel(*(name for name, decoded in engine.decoded.items() if decoded.finish is None))
+    settled(pair)
+
+
+def _pulled(pair: Pair, salt: int) -> Journey:
     """Leased, reserved and pulled."""
-    journey = begin(pair, prompt_of(length, salt=salt), LONG, at=20)
+    journey = begin(pair, prompt_of(150, salt=salt), LONG, at=20)
     assert isinstance(journey.lease(), KvLeaseTaken)
     assert isinstance(journey.reserve(), KvRoomReserved)
     assert isinstance(journey.pull(), KvBlocksRead)
@@ -76,11 +74,10 @@ def _goes_on_as_alone(journey: Journey) -> None:
     assert before + after == _alone(journey, len(before) + len(after))
 
 
-def _stays_as_alone(journey: Journey, *, beside: Sequence[str] = ()) -> None:
-    """It decodes on at the source, beside these. Ends it AFTER tokens later, and them."""
+def _stays_as_alone(journey: Journey) -> None:
+    """It decodes on at the source. Ends it AFTER tokens later."""
     here = journey.pair.source.decoded[journey.name].tokens
     decoded = _ended_early(journey.pair.source, journey.name, len(here) + AFTER)
-    journey.pair.source.cancel(*beside)
     assert decoded == _alone(journey, len(decoded))
 
 
@@ -90,15 +87,16 @@ def _ended_early(engine: BenchEngine, name: str, tokens: int) -> list[int]:
     return list(engine.decoded[name].tokens)
 
 
-# --- who may be leased
-
-
-def test_a_sequence_that_waits_is_not_leased(pair: Pair) -> None:
-    crowd = [pair.source.add(prompt_of(10, salt=100 + index), LONG) for index in range(17)]
-    pair.source.until(lambda: bool((last := pair.source.snapshot()) and last.waiting))
-    _denied(ask(pair.source, LeaseInEngine(migration="x2", sequence=crowd[-1], from_block=0)), KvRefusal.NOT_RUNNING)
-    pair.source.cancel(*crowd)
-    settled(pair)
+def test_a_frozen_sequence_leaves_the_engine_idle(pair: Pair) -> None:
+    journey = begin(pair, prompt_of(40, salt=42), LONG, at=10)
+    journey.lease()
+    held = len(journey.freeze().blocks)
+    pair.source.until(lambda: (last := pair.source.snapshot()).blocks_total - last.blocks_free == held)
+    steps = pair.source.snapshot().step
+    pair.source.loop.run_until_complete(asyncio.sleep(0.1))
+    assert pair.source.snapshot().step <= steps + 1
+    journey.end(moved=False)
+    _stays_as_alone(journey)
 
 
 def test_a_frozen_sequence_keeps_its_place_in_a_full_batch(pair: Pair) -> None:
@@ -109,11 +107,8 @@ def test_a_frozen_sequence_keeps_its_place_in_a_full_batch(pair: Pair) -> None:
     names.append(pair.source.add(prompt_of(8, salt=140), LONG))
     pair.source.until(lambda: bool((last := pair.source.snapshot()) and last.waiting))
     journey.end(moved=False)
-    _stays_as_alone(journey, beside=names)
-    settled(pair)
-
-
-# --- leases that are lost
+    pair.source.cancel(*names)
+    _stays_as_alone(journey)
 
 
 def test_a_frozen_sequence_is_not_preempted(pair: Pair) -> None:
@@ -127,26 +122,8 @@ def test_a_frozen_sequence_is_not_preempted(pair: Pair) -> None:
     again = journey.freeze()
     assert again.blocks == stopped.blocks
     journey.end(moved=False)
-    _stays_as_alone(journey, beside=crowd)
-    settled(pair)
-
-
-# --- reservations
-
-
-def test_blocks_are_accounted_for_in_every_state(pair: Pair) -> None:
-    settled(pair)
-    total = _free(pair.target)
-    journey = begin(pair, prompt_of(150, salt=7), LONG, at=20)
-    journey.lease()
-    assert isinstance(journey.reserve(blocks=9), KvRoomReserved)
-    pair.target.until(lambda: _free(pair.target) == total - 9)
-    journey.pull()
-    assert _free(pair.target) == total - 9
-    journey.unreserve()
-    pair.target.until(lambda: _free(pair.target) == total)
-    pair.source.cancel(journey.name)
-    settled(pair)
+    pair.source.cancel(*crowd)
+    _stays_as_alone(journey)
 
 
 def test_a_matched_prefix_is_given_back_where_there_is_no_room(pair: Pair) -> None:
@@ -156,14 +133,11 @@ def test_a_matched_prefix_is_given_back_where_there_is_no_room(pair: Pair) -> No
     journey = begin(turned, prompt, LONG, at=20)
     journey.lease()
     _denied(journey.reserve(blocks=65), KvRefusal.NO_BLOCKS)
-    turned.source.cancel(journey.name)
-    settled(pair)
 
 
 def test_engines_of_other_models_take_nothing(pair: Pair) -> None:
     journey = begin(pair, prompt_of(40, salt=10), LONG, at=5)
     journey.lease()
-    assert pair.source.info.kv is not None
     kv = pair.source.info.kv
     changed = [
         msgspec.structs.replace(kv, fingerprint="another"),
@@ -176,125 +150,33 @@ def test_engines_of_other_models_take_nothing(pair: Pair) -> None:
         pair.source.info = msgspec.structs.replace(pair.source.info, kv=endpoint)
         _denied(journey.reserve(), KvRefusal.INCOMPATIBLE)
     pair.source.info = msgspec.structs.replace(pair.source.info, kv=kv)
-    pair.source.cancel(journey.name)
-    settled(pair)
 
 
-# --- pulls
-
-
-def test_a_pull_without_reservation_or_outside_it_is_denied(pair: Pair) -> None:
-    command = PullIntoEngine(migration="x3", from_block=0, blocks=[[1]], checksums=[], until_ns=NEVER_NS)
-    _denied(ask(pair.target, command), KvRefusal.INVALID)
+def test_numbers_that_no_migrator_sends_are_denied(pair: Pair) -> None:
     journey = begin(pair, prompt_of(150, salt=11), LONG, at=5)
     journey.lease()
     _denied(journey.reserve(blocks=-1), KvRefusal.INVALID)
     journey.reserve(blocks=2)
-    _denied(journey.pull(), KvRefusal.INVALID)
-    _denied(
-        ask(pair.target, msgspec.structs.replace(command, migration=journey.migration, from_block=-1)),
-        KvRefusal.INVALID,
-    )
-    huge = msgspec.structs.replace(command, migration=journey.migration, blocks=[[1 << 63]])
-    _denied(ask(pair.target, huge), KvRefusal.COPY_FAILED)
-    journey.unreserve()
-    pair.source.cancel(journey.name)
-    settled(pair)
+    _denied(journey.pull(from_block=-1), KvRefusal.INVALID)
+    _denied(journey.pull(blocks=[[1 << 63]], checksums=[]), KvRefusal.COPY_FAILED)
 
 
 def test_of_a_sample_only_what_was_summed_is_compared(pair: Pair) -> None:
     journey = begin(pair, prompt_of(150, salt=18), LONG, at=20)
     journey.lease()
     journey.reserve()
-
-    def told(*sums: int) -> Callable[[PullIntoEngine], PullIntoEngine]:
-        """The first blocks' sums replaced by these."""
-        return lambda c: msgspec.structs.replace(c, checksums=[[*sums, *c.checksums[0][len(sums) :]]])
-
-    _denied(journey.pull(damage=told(UNSUMMED, 7)), KvRefusal.COPY_FAILED)
-    _denied(journey.pull(damage=lambda c: msgspec.structs.replace(c, checksums=[[7]])), KvRefusal.COPY_FAILED)
-    assert isinstance(journey.pull(damage=told(UNSUMMED, UNSUMMED)), KvBlocksRead)
-    journey.unreserve()
-    pair.source.cancel(journey.name)
-    settled(pair)
-
-
-def test_what_was_read_wrong_is_computed_again(pair: Pair) -> None:
-    """A pull that failed, and nobody cared: the sequence is taken over all the same."""
-    journey = begin(pair, prompt_of(150, salt=13), LONG, at=20)
-    journey.lease()
-    journey.reserve()
-    flipped = lambda c: msgspec.structs.replace(c, checksums=[[*c.checksums[0][:2], 7, *c.checksums[0][3:]]])  # noqa: E731
-    _denied(journey.pull(damage=flipped), KvRefusal.COPY_FAILED)
-    journey.have = len(journey.leased.blocks)
-    journey.freeze()
-    since = len(pair.target.events)
-    journey.commit()
-    journey.end(moved=True)
-    _goes_on_as_alone(journey)
-    assert recomputed(pair.target, since) != 0
-    settled(pair)
-
-
-def test_blocks_of_a_lease_that_was_lost_do_not_pass_for_good(pair: Pair) -> None:
-    """They belong to somebody else by the time they are read."""
-    journey = begin(pair, prompt_of(150, salt=14), LONG, at=20)
-    journey.lease()
-    journey.reserve()
-    pair.source.cancel(journey.name)
-    others = [pair.source.add(prompt_of(150, salt=170 + index), LONG) for index in range(12)]
-    pair.source.until(lambda: bool((last := pair.source.snapshot()) and last.waiting and not last.blocks_free))
-    _denied(journey.pull(), KvRefusal.COPY_FAILED)
-    journey.unreserve()
-    pair.source.cancel(*others)
-    settled(pair)
-
-
-def test_a_reservation_that_ends_stops_what_is_read_into_it(pair: Pair) -> None:
-    journey = begin(pair, prompt_of(400, salt=15), LONG, at=20)
-    journey.lease()
-    journey.reserve()
-    assert journey.leased is not None
-    # An idle target reads everything at once: these begin last, so that they cannot have ended on a slow machine.
-    busy = [pair.target.add(prompt_of(8, salt=180 + index), LONG) for index in range(4)]
-    pair.target.until(lambda: all(name in pair.target.decoded for name in busy))
-    since = len(pair.target.events)
-    tell(pair.target, pull_of(journey.leased), UnreserveInEngine(migration=journey.migration))
-    _denied(answer(pair.target, journey.migration, since), KvRefusal.CANCELLED)
-    pair.source.cancel(journey.name)
-    pair.target.cancel(*busy)
-    settled(pair)
-
-
-def test_a_pull_goes_on_while_the_target_decodes_and_after_it_has_stopped(pair: Pair) -> None:
-    short = Sampling(max_tokens=6, ignore_eos=True)
-    busy = [pair.target.add(prompt_of(8, salt=190 + index), short) for index in range(4)]
-    journey = begin(pair, prompt_of(400, salt=16), LONG, at=20)
-    journey.lease()
-    journey.reserve()
-    assert isinstance(journey.pull(), KvBlocksRead)
-    pair.target.finish(*busy)
-    journey.freeze()
-    journey.commit()
-    journey.end(moved=True)
-    _goes_on_as_alone(journey)
-    settled(pair)
-
-
-# --- arrivals
+    (sums,) = journey.leased.checksums
+    _denied(journey.pull(checksums=[[UNSUMMED, 7, *sums[2:]]]), KvRefusal.COPY_FAILED)
+    _denied(journey.pull(checksums=[[7]]), KvRefusal.COPY_FAILED)
+    assert isinstance(journey.pull(checksums=[[UNSUMMED, UNSUMMED, *sums[2:]]]), KvBlocksRead)
 
 
 @pytest.mark.parametrize(
-    ("change", "salt"),
-    [
-        ({"blocks": []}, 22),
-        ({"blocks": [[1 << 30]] * 4}, 23),
-        ({"from_block": 9, "blocks": []}, 25),
-        ({"computed_tokens": -5}, 26),
-    ],
+    ("salt", "change"),
+    enumerate([{"blocks": []}, {"blocks": [[1 << 30]] * 4}, {"from_block": 9, "blocks": []}, {"computed_tokens": -5}]),
 )
-def test_a_tail_that_cannot_be_read_is_computed(pair: Pair, change: dict[str, object], salt: int) -> None:
-    journey = _pulled(pair, salt)
+def test_a_tail_that_cannot_be_read_is_computed(pair: Pair, salt: int, change: dict[str, object]) -> None:
+    journey = _pulled(pair, 22 + salt)
     journey.freeze()
     since = len(pair.target.events)
     journey.commit(**change)
@@ -303,8 +185,6 @@ def test_a_tail_that_cannot_be_read_is_computed(pair: Pair, change: dict[str, ob
     missing = journey.stopped.computed_tokens > journey.have * journey.block_tokens
     computed = recomputed(pair.target, since)
     assert computed is None or bool(computed) == (missing or ("computed_tokens" in change))
-    journey.unreserve()
-    settled(pair)
 
 
 def test_a_reservation_is_for_its_sequence_only(pair: Pair) -> None:
@@ -314,25 +194,8 @@ def test_a_reservation_is_for_its_sequence_only(pair: Pair) -> None:
     since = len(pair.target.events)
     journey.commit()
     journey.end(moved=True)
-    assert journey.stopped is not None
     _ended_early(pair.target, journey.name, 1)
     assert recomputed(pair.target, since) in (None, journey.stopped.computed_tokens + 1), "nothing of it was taken"
-    settled(pair)
-
-
-def test_a_sequence_is_told_as_added_when_its_kv_is_there(pair: Pair) -> None:
-    journey = _pulled(pair, 28)
-    journey.freeze()
-    since = len(pair.target.events)
-    journey.commit()
-    added = lambda: [e for e in pair.target.events[since:] if isinstance(e, SequenceAdded)]  # noqa: E731
-    pair.target.until(lambda: bool(added()))
-    journey.end(moved=True)
-    _goes_on_as_alone(journey)
-    assert [event.sequence for event in added()] == [journey.name]
-    told = [type(e).__name__ for e in pair.target.events[since:] if not isinstance(e, KvDenied)]
-    assert told.index("SequenceAdded") <= told.index("EngineStepped")
-    settled(pair)
 
 
 def test_a_freeze_under_another_migrations_freeze_waits_its_turn(pair: Pair) -> None:
@@ -341,12 +204,8 @@ def test_a_freeze_under_another_migrations_freeze_waits_its_turn(pair: Pair) -> 
     other = msgspec.structs.replace(journey, migration=pair.migration())
     assert isinstance(other.lease(), KvLeaseTaken)
     assert isinstance(journey.freeze(), SequenceStopped)
-    _denied(
-        ask(pair.source, FreezeInEngine(migration=other.migration, sequence=other.name, from_block=0)),
-        KvRefusal.NOT_RUNNING,
-    )
+    _denied(other.freeze(), KvRefusal.NOT_RUNNING)
     journey.end(moved=False)
     assert isinstance(other.freeze(), SequenceStopped)
     other.end(moved=False)
     _stays_as_alone(journey)
-    settled(pair)

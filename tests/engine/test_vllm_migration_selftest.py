@@ -8,49 +8,55 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from millrace.actor.engine import KvDenied, KvLeaseTaken, LeaseInEngine
+import torch
+from millrace.actor.engine import (
+    EndLeaseInEngine,
+    EngineObserved,
+    FreezeInEngine,
+    KvDenied,
+    KvLeaseTaken,
+    LeaseInEngine,
+)
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.worker import Sampling
+from vllm.v1.kv_cache_interface import CrossAttentionSpec, FullAttentionSpec, KVCacheGroupSpec, MLAAttentionSpec
 
 from services.worker.config import MigrationConfig
 from services.worker.vllm_engine.engine import VllmEngine
+from services.worker.vllm_engine.kv_mover import unmovable
 from tests.engine.bench_engine import BenchEngine, config
-from tests.engine.moving import ask, until_tokens
-from tests.testbed import tiny_llama
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama.build(tmp_path_factory.mktemp("selftest"))
-
-
-def test_an_engine_that_moves_a_sequence_to_itself_rightly_offers_its_kv(model: Path) -> None:
-    engine = BenchEngine(config(model, migration=MigrationConfig(self_test=True)))
-    try:
-        assert engine.info.kv is not None, engine.info.kv_refusal
-        assert engine.events == [], "nobody hears of the test"
-        engine.run([7, 8, 9], Sampling(max_tokens=2))
-        engine.until(engine.idle)
-    finally:
-        engine.stop()
+from tests.engine.moving import ask, prompt_of, tell, until_tokens
 
 
 def test_an_engine_whose_self_test_gives_other_tokens_moves_nothing(model: Path) -> None:
+    """What it has decoded can be computed anew, elsewhere or here."""
     broken = {"scheduler_cls": "tests.engine.broken_scheduler.SwappingScheduler"}
     engine = BenchEngine(config(model, migration=MigrationConfig(self_test=True), engine_args=broken))
     try:
+        assert all(isinstance(event, EngineObserved) for event in engine.events), "the test is its own"
         assert engine.info.kv is None
         assert "tokens differ" in engine.info.kv_refusal
         said = ask(engine, LeaseInEngine(migration="m", sequence="s", from_block=0))
         assert isinstance(said, KvDenied)
         assert said.reason is KvRefusal.UNKNOWN_SEQUENCE
-        name = engine.add([7, 8, 9], Sampling(max_tokens=100, ignore_eos=True))
-        until_tokens(engine, name, 2)
-        leased = ask(engine, LeaseInEngine(migration="n", sequence=name, from_block=0))
-        assert isinstance(leased, KvLeaseTaken)
-        assert leased.blocks == [], "it can be computed anew elsewhere, and nobody reads its KV"
-        engine.finish(name)
+        prompt, sampling = prompt_of(40), Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)
+        expected = engine.run(prompt, sampling).tokens
+        for moved in (False, True):
+            name = engine.add(prompt, sampling)
+            until_tokens(engine, name, 30)
+            leased = ask(engine, LeaseInEngine(migration=name, sequence=name, from_block=0))
+            assert isinstance(leased, KvLeaseTaken)
+            assert leased.blocks == [], "its KV is never read"
+            known = ask(engine, FreezeInEngine(migration=name, sequence=name, from_block=0)).output_token_ids
+            engine.run(prompt_of(8), Sampling(max_tokens=16))  # meanwhile
+            assert engine.decoded[name].tokens == known == expected[: len(known)] != expected
+            tell(engine, EndLeaseInEngine(migration=name, moved=moved))
+            if moved:
+                assert known + engine.run(prompt, sampling, known).tokens == expected
+                assert engine.decoded[name].tokens == known
+            else:
+                assert engine.finish(name)[0].tokens == expected
         engine.until(engine.idle)
     finally:
         engine.stop()
@@ -88,29 +94,22 @@ def _vllm_config(**fields: Any) -> Any:
     return SimpleNamespace(**{**defaults, **fields})
 
 
+SPEC = {"block_size": 32, "head_size": 32, "dtype": torch.float32}
+
+
 @pytest.mark.parametrize(
     ("fields", "groups", "reason"),
     [
-        ({}, 1, ""),
         ({"additional_config": {}}, 1, "migration is off"),
         ({"speculative_config": SimpleNamespace(method="medusa")}, 1, "drafts tokens with medusa"),
-        ({"speculative_config": SimpleNamespace(method="eagle")}, 1, ""),
-        ({"speculative_config": SimpleNamespace(method="ngram")}, 1, ""),
         ({"speculative_config": SimpleNamespace(method="eagle3")}, 1, ""),
-        ({"speculative_config": SimpleNamespace(method="mtp")}, 1, ""),
-        ({"speculative_config": SimpleNamespace(method="draft_model")}, 1, ""),
         ({"kv_transfer_config": object()}, 1, "connector"),
         ({}, 2, ""),
         ({}, 0, "no KV"),
     ],
 )
 def test_what_cannot_be_moved_is_said_with_its_reason(fields: dict[str, Any], groups: int, reason: str) -> None:
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    from services.worker.vllm_engine.kv_mover import unmovable
-
-    spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    spec = FullAttentionSpec(num_kv_heads=2, **SPEC)
     kv_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * groups)
     said = unmovable(_vllm_config(**fields), kv_config)
     assert reason in said
@@ -119,23 +118,11 @@ def test_what_cannot_be_moved_is_said_with_its_reason(fields: dict[str, Any], gr
 
 def test_an_engine_moves_nothing_where_vllm_would_leave_a_group_behind() -> None:
     """HiSparse: part of the KV lies in a pool of its own in the host's memory."""
-    import torch
-    from vllm.v1.kv_cache_interface import KVCacheGroupSpec, MLAAttentionSpec
-
-    from services.worker.vllm_engine.kv_mover import unmovable
-
-    spec = MLAAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    spec = MLAAttentionSpec(num_kv_heads=1, **SPEC)
     groups = [KVCacheGroupSpec([str(moves)], spec, enable_kv_transfer=moves) for moves in (True, False)]
     assert "of some layers is never transferred" in unmovable(_vllm_config(), SimpleNamespace(kv_cache_groups=groups))
-    assert not unmovable(_vllm_config(), SimpleNamespace(kv_cache_groups=groups[:1]))
 
 
 def test_groups_that_nothing_here_knows_are_named() -> None:
-    import torch
-    from vllm.v1.kv_cache_interface import CrossAttentionSpec
-
-    from services.worker.vllm_engine.kv_mover import unmovable
-
-    spec = CrossAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
-    kv_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
-    assert unmovable(_vllm_config(), kv_config) == "its layers keep CrossAttentionSpec"
+    groups = [SimpleNamespace(kv_cache_spec=CrossAttentionSpec(num_kv_heads=2, **SPEC))]
+    assert unmovable(_vllm_config(), SimpleNamespace(kv_cache_groups=groups)) == "its layers keep CrossAttentionSpec"

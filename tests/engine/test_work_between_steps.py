@@ -10,68 +10,53 @@ from services.worker.vllm_engine import kv_mover
 from services.worker.vllm_engine.kv_mover import Mover
 
 
-class Clock:
-    """Time that passes where it is told to, seconds."""
+class Engine:
+    """One that is busy, and owes answers of so many bytes, each share of which takes longer than a step's part."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
         self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(kv_mover, "time", clock)
-    return clock
+        monkeypatch.setattr(kv_mover, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.jobs = [Owed(self, size) for size in sizes]
+        self.mover: Any = Mover.__new__(Mover)
+        self.mover._jobs = list(self.jobs)
+        self.mover._scheduler = SimpleNamespace(has_unfinished_requests=lambda: True)
+        self.mover._settings = SimpleNamespace(copy_bytes_per_step=100)
+        self.mover._worked_s = self.now
 
 
 class Owed:
-    """An answer that takes so many bytes, and longer than a step's part for each share."""
+    """An answer of that engine."""
 
-    def __init__(self, clock: Clock, size: int) -> None:
+    def __init__(self, engine: Engine, size: int) -> None:
         self.answer: Future[bytes] = Future()
         self.left = size
-        self._clock = clock
+        self._engine = engine
 
     def advance(self, bytes_max: int) -> None:
-        self._clock.now += 2 * kv_mover.WORK_SHARE * kv_mover.STEP_S
+        self._engine.now += 2 * kv_mover.WORK_SHARE * kv_mover.STEP_S
         self.left -= bytes_max
         if self.left <= 0 and not self.answer.done():
             self.answer.set_result(b"")
 
 
-def mover(clock: Clock, jobs: list[Owed]) -> Any:
-    made: Any = Mover.__new__(Mover)
-    made._jobs = list(jobs)
-    made._scheduler = SimpleNamespace(has_unfinished_requests=lambda: True)
-    made._settings = SimpleNamespace(copy_bytes_per_step=100)
-    made._worked_s = clock.now
-    return made
-
-
-def test_the_first_asked_for_is_answered_before_the_next_is_begun(clock: Clock) -> None:
-    first, second = Owed(clock, 1_000_000), Owed(clock, 1_000_000)
-    made = mover(clock, [first, second])
-    for _ in range(2):
-        made.work()
-    assert first.left < 1_000_000
-    assert second.left == 1_000_000
+def test_the_first_asked_for_is_answered_before_the_next_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(monkeypatch, 1_000_000, 1_000_000)
+    first, second = engine.jobs
     while not first.answer.done():
-        made.work()
+        assert second.left == 1_000_000
+        engine.mover.work()
     assert not second.answer.done()
-    while made.owes():
-        made.work()
+    while engine.mover.owes():
+        engine.mover.work()
     assert second.answer.done()
 
 
-def test_a_longer_step_has_a_larger_share(clock: Clock) -> None:
-    owed = Owed(clock, 1_000_000)
-    made = mover(clock, [owed])
-    made.work()
+def test_a_longer_step_has_a_larger_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(monkeypatch, 1_000_000)
+    (owed,) = engine.jobs
+    engine.mover.work()
     short = 1_000_000 - owed.left
-    clock.now += 10 * kv_mover.STEP_S
+    engine.now += 10 * kv_mover.STEP_S
     before = owed.left
-    made.work()
+    engine.mover.work()
     assert before - owed.left >= 10 * 100 > short

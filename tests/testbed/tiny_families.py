@@ -19,49 +19,6 @@ _IMAGE_TOKENS = {"image_token_id": 260, "video_token_id": 261, "vision_start_tok
 
 #: By name: what its config.json says.
 CONFIGS: dict[str, dict[str, Any]] = {
-    "mamba2": _COMMON
-    | {
-        "architectures": ["Mamba2ForCausalLM"],
-        "model_type": "mamba2",
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "state_size": 16,
-        "num_heads": 4,
-        "head_dim": 32,
-        "n_groups": 1,
-        "expand": 2,
-        "conv_kernel": 4,
-        "chunk_size": 256,
-        "tie_word_embeddings": False,
-    },
-    "gemma3": _COMMON
-    | _WIDTHS
-    | {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "head_dim": 32,
-        "sliding_window": 64,
-        "layer_types": ["sliding_attention", "full_attention"],
-    },
-    "qwen2-vl": _COMMON
-    | _WIDTHS
-    | _IMAGE_TOKENS
-    | {
-        "architectures": ["Qwen2VLForConditionalGeneration"],
-        "model_type": "qwen2_vl",
-        "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
-        "vision_config": {
-            "model_type": "qwen2_vl",
-            "depth": 1,
-            "embed_dim": 32,
-            "hidden_size": 64,
-            "num_heads": 2,
-            "mlp_ratio": 2,
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-        },
-    },
     "bert": _COMMON | _WIDTHS | {"architectures": ["BertModel"], "model_type": "bert", "type_vocab_size": 2},
     "qwen3-embedding": _COMMON
     | _WIDTHS
@@ -85,17 +42,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 #: What a family's folder holds beside it.
 _BESIDE: dict[str, dict[str, Any]] = {
-    "qwen2-vl": {
-        "preprocessor_config.json": {
-            "image_processor_type": "Qwen2VLImageProcessor",
-            "processor_class": "Qwen2VLProcessor",
-            "min_pixels": 784,
-            "max_pixels": 3136,
-            "patch_size": 14,
-            "temporal_patch_size": 2,
-            "merge_size": 2,
-        }
-    },
     "qwen3-embedding": {
         "modules.json": [
             {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
