@@ -48,7 +48,7 @@ def test_what_cannot_be_compiled_in_time_whole_and_alive_is_refused_before_the_e
         name = engine.add(PROMPT, Sampling(max_tokens=5, structured=constraint))
         assert sentence in engine.rejection(name), attempt
     assert not engine.failures
-    assert engine.run(PROMPT, Sampling(max_tokens=3)).finish is FinishReason.LENGTH
+    assert engine.run(PROMPT, Sampling(max_tokens=3, ignore_eos=True)).finish is FinishReason.LENGTH
 
 
 def burn() -> None:

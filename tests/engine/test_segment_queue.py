@@ -1,4 +1,7 @@
-"""The segment queue in vLLM's own block pool, beside the queue that vLLM has: the same blocks, other neighbours."""
+"""The segment queue in vLLM's own block pool, beside the queue that vLLM has: the same blocks, other neighbours.
+
+Which blocks it chooses is tested in tests/unit/test_kvcache_queue.py.
+"""
 
 import random
 from itertools import pairwise
@@ -9,7 +12,7 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.worker.vllm_engine.segment_queue import HIT_WINDOW, WINDOW, SegmentQueue, install, new_blocks
+from services.worker.vllm_engine.segment_queue import SegmentQueue, install, new_blocks
 
 BLOCKS = 300
 
@@ -106,42 +109,6 @@ def test_without_looking_ahead_the_same_blocks_are_lost_and_the_same_prefixes_fo
         assert segments.hits == stock.hits
         assert len(segments.pool.cached_block_hash_to_block) == len(stock.pool.cached_block_hash_to_block)
     assert sum(stock.hits) > 200
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_only_the_first_of_the_queue_are_taken_and_the_rest_keeps_its_order(seed: int) -> None:
-    made = pool()
-    queue = Watched(made.free_block_queue.get_all_free_blocks(), made.blocks)
-    made.free_block_queue = queue
-    requests = Requests(made, seed)
-    for _ in range(600):
-        requests.step()
-        check(made)
-    assert max(queue.furthest) > HIT_WINDOW, "it never looked ahead: nothing was tested"
-
-
-class Watched(SegmentQueue):
-    """The queue, with what is promised checked at every allocation."""
-
-    def __init__(self, free: list[KVCacheBlock], blocks: list[KVCacheBlock]) -> None:
-        super().__init__(free, blocks)
-        self.furthest: list[int] = []
-        self.hit: set[int] = set()
-
-    def popleft_n(self, n: int) -> list[KVCacheBlock]:
-        before = [block.block_id for block in self.get_all_free_blocks()]
-        taken: list[KVCacheBlock] = super().popleft_n(n)
-        gone = {block.block_id for block in taken}
-        assert [block.block_id for block in self.get_all_free_blocks()] == [it for it in before if it not in gone]
-        for block in gone:
-            assert before.index(block) < n + (HIT_WINDOW if block in self.hit else WINDOW)
-        self.hit -= gone
-        self.furthest.append(max(before.index(block) for block in gone) - n)
-        return taken
-
-    def remove(self, block: KVCacheBlock) -> None:
-        super().remove(block)
-        self.hit.add(block.block_id)
 
 
 def test_requests_lie_in_far_fewer_runs_than_with_vllms_own_queue() -> None:

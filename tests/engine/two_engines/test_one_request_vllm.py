@@ -44,47 +44,47 @@ def regex(pattern: str) -> dict[str, Any]:
 #: Makes the engine choose the letter that leaves a grammar in doubt.
 ONLY_A = {"logit_bias": {str(sorted(ByteLevel.alphabet()).index("a")): 100}, "max_tokens": 900}
 PROPERTIES = {f"p{number:03}": {"type": "string", "pattern": f"^[a-z]{{1,{number + 9}}}$"} for number in range(400)}
-#: Request -> (its fields, the statuses that are right).
-CASES: dict[str, tuple[dict[str, Any], set[int]]] = {
-    "nested repetitions": (schema({"type": "string", "pattern": "(a{1,9999}){1,9999}"}), {400}),
-    "a regex that compiles for long": (regex("(a{1,99}b?){1,100}(c{1,99}d?){1,100}[a-f]{1,9000}"), {200, 400}),
-    "a regex that matches slowly": (regex("(a*)*b") | ONLY_A, {400}),
-    "repetitions that match slowly": (regex("(.{0,99}a){0,99}b") | ONLY_A, {200, 400}),
-    "a lookahead": ({"structured_outputs": {"json": {"type": "string", "pattern": "^(?!a)b$"}}}, {400}),
-    "a deep schema": (schema(nested(28)), {200, 400}),
-    "a schema of many properties": (schema({"type": "object", "properties": PROPERTIES}), {200, 400}),
-    "an enum of many values": (schema({"enum": [f"v{number:05}" for number in range(3000)]}), {200, 400}),
-    "many choices of a constraint": ({"structured_outputs": {"choice": [f"c{n:05}" for n in range(1000)]}}, {200}),
-    "n": ({"n": 128, "max_tokens": 16}, {200}),
-    "log-probabilities": ({"logprobs": 20, "n": 16}, {200}),
-    "log-probabilities of a long prompt": ({"prompt": "x" * 900, "prompt_logprobs": 10, "max_tokens": 60}, {200}),
-    "allowed tokens and bad words": (
-        {"allowed_token_ids": list(range(32, 256)), "bad_words": [f"{n:03}" * 30 for n in range(100)], "n": 16},
-        {200},
-    ),
-    "the longest prompt": ({"prompt": "x" * 900, "max_tokens": 60}, {200}),
-    "a prompt too long": ({"prompt": "x" * 3_000_000}, {400}),
-    "stop strings": ({"stop": ["a" * 1000, "b" * 1000, "ab" * 500, "ba" * 500]}, {200}),
-    "logit_bias": ({"logit_bias": {str(token): -100 for token in range(288)}}, {200}),
-    "penalties over a long output": (
-        {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 1.5, "n": 32, "max_tokens": 120},
-        {200},
-    ),
-    "min_tokens": ({"min_tokens": 200, "max_tokens": 200, "n": 8, "stop_token_ids": list(range(256))}, {200}),
-    "many prompts": ({"prompt": ["x" * 400] * 64, "max_tokens": 16}, {200}),
-    "a giant body": ({"user": "x" * 5_000_000}, {413}),
-}
-
-
-#: One after the other beside the same neighbours.
-TOGETHER = (
-    ["a lookahead", "a prompt too long", "a giant body", "nested repetitions", "a regex that compiles for long"],
-    ["a regex that matches slowly", "repetitions that match slowly"],
-    ["a deep schema", "a schema of many properties", "an enum of many values", "many choices of a constraint"],
-    ["n", "log-probabilities", "log-probabilities of a long prompt", "allowed tokens and bad words"],
-    ["the longest prompt", "stop strings", "logit_bias", "many prompts"],
-    ["penalties over a long output", "min_tokens"],
-)
+#: Requests that are sent one after the other beside the same neighbours -> (fields, the statuses that are right).
+GROUPS: list[dict[str, tuple[dict[str, Any], set[int]]]] = [
+    {
+        "a lookahead": ({"structured_outputs": {"json": {"type": "string", "pattern": "^(?!a)b$"}}}, {400}),
+        "a prompt too long": ({"prompt": "x" * 3_000_000}, {400}),
+        "nested repetitions": (schema({"type": "string", "pattern": "(a{1,9999}){1,9999}"}), {400}),
+        "a regex that compiles for long": (regex("(a{1,99}b?){1,100}(c{1,99}d?){1,100}[a-f]{1,9000}"), {200, 400}),
+    },
+    {
+        "a regex that matches slowly": (regex("(a*)*b") | ONLY_A, {400}),
+        "repetitions that match slowly": (regex("(.{0,99}a){0,99}b") | ONLY_A, {200, 400}),
+    },
+    {
+        "a deep schema": (schema(nested(28)), {200, 400}),
+        "a schema of many properties": (schema({"type": "object", "properties": PROPERTIES}), {200, 400}),
+        "an enum of many values": (schema({"enum": [f"v{number:05}" for number in range(3000)]}), {200, 400}),
+        "many choices": ({"structured_outputs": {"choice": [f"c{n:05}" for n in range(1000)]}}, {200}),
+    },
+    {
+        "n": ({"n": 128, "max_tokens": 16}, {200}),
+        "log-probabilities": ({"logprobs": 20, "n": 16}, {200}),
+        "log-probabilities of a prompt": ({"prompt": "x" * 900, "prompt_logprobs": 10, "max_tokens": 60}, {200}),
+        "allowed tokens and bad words": (
+            {"allowed_token_ids": list(range(32, 256)), "bad_words": [f"{n:03}" * 30 for n in range(100)], "n": 16},
+            {200},
+        ),
+    },
+    {
+        "the longest prompt": ({"prompt": "x" * 900, "max_tokens": 60}, {200}),
+        "stop strings": ({"stop": ["a" * 1000, "b" * 1000, "ab" * 500, "ba" * 500]}, {200}),
+        "logit_bias": ({"logit_bias": {str(token): -100 for token in range(288)}}, {200}),
+        "many prompts": ({"prompt": ["x" * 400] * 64, "max_tokens": 16}, {200}),
+    },
+    {
+        "penalties over a long output": (
+            {"presence_penalty": 2, "frequency_penalty": 2, "repetition_penalty": 1.5, "n": 32, "max_tokens": 120},
+            {200},
+        ),
+        "min_tokens": ({"min_tokens": 200, "max_tokens": 200, "n": 8, "stop_token_ids": list(range(256))}, {200}),
+    },
+]
 
 
 async def pause_beside(rig: UpRig, *requests: dict[str, Any]) -> tuple[float, list[httpx.Response]]:
@@ -124,16 +124,17 @@ def plain_pause(rig: UpRig) -> float:
     return asyncio.run(pause_beside(rig, {}))[0]
 
 
-@pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
-async def test_a_neighbours_stream_goes_on(rig: UpRig, plain_pause: float, names: list[str]) -> None:
+@pytest.mark.parametrize("requests", GROUPS, ids=", ".join)
+async def test_a_neighbours_stream_goes_on(
+    rig: UpRig, plain_pause: float, requests: dict[str, tuple[dict[str, Any], set[int]]]
+) -> None:
     for attempt in range(TRIES):
         plain = (await pause_beside(rig, {}))[0] if attempt else plain_pause
         before = await rig.metric(CONTINUED)
-        pause, answers = await pause_beside(rig, *(CASES[name][0] for name in names))
+        pause, answers = await pause_beside(rig, *(fields for fields, _ in requests.values()))
         taken = await rig.metric(CONTINUED) - before
-        for name, answer in zip(names, answers, strict=True):
-            print(f"{name}: {answer.status_code}; {answer.text[:200]}")
-            assert answer.status_code in CASES[name][1], answer.text[:300]
+        for (name, (_, right)), answer in zip(requests.items(), answers, strict=True):
+            assert answer.status_code in right, (name, answer.text[:300])
         print(f"longest pause {pause:.2f} s, beside a plain request {plain:.2f} s")
         if pause <= max(PAUSE_S, PAUSES * plain) and not taken:
             break
