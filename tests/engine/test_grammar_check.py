@@ -51,11 +51,6 @@ def test_what_cannot_be_compiled_in_time_whole_and_alive_is_refused_before_the_e
     assert engine.run(PROMPT, Sampling(max_tokens=3, ignore_eos=True)).finish is FinishReason.LENGTH
 
 
-def burn() -> None:
-    while True:
-        pass
-
-
 def fill_memory() -> None:
     filled = bytearray(64 << 30)  # at once: a busy machine takes seconds for many pieces
     assert not filled
@@ -81,21 +76,19 @@ class Compiler:
 @pytest.mark.parametrize(
     ("does", "sentence", "lasting"),
     [
-        (burn, " s to compile", None),  # by either clock: the machine may be busy
         (lambda: time.sleep(60), "took more than 4.0 s to compile", False),
         (fill_memory, "MemoryError", True),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "crashes its compiler", True),
-        (lambda: os.write(2, b"x.cc:7: Warning: Half of it is ignored\n"), "leaves out part of it: Half of", True),
     ],
-    ids=["burns", "sleeps", "memory", "crash", "warning"],
+    ids=["sleeps", "memory", "crash"],
 )
 def test_a_trial_is_given_up_whatever_the_compiler_does(
-    does: Callable[[], object], sentence: str, *, lasting: bool | None
+    does: Callable[[], object], sentence: str, *, lasting: bool
 ) -> None:
     manager: Any = Compiler(does)
     verdict = verdict_of(manager)
     assert sentence in verdict.refusal
-    assert lasting in (None, verdict.lasting)
+    assert verdict.lasting == lasting
 
 
 def verdict_of(manager: Any) -> grammar_check.TrialVerdict:

@@ -45,7 +45,7 @@ def tokenizer(thinker: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def prompt(tokenizer: Tokenizer) -> list[int]:
-    """Where the reasoning begins."""
+    """It ends with the token that begins the reasoning."""
     return [1, 2, 3, tokenizer.token_to_id("<think>")]
 
 
@@ -53,6 +53,15 @@ def prompt(tokenizer: Tokenizer) -> list[int]:
 def end(tokenizer: Tokenizer) -> int:
     """The token that ends the reasoning."""
     return tokenizer.token_to_id("</think>")
+
+
+def goes_on_anywhere(
+    engine: BenchEngine, prompt: list[int], sampling: Sampling, whole: list[int], *, first: int
+) -> None:
+    """Broken after any token from ``first`` on, a sequence says the rest of what it says whole."""
+    splits = range(first, len(whole))
+    rests = engine.finish(*[engine.add(prompt, sampling, whole[:split]) for split in splits])
+    assert [whole[:split] + rest.tokens for split, rest in zip(splits, rests, strict=True)] == [whole] * len(splits)
 
 
 def test_a_grammar_holds_from_the_end_of_the_reasoning_on_wherever_a_sequence_breaks(
@@ -64,8 +73,7 @@ def test_a_grammar_holds_from_the_end_of_the_reasoning_on_wherever_a_sequence_br
     whole = THOUGHTS + engine.run(prompt, sampling, THOUGHTS).tokens
     assert whole[len(THOUGHTS)] == end
     assert re.fullmatch(PATTERN, tokenizer.decode(whole[len(THOUGHTS) + 1 :]))
-    for split in range(len(THOUGHTS), len(whole)):
-        assert whole[:split] + engine.run(prompt, sampling, whole[:split]).tokens == whole
+    goes_on_anywhere(engine, prompt, sampling, whole, first=len(THOUGHTS))
 
 
 def test_a_grammar_may_hold_from_the_first_token_on(
@@ -86,8 +94,7 @@ def test_a_budget_ends_the_reasoning_wherever_a_sequence_breaks(
     sampling = msgspec.structs.replace(never, thinking_token_budget=8)
     whole = engine.run(prompt, sampling).tokens
     assert whole.index(end) == 8 - reasoned
-    for split in range(1, len(whole)):
-        assert whole[:split] + engine.run(prompt, sampling, whole[:split]).tokens == whole
+    goes_on_anywhere(engine, prompt, sampling, whole, first=1)
 
 
 def test_a_model_without_a_reasoning_parser_refuses_a_budget(pair: Pair) -> None:

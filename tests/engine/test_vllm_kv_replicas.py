@@ -1,16 +1,14 @@
 """KV replicas in real engines: a continuation begins on the replica, and the replica gives way to everything else."""
 
 import time
-from typing import Any
 
+import msgspec
 import pytest
 from millrace.actor.engine import (
-    EndLeaseInEngine,
     KvBlocksRead,
     KvDenied,
     KvLeaseTaken,
     KvRoomReserved,
-    LeaseInEngine,
     PullIntoEngine,
     ReserveInEngine,
     SequenceAdded,
@@ -26,13 +24,12 @@ BLOCK = 32
 GREEDY = Sampling(max_tokens=200, temperature=0.0, ignore_eos=True)
 
 
-def replicate(journey: Journey) -> list[int]:
+def replicate(journey: Journey) -> list[list[int]]:
     """Copies the source's full blocks into a replica at the target; returns their ids at the source."""
-    name, lease = journey.migration, f"{journey.migration}.1"
-    leased = ask(journey.pair.source, LeaseInEngine(migration=lease, sequence=journey.name, from_block=0))
-    assert isinstance(leased, KvLeaseTaken)
+    lease = msgspec.structs.replace(journey, migration=f"{journey.migration}.1")
+    leased = lease.lease()
     reserve = ReserveInEngine(
-        migration=name,
+        migration=journey.migration,
         sequence=journey.name,
         endpoint=journey.endpoint(),
         token_ids=journey.prompt[: len(leased.blocks) * BLOCK],
@@ -40,17 +37,11 @@ def replicate(journey: Journey) -> list[int]:
         replica=True,
     )
     assert isinstance(ask(journey.pair.target, reserve), KvRoomReserved)
-    assert isinstance(ask(journey.pair.target, pull(journey, leased, lease)), KvBlocksRead)
-    proven = ask(
-        journey.pair.source, LeaseInEngine(migration=lease, sequence=journey.name, from_block=len(leased.blocks))
-    )
-    assert isinstance(proven, KvLeaseTaken), "the lease held until all was read"
-    tell(journey.pair.source, EndLeaseInEngine(migration=lease, moved=False))
+    pull = pull_of(leased, migration=journey.migration, lease=lease.migration)
+    assert isinstance(ask(journey.pair.target, pull), KvBlocksRead)
+    assert isinstance(lease.lease(), KvLeaseTaken), "the lease held until all was read"
+    lease.end(moved=False)
     return leased.blocks
-
-
-def pull(journey: Journey, leased: Any, lease: str) -> PullIntoEngine:
-    return pull_of(leased, migration=journey.migration, lease=lease)
 
 
 def resume(journey: Journey, output: list[int], blocks: int) -> SequenceAdded:
@@ -95,12 +86,10 @@ def test_a_replica_gives_way_before_anybody_is_preempted(pair: Pair) -> None:
     crowd = [pair.target.add(prompt_of(150, salt=90 + index), GREEDY) for index in range(5)]
     pair.target.finish(*crowd)
     assert not sum(pair.target.decoded[name].preemptions for name in crowd)
-    late = ask(
-        pair.target,
-        PullIntoEngine(
-            migration=journey.migration, from_block=0, blocks=copied, checksums=[], until_ns=NEVER_NS, lease="any"
-        ),
+    gone = PullIntoEngine(
+        migration=journey.migration, from_block=0, blocks=copied, checksums=[], until_ns=NEVER_NS, lease="any"
     )
+    late = ask(pair.target, gone)
     assert isinstance(late, KvDenied)
     assert late.reason is KvRefusal.INVALID, "it is not there any more"
     pair.source.cancel(journey.name)

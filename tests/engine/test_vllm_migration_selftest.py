@@ -30,7 +30,7 @@ from tests.engine.moving import ask, prompt_of, tell, until_tokens
 
 
 def test_an_engine_whose_self_test_gives_other_tokens_moves_nothing(model: Path) -> None:
-    """What it has decoded can be computed anew, elsewhere or here."""
+    """A sequence can be computed anew elsewhere, or goes on here."""
     broken = {"scheduler_cls": "tests.engine.broken_scheduler.SwappingScheduler"}
     engine = BenchEngine(config(model, migration=MigrationConfig(self_test=True), engine_args=broken))
     try:
