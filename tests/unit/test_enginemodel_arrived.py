@@ -43,16 +43,6 @@ def step(engine: Scheduler) -> dict[str, int]:
     return {sequence.sequence: count for sequence, count in zip(batch.sequences, batch.counts, strict=True)}
 
 
-def test_a_prompt_under_way_leaves_a_token_to_each_that_came() -> None:
-    engine = scheduler()
-    wait(engine, "prompt", 100)
-    assert step(engine) == {"prompt": 32}
-    for name in ("came", "too"):
-        arrive(engine, name)
-    assert step(engine) == {"prompt": 30, "came": 1, "too": 1}
-    assert step(engine) == {"prompt": 32}, "from now on they run, behind the prompt"
-
-
 def test_prompts_share_what_decoding_ones_and_those_that_came_leave() -> None:
     engine = scheduler(long_prefill_token_threshold=20)
     for name, tokens in (("decodes", 8), ("prompt", 60), ("other", 60)):
@@ -82,18 +72,6 @@ def test_more_decodes_than_budget_leave_a_prompt_one_token() -> None:
     for name in ("came", "too", "also"):
         arrive(engine, name)
     assert step(engine) == {"one": 1, "two": 1, "prompt": 1, "came": 1}
-
-
-def test_who_came_goes_before_all_that_wait() -> None:
-    engine = scheduler(max_sequences=2)
-    wait(engine, "runs", 8)
-    assert step(engine) == {"runs": 8}
-    wait(engine, "waits", 8)
-    came = arrive(engine)
-    assert engine.places() == 0
-    assert came.state is SequenceState.WAITING
-    assert step(engine) == {"runs": 1, "came": 1}
-    assert came.state is SequenceState.RUNNING
 
 
 def test_who_came_and_waits_for_the_watermark_holds_up_those_behind() -> None:

@@ -84,34 +84,6 @@ def test_a_frozen_sequence_keeps_its_place_in_the_batch() -> None:
     assert a.said("waits")
 
 
-def test_who_waits_for_the_blocks_of_a_frozen_sequence_gets_them_when_it_has_moved() -> None:
-    world, a, _ = pair()
-    a.add("s", prompt(200), max_tokens=300)
-    told(a, "s", 2)
-    a.lease("s", "m")
-    a.freeze("s", "m")
-    assert a.reserve(a, "x", "room", prompt(10), blocks=40).migration == "room"
-    a.add("waits", prompt(300, 3))
-    world.run(50)
-    assert not a.said("waits")
-    a.end("m", moved=True)
-    world.run(5)
-    a.do(UnreserveInEngine(migration="room"))
-    world.until(lambda: a.finished("waits"))
-    assert free(a) == 64
-
-
-def test_no_frozen_sequence_is_preempted() -> None:
-    world, a, _ = pair()
-    for index in range(4):
-        a.add(f"s{index}", prompt(200, index), max_tokens=120)
-        told(a, f"s{index}", 1)
-    a.lease("s3", "m")
-    stopped = a.freeze("s3", "m")
-    world.until(lambda: a.model.scheduler.preemptions > 0)
-    assert a.lease("s3", "m").blocks == stopped.blocks[: stopped.computed_tokens // 16]
-
-
 @kinds
 def test_a_sequence_that_ends_in_the_step_of_its_freeze_ends_for_good(kind: str) -> None:
     world, a, _ = pair(kind)
@@ -163,7 +135,6 @@ def move(a: Side, b: Side, given: EngineSequence, migration: str = "m", *, round
             assert isinstance(b.ask(b.pull_of(leased)), KvBlocksRead)
             position += len(leased.blocks)
     stopped = a.freeze(name, migration, position)
-    assert isinstance(stopped, SequenceStopped)
     b.bring(given, stopped, a)
     b.world.until(lambda: b.has(name))
     a.end(migration, moved=True)
@@ -174,10 +145,7 @@ def move(a: Side, b: Side, given: EngineSequence, migration: str = "m", *, round
 
 
 def _port(side: Side) -> SimKvPort:
-    assert side.actor.process is not None
-    port = side.world.network.attach(side.actor.process, side.model)
-    assert port is not None
-    return port
+    return side.world.network.attach(side.actor.process, side.model)
 
 
 def read_ms(world: World, sides: list[tuple[Side, Side]], blocks: int) -> list[float]:

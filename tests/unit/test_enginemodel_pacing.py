@@ -79,7 +79,6 @@ def test_what_one_turn_adds_shares_the_first_step() -> None:
         bench.paced.add(sequence(name))
     bench.clock.advance(STEP_NS)
     stepped = bench.last()
-    assert isinstance(stepped, EngineStepped)
     assert [output.sequence for output in stepped.outputs] == ["a", "b", "c"]
 
 
@@ -116,7 +115,6 @@ def test_snapshots_keep_their_distance_and_the_last_word_before_a_rest_has_one()
     bench.clock.advance(20 * STEP_NS)
     steps = [event for _, event in bench.heard if isinstance(event, EngineStepped)]
     assert [step.snapshot is not None for step in steps] == [True, False, False, True, False, False, True, True]
-    assert steps[-1].snapshot is not None
     assert steps[-1].snapshot.blocks_free == steps[-1].snapshot.blocks_total
 
 

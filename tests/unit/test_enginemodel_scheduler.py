@@ -6,8 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from millrace.actor.engine import EngineSequence, EngineStepped
-from millrace.contracts.ingress import FinishReason
+from millrace.actor.engine import EngineSequence
 from millrace.contracts.worker import Sampling, StructuredOutput
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
@@ -48,20 +47,6 @@ def batch(model: ModelledEngine) -> list[tuple[str, int]]:
     return shares
 
 
-def run_out(model: ModelledEngine) -> dict[str, list[int]]:
-    """Runs until nothing is left; returns the tokens of each sequence."""
-    tokens: dict[str, list[int]] = {}
-    now_ns = 0
-    while (done := model.step(now_ns)) is not None:
-        stepped, duration_ns = done
-        now_ns += duration_ns
-        for output in stepped.outputs:
-            tokens.setdefault(output.sequence, []).extend(output.token_ids)
-        assert now_ns < 10_000 * STEP_NS, "it does not end"
-    model.check_invariants()
-    return tokens
-
-
 def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it_and_holds_up_the_queue() -> None:
     model = engine(chunked_prefill=False, token_budget=128)
     add(model, sequence("a", 100), sequence("b", 40), sequence("c", 2))
@@ -80,56 +65,6 @@ def test_with_async_scheduling_two_steps_are_under_way_and_time_does_not_double(
             ends.append(now_ns)
     assert ends == [STEP_NS, 2 * STEP_NS, 3 * STEP_NS]
     assert not model.scheduler.has_work()
-
-
-@pytest.mark.parametrize("mode", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("seed", range(12))
-def test_under_random_load_every_sequence_gets_the_tokens_it_gets_alone(seed: int, mode: bool) -> None:
-    rng = random.Random(seed)
-    changes: dict[str, Any] = {
-        "async_scheduling": mode,
-        "blocks_total": rng.choice([32, 40, 200]),
-        "max_sequences": rng.choice([2, 5, 16]),
-        "token_budget": rng.choice([16, 32, 100]),
-        "long_prefill_token_threshold": rng.choice([0, 9]),
-        "prefix_caching": rng.random() < 0.7,
-        "watermark": rng.choice([0.0, 0.05]),
-        "reserve_full_prompt": rng.random() < 0.7,
-    }
-    model = engine(**changes)
-    sources = [
-        sequence(f"{index}", rng.randint(1, 90), output=rng.randint(1, 60), arrival_ns=index) for index in range(25)
-    ]
-    tokens: dict[str, list[int]] = {source.sequence: [] for source in sources}
-    finished: dict[str, FinishReason] = {}
-    pending, now_ns, cancelled = list(sources), 0, set()
-    while pending or model.scheduler.has_work():
-        while pending and rng.random() < 0.3:
-            add(model, pending.pop(0))
-        if rng.random() < 0.02 and model.scheduler.running:
-            gone = rng.choice(model.scheduler.running).sequence
-            cancelled.add(gone)
-            model.cancel([gone])
-        for output in _next(model, now_ns).outputs:
-            tokens[output.sequence] += output.token_ids
-            if output.finish:
-                finished[output.sequence] = output.finish
-        now_ns += STEP_NS
-        model.check_invariants()
-        assert now_ns < 20_000 * STEP_NS, "it does not end"
-    assert set(finished) | cancelled == set(tokens)
-    assert model.scheduler.pool.free == model.parameters.blocks_total
-    for source in sources:
-        if source.sequence not in cancelled:
-            alone = engine()
-            add(alone, source)
-            assert tokens[source.sequence] == run_out(alone)[source.sequence]
-
-
-def _next(model: ModelledEngine, now_ns: int) -> EngineStepped:
-    if model.begin_step(now_ns) is None:
-        return EngineStepped(step=0, at_ns=now_ns, outputs=[])
-    return model.complete_step(now_ns)
 
 
 @pytest.mark.parametrize(

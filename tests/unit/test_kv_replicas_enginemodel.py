@@ -35,6 +35,7 @@ def replicated(blocks_total: int) -> tuple[World, Side, Side, Any]:
     assert isinstance(b.ask(pull_of(leased, migration="m", lease="m.1")), KvBlocksRead)
     a.end("m.1", moved=False)
     assert len(leased.blocks) >= 7
+    assert b.model.snapshot(world.simulation.now_ns).blocks_free == blocks_total, "they count as free"
     return world, a, b, leased
 
 
@@ -51,12 +52,10 @@ def test_a_reservation_takes_the_replicas_and_another_replica_does_not():
     other = a.add("s", prompt(90, seed=3))
     told(a, "s", 5)
     denied = b.ask(replica_of(a, other, "n", list(range(8))))
-    assert isinstance(denied, KvDenied)
     assert denied.reason is KvRefusal.NO_BLOCKS
     assert b.model.scheduler.replicas
     reserved = b.reserve(a, "s", "o", prompt(90, seed=3), 8)
     assert not isinstance(reserved, KvDenied)
     assert not b.model.scheduler.replicas
     late = b.ask(pull_of(leased, migration="m", lease="m.1", checksums=[]))
-    assert isinstance(late, KvDenied)
     assert late.reason is KvRefusal.INVALID

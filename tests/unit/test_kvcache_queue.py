@@ -80,22 +80,6 @@ class Listed:
         self.hit.add(block)
 
 
-@pytest.mark.parametrize(
-    ("free", "count", "after", "taken"),
-    [
-        pytest.param([9, 8, 7, 20, 21], 2, 7, [8, 9], id="what-follows-the-last-block-first"),
-        pytest.param([9, 30, 8, 31, 32, 7], 1, -1, [7], id="one-block-from-the-run-of-the-first-candidate"),
-        pytest.param([5, 41, 40, 60, 61, 62, 63], 2, -1, [40, 41], id="the-oldest-run-that-is-long-enough"),
-        pytest.param([5, 41, 40, 60, 61, 62, 90], 5, -1, [60, 61, 62, 40, 41], id="the-longest-where-none-is"),
-        pytest.param([5, 41, 40, 60, 61, 62, 90], 4, -1, [60, 61, 62, 5], id="until-one-is"),
-        pytest.param([3, 20, 21, 22, 4], 5, 2, [3, 4, 20, 21, 22], id="an-extension-and-the-rest-from-elsewhere"),
-        pytest.param([9, 3, 8, 2], 4, 7, [8, 9, 2, 3], id="all-of-them-sorted"),
-    ],
-)
-def test_blocks_are_taken_in_contiguous_runs(free: list[int], count: int, after: int, taken: list[int]) -> None:
-    assert kvcache.FreeQueue(free, 100).take(count, after, WINDOW, HIT_WINDOW) == taken
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_both_hand_out_the_same_blocks_and_keep_the_same_order(seed: int) -> None:
     rng = random.Random(seed)

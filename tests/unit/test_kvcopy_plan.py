@@ -1,4 +1,4 @@
-"""The planner: byte for byte what the naive expansion copies, in the fewest pieces."""
+"""The planner: byte for byte what the naive expansion copies, in the fewest pieces; slices of plans, within limits."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from millrace.contracts.kv import KvPlane, KvRank
 from millrace.kvcopy.copier_port import CopyPlan
+from millrace.kvcopy.pieces import Slices
 from millrace.kvcopy.plan import Planner
 from millrace.kvcopy.shared_memory_copier import copy_pieces
 
@@ -149,3 +150,42 @@ def test_a_malformed_plane_is_refused(plane: KvPlane) -> None:
     rank = KvRank(planes=[plane], region_bytes=100)
     with pytest.raises(ValueError, match="malformed"):
         Planner(rank, rank)
+
+
+# Slices
+
+
+def plan_of(*pieces: tuple[int, int, int]) -> CopyPlan:
+    rows = np.array(pieces, dtype=np.int64).reshape(-1, 3)
+    return CopyPlan(source=rows[:, 0].copy(), target=rows[:, 1].copy(), lengths=rows[:, 2].copy())
+
+
+def bytes_of(plan: CopyPlan) -> list[tuple[int, int]]:
+    """The naive expansion: (source byte, target byte) of every byte, in order."""
+    rows = zip(plan.source.tolist(), plan.target.tolist(), plan.lengths.tolist(), strict=True)
+    return [(source + i, target + i) for source, target, length in rows for i in range(length)]
+
+
+plans = st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999), st.integers(1, 40)), max_size=12).map(
+    lambda pieces: plan_of(*pieces)
+)
+
+
+@given(plans, st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4)), min_size=1, max_size=6))
+def test_slices_are_the_plan_byte_for_byte_within_both_limits(plan: CopyPlan, limits: list[tuple[int, int]]) -> None:
+    slices, got, turn = Slices(plan), [], 0
+    while slices.left:
+        bytes_max, pieces_max = limits[turn % len(limits)]
+        piece = slices.take(bytes_max=bytes_max, pieces_max=pieces_max)
+        assert 0 < piece.bytes <= bytes_max
+        assert piece.descriptors <= pieces_max
+        assert (piece.lengths > 0).all()
+        got += bytes_of(piece)
+        turn += 1
+    assert got == bytes_of(plan)
+
+
+def test_taking_slices_leaves_the_plan_as_it_was() -> None:
+    plan = plan_of((0, 100, 10), (50, 200, 10))
+    Slices(plan).take(bytes_max=15, pieces_max=9)
+    assert bytes_of(plan) == bytes_of(plan_of((0, 100, 10), (50, 200, 10)))

@@ -25,7 +25,6 @@ from millrace.kvcache.chain import extend_chain, unpack_hashes
 
 from services.migrator.config import MigratorLimits
 from services.migrator.outgoing import MIGRATIONS_MAX
-from services.migrator.state import MIGRATIONS, MigrationQuestion, MigrationStep
 from tests.unit.migrator_rig import BLOCK_TOKENS, MS, Rig, endpoint, record
 
 HANDSHAKE = (LeaseKv, AllotEpoch, PrepareMigration, PullKv, FreezeSequence, SubmitSequence, EndLease)
@@ -254,21 +253,6 @@ def test_any_message_may_be_lost_for_good(lost: type[Body]) -> None:
     assert where(rig)
 
 
-def test_a_fourth_one_is_refused_by_the_target() -> None:
-    rig = Rig("a", "b", "c")
-    rig.workers["c"].pull_ns = 500 * MS
-    for index in range(3):
-        rig.decode("a", f"r.{index}")
-        rig.order(f"r.{index}", target="c")
-    rig.run(20)
-    rig.decode("b", "q.0")
-    body = rig.migrate("q.0", "b", target="c", run_ms=100)
-    assert (body.outcome, body.refusal) == (MigrationOutcome.REFUSED, KvRefusal.TOO_MANY)
-    rig.workers["c"].pull_ns = 5 * MS
-    rig.run(3_000)
-    assert len(rig.workers["c"].sequences) == 3
-
-
 def test_more_than_the_bound_are_refused() -> None:
     rig = Rig("a", "b")
     rig.workers["b"].pull_ns, rig.workers["b"].reservations_max = 500 * MS, MIGRATIONS_MAX
@@ -297,12 +281,6 @@ def test_the_award_goes_to_the_targets_worker_and_its_refusal_comes_back() -> No
     body = rig.migrate(award="ask-1", reason=MoveReason.BOUNDARY)
     assert rig.published(PrepareMigration)[0].award == "ask-1"
     assert (body.award, body.reason, body.refusal) == ("ask-1", MoveReason.BOUNDARY, KvRefusal.NO_BID)
-
-
-def test_every_step_and_answer_of_the_table_is_listed_once_and_leads_on() -> None:
-    reached = {MigrationStep.LEASING} | {row.target for row in MIGRATIONS}
-    assert reached == set(MigrationStep)
-    assert {row.reaction for row in MIGRATIONS} == set(MigrationQuestion)
 
 
 def test_a_freeze_that_takes_too_long_is_given_up() -> None:

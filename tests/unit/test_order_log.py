@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.actor.effects import Stop, Subscribe, WatchKeys
+from millrace.actor.effects import Subscribe, WatchKeys
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.catalog import BUCKETS, Role
-from millrace.contracts.local import BucketReady, KeyChanged, StopRequested
+from millrace.contracts.local import BucketReady, KeyChanged
 from millrace.contracts.message import Body, Message
 from millrace.contracts.provisioner import StopInstance, UpdateCluster
 from millrace.contracts.subjects import Subjects
@@ -93,10 +93,6 @@ def test_thresholds_that_an_operator_sets_are_an_order_and_instances_that_change
     (line,) = told(70.0, epoch=3, author="operator")
     assert (line["who"], line["thresholds"]) == ("operator", [70.0, 0.0])
     assert not told(70.0, epoch=4, author="operator", instances=2)
-
-
-def test_it_ends_with_the_cluster():
-    assert [type(effect) for effect in Bench().log.handle(Message(StopRequested()), 0)] == [Stop]
 
 
 def test_no_field_of_an_order_hides_what_every_line_has():

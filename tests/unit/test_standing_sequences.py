@@ -35,16 +35,13 @@ def out(*tokens: int, finish: FinishReason | None = None) -> StepOutput:
 
 
 def reason(said: KvLeaseTaken | SequenceStopped | KvDenied) -> KvRefusal:
-    assert isinstance(said, KvDenied)
     return said.reason
 
 
 def test_a_lease_and_a_freeze_tell_every_token_and_no_block() -> None:
     made = standing(2, 3)
     leased, stopped = made.ask(LEASE, 5), made.ask(FREEZE, 5)
-    assert isinstance(leased, KvLeaseTaken)
     assert (leased.blocks, leased.prompt_tokens, leased.output_tokens, leased.computed_tokens) == ([], 2, 3, 4)
-    assert isinstance(stopped, SequenceStopped)
     assert (stopped.blocks, stopped.output_token_ids) == ([], [1, 2, 3])
 
 

@@ -56,7 +56,6 @@ def test_where_prompts_are_late_a_bound_costs_a_share_of_their_throughput_at_mos
         return (tokens - 50) / (DECODE_S + (tokens - 50) * TOKEN_S)
 
     tokens = bound(msgspec.structs.replace(MIXED, backlog=2_000_000))
-    assert tokens is not None
     assert rate(tokens) >= (1 - SLOWDOWN_MAX) * rate(BUDGET) > rate(tokens - 2)
 
 

@@ -277,13 +277,6 @@ def test_a_dead_ingress_leaves_orphans_that_are_cancelled(incarnation: int) -> N
     assert bench.actor.figures.orphans == 1
 
 
-def test_news_of_an_older_incarnations_death_harms_nobody() -> None:
-    bench = Bench()
-    bench.running(ingress_incarnation=9)
-    dead = ServicePresence(role="ingress", name="i0", incarnation=5, at_ns=bench.now, state=PresenceState.DEAD)
-    assert not only(bench.say(dead), CancelInEngine)
-
-
 def test_a_silent_ingress_loses_its_sequences_but_not_while_the_bus_is_away() -> None:
     bench = Bench(ingress_silence_ms=5000)
     bench.running()

@@ -137,7 +137,6 @@ def test_a_lease_is_asked_of_the_engine_and_answered_when_it_is_taken() -> None:
     assert not only(asked, Reply)
     (reply,) = only(made.say(taken()), Reply)
     assert (reply.to, reply.request) == ("s", "r1")
-    assert isinstance(reply.body, KvLeased)
     assert (reply.body.blocks, reply.body.checksums, reply.body.computed_tokens) == ([[5], [6]], [[50, 60]], 5)
     assert (reply.body.epoch, reply.body.endpoint) == (0, TOLD)
 

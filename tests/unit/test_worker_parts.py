@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from services.worker import state
 from services.worker.config import WorkerConfig
 from services.worker.metrics import WorkerCollector, WorkerFigures
-from services.worker.state import Held, Ledger, by_ingress
+from services.worker.state import Held, Ledger
 from services.worker.vllm_engine import names
 from services.worker.vllm_engine.hangs import LivenessJudge, cpu_time_ns
 from services.worker.vllm_engine.snapshot_buffer import SIZE, SnapshotReader, SnapshotWriter, create
@@ -53,15 +53,6 @@ def test_fences_only_rise_and_the_oldest_are_dropped_at_the_bound(monkeypatch: p
     assert ledger.fenced("r0.0") == 5
 
 
-def test_retracting_a_refused_sequence_lifts_its_fence() -> None:
-    ledger = Ledger()
-    refused = held(epoch=4)
-    ledger.admit(refused)
-    ledger.retract(refused)
-    assert ledger.fenced("r.0") is None
-    assert (len(ledger), ledger.live) == (0, 0)
-
-
 def test_chunks_with_alternatives_are_cut_and_the_end_comes_with_the_last() -> None:
     long = held(logprobs=[])
     long.token_ids = list(range(state.LOGPROB_TOKENS_MAX + 5))
@@ -70,11 +61,6 @@ def test_chunks_with_alternatives_are_cut_and_the_end_comes_with_the_last() -> N
     first, second = long.take_unsent(), long.take_unsent()
     assert (len(first.token_ids), first.finish) == (state.LOGPROB_TOKENS_MAX, None)
     assert (second.first_index, len(second.token_ids), second.finish) == (first.token_ids[-1] + 1, 5, FinishReason.STOP)
-
-
-def test_sequences_are_grouped_by_ingress_in_order() -> None:
-    groups = by_ingress([held("a.0", ingress="x"), held("b.0", ingress="y"), held("c.0", ingress="x")])
-    assert {name: [h.sequence for h in group] for name, group in groups.items()} == {"x": ["a.0", "c.0"], "y": ["b.0"]}
 
 
 # --- snapshot buffer
