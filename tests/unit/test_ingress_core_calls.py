@@ -463,31 +463,23 @@ def test_a_tag_that_says_nothing_sensible_is_an_unknown_length_and_none_is_beyon
     assert bench.submissions()[0].body.expected_output_tokens == length
 
 
-def test_a_dead_tagger_fails_no_request_and_is_left_alone_for_a_while():
+def test_a_dead_tagger_fails_no_request_is_left_alone_for_a_while_and_is_logged_once_as_is_its_return():
     bench = tagged_bench()
     for number in range(3):
         bench.call(f"r{number}")
         bench.fail(bench.asked(TagRequest)[-1], RequestFailure.TIMEOUT)
     assert len(bench.submissions()) == 3
     bench.call("r3")
-    assert len(bench.asked(TagRequest)) == 3
-    assert len(bench.submissions()) == 4
-    bench.now_ns += SECOND
-    bench.summaries()
-    bench.call("r4")
-    assert len(bench.asked(TagRequest)) == 4
-
-
-def test_a_dead_tagger_is_said_once_and_its_return_too():
-    bench = tagged_bench()
-    for number in range(6):
+    assert (len(bench.asked(TagRequest)), len(bench.submissions())) == (3, 4)
+    for number in range(3):
         bench.now_ns += SECOND
         bench.summaries()
-        bench.call(f"r{number}")
+        bench.call(f"again{number}")
         bench.fail(bench.asked(TagRequest)[-1], RequestFailure.TIMEOUT)
+    assert len(bench.asked(TagRequest)) == 6
+    assert [e.event for e in bench.made(Log)] == ["tags_missing"]
     bench.now_ns += SECOND
     bench.summaries()
-    assert [e.event for e in bench.made(Log)] == ["tags_missing"]
     for number in range(2):
         bench.call(f"later{number}")
         bench.reply(bench.asked(TagRequest)[-1], LengthTag(request=f"later{number}", mean=9.0))
@@ -575,17 +567,6 @@ def test_a_stopping_ingress_refuses_new_calls_finishes_old_ones_and_stops():
     assert bench.sent(AcknowledgeSequences)
 
 
-def test_a_stopping_ingress_gives_up_what_runs_past_the_limit():
-    bench = Bench(config(limits=LimitsConfig(drain_s=3.0)))
-    bench.run_call("a")
-    bench.send(StopRequested())
-    bench.pass_time(2.5)
-    assert not bench.made(Stop)
-    bench.pass_time(1)
-    assert bench.made(FailCall)[0].kind is RefusalKind.STOPPING
-    assert len(bench.made(Stop)) == 1
-
-
 def test_an_ingress_whose_supervisor_died_gives_up_at_once_and_says_why():
     bench = Bench()
     bench.run_call("a")
@@ -596,7 +577,7 @@ def test_an_ingress_whose_supervisor_died_gives_up_at_once_and_says_why():
     assert isinstance(bench.effects[-1], Stop)
 
 
-def test_a_replaced_ingress_ends_with_its_last_call_unless_it_is_asked_to_stop_after_all():
+def test_a_replaced_ingress_ends_with_its_last_call_and_one_asked_to_stop_gives_up_what_runs_past_the_limit():
     bench = Bench(config(limits=LimitsConfig(drain_s=3.0)))
     bench.run_call("a")
     bench.send(StopRequested(replaced=True))
@@ -604,8 +585,11 @@ def test_a_replaced_ingress_ends_with_its_last_call_unless_it_is_asked_to_stop_a
     assert not bench.made(Stop)
     assert not bench.made(FailCall)
     bench.send(StopRequested())
-    bench.pass_time(3.5)
-    assert len(bench.made(FailCall)) == len(bench.made(Stop)) == 1
+    bench.pass_time(2.5)
+    assert not bench.made(Stop)
+    bench.pass_time(1)
+    assert bench.made(FailCall)[0].kind is RefusalKind.STOPPING
+    assert len(bench.made(Stop)) == 1
 
 
 def test_a_call_that_comes_before_the_plans_were_read_waits_for_them():

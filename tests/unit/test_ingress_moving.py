@@ -10,7 +10,7 @@ from millrace.contracts.worker import ResendTokens
 
 from services.ingress.calls.messages import CallAbandoned, CompleteCall, Usage
 from services.ingress.lifecycle import SequencePhase
-from tests.unit.ingress_core import chunk, ids
+from tests.unit.ingress_core import chunk
 from tests.unit.ingress_moving import MoveBench
 
 STOP = FinishReason.STOP
@@ -172,20 +172,6 @@ def test_a_source_that_dies_before_the_commit_is_continued_above_the_allotted_ep
     assert bench.text() == "abcd"
     (finished,) = bench.sent(RequestFinished)
     assert (finished.migrations, finished.continuations) == (0, 1)
-
-
-@pytest.mark.parametrize("answer", ["dxy", "dx", "d"])
-def test_a_target_that_does_not_continue_the_log_of_a_dead_source_does_not_get_it(answer):
-    bench = moving()
-    bench.tokens(bench.source, chunk("def", 3))  # it had thawed
-    bench.die(bench.source)
-    bench.moved(4)
-    assert bench.sequence.phase is SequencePhase.VERIFYING
-    bench.tell(chunk(answer, 3, epoch=1))
-    assert (bench.target, 1) in bench.cancels()
-    assert bench.placed()[-1][1] == 2
-    request, _ = bench.last_submission()
-    assert request.body.output_token_ids == ids("abcdef")
 
 
 def test_a_target_that_does_not_answer_for_a_dead_source_costs_a_recompute():

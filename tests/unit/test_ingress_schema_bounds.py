@@ -18,7 +18,7 @@ from services.ingress.calls.messages import Call
 
 BOUNDS = SchemaBounds(number_max=99, string_characters_max=10, array_items_max=3, object_properties_max=2)
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "millrace-nano"
-PAINT = {"type": "object", "properties": {"litres": {"type": "integer"}, "name": {"type": "string"}}}
+PAINT = {"type": "object", "properties": {"name": {"type": "string"}, "litres": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "paint", "parameters": PAINT}}
 MESSAGES = [{"role": "user", "content": "Say the word cup 2 times."}]
 
@@ -166,14 +166,12 @@ def shipped_call(**fields: Any) -> tuple[Call, ModelTokenizer]:
     return build_call(parsed, prompts, Caller(request="r"), 4096), tokenizer
 
 
-def test_a_shipped_model_bounds_a_response_format() -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": PAINT}}
-    call, _ = shipped_call(response_format=form)
+def test_a_shipped_model_bounds_json_and_keeps_the_order_of_the_clients_properties() -> None:
+    """A schema that asks for reasons before the answer gets them in that order, as at OpenAI."""
+    call, _ = shipped_call(response_format={"type": "json_schema", "json_schema": {"name": "p", "schema": PAINT}})
     told = json.loads(call.sampling.structured.json_schema or "")["properties"]
+    assert list(told) == ["name", "litres"]
     assert (told["litres"]["maximum"], told["name"]["maxLength"]) == (999_999_999, 40)
-
-
-def test_a_shipped_model_bounds_a_json_object() -> None:
     call, _ = shipped_call(response_format={"type": "json_object"})
     assert json.loads(call.sampling.structured.json_schema or "")["maxProperties"] == 4
 
@@ -202,11 +200,3 @@ def test_a_shipped_models_template_writes_calls_and_their_results() -> None:
     call, tokenizer = shipped_call(messages=turns)
     text = tokenizer.decode(call.prompts[0])
     assert text.endswith('<|assistant|>paint {"litres": 3}<|eos|><|user|>dry<|eos|><|assistant|>')
-
-
-def test_properties_are_written_in_the_order_of_the_clients_schema() -> None:
-    """A schema that asks for reasons before the answer gets them in that order, as at OpenAI."""
-    properties = {"reasons": {"type": "string"}, "answer": {"type": "boolean"}}
-    form = {"type": "json_schema", "json_schema": {"name": "p", "schema": {"type": "object", "properties": properties}}}
-    call, _ = shipped_call(response_format=form)
-    assert list(json.loads(call.sampling.structured.json_schema or "")["properties"]) == ["reasons", "answer"]

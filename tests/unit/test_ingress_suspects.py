@@ -2,9 +2,9 @@
 
 import pytest
 from millrace.contracts.local import RequestFailure, TimerFired
-from millrace.contracts.worker import CancelSequence, Images, Sampling, StructuredOutput, SubmitSequence
+from millrace.contracts.worker import CancelSequence, Images, Sampling, StructuredOutput
 
-from services.ingress.calls.messages import CompleteCall, FailCall, RefusalKind, RefuseCall
+from services.ingress.calls.messages import FailCall, RefusalKind, RefuseCall
 from services.ingress.failover.instance_loss import SUSPECTS_MAX
 from tests.unit.ingress_core import MILLISECOND, SECOND, Bench, chunk, instance_of
 
@@ -245,23 +245,14 @@ def test_what_came_after_the_last_sign_of_life_is_no_suspect():
     assert sent_to(bench, "bad") == [home]
 
 
-@pytest.mark.parametrize("moment", ["accepted", "unanswered"])
-def test_a_request_is_a_suspect_before_its_worker_answers_and_after(moment: str):
+def test_a_request_is_a_suspect_before_its_worker_answers():
     bench = Bench()
     busy(bench, "w0")
     bench.call("bad")
-    request, home = bench.last_submission()
-    if moment == "accepted":
-        bench.accept(request)
+    _, home = bench.last_submission()
     bench.die(home)
     (other,) = bench.summary_at.keys() - {home}
     pass_busy(bench, 2, other)
     assert sent_to(bench, "bad") == [home]
     assert not bench.made(FailCall)
     assert not bench.made(RefuseCall)
-    bench.come_back(home)
-    bench.accept()
-    bench.tokens(home, chunk("ab", sequence="bad.0", epoch=1))
-    assert not bench.made(CompleteCall)
-    assert not bench.actor.state.sequences["bad.0"].retry.suspect, "its first token clears it"
-    assert isinstance(request.body, SubmitSequence)
