@@ -13,7 +13,7 @@ from millrace.judging.confidence import ConfidenceModel
 
 from services.ingress.calls.messages import CallSubmitted, CascadeOptions, CascadeReport, CompleteCall, MemberCall
 from services.ingress.config import CascadeConfig, IngressConfig, TierConfig
-from tests.unit.ingress_core import MILLISECOND, NO_TAG, PLAIN, Bench, chunk, make_call
+from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk, make_call
 
 CASCADE = "casc"
 MODELS = ("small", "middle", "large")
@@ -40,9 +40,6 @@ class CascadeBench(Bench):
             model_of={f"w-{model}": model for model in self.names},
             judges=judges or {},
         )
-
-    def plan_model(self, model: str, *names: str, epoch: int = 1) -> None:
-        self.plan(*names, epoch=epoch, model=model)
 
     def put(self, plan: CascadePlan | None, key: str = CASCADE) -> list[Effect]:
         return self.send(KeyChanged(bucket="cascade", key=key, value=plan, revision=1))
@@ -91,6 +88,3 @@ class CascadeBench(Bench):
 def logprob(score: float) -> float:
     """Log-probability of each token by which an answer without a fitted judge gets that score."""
     return math.log(score / 100)
-
-
-__all__ = ["CASCADE", "MILLISECOND", "CascadeBench", "cascade_plan", "logprob"]

@@ -20,7 +20,6 @@ from millrace.contracts.message import Message
 from millrace.contracts.plan import Plan, Stage
 from millrace.contracts.predictor import LatencyPrediction
 from millrace.contracts.status import InstanceSummary, PresenceState, ServicePresence
-from millrace.contracts.tagger import TagRequest
 from millrace.contracts.worker import Sampling, SequenceAccepted, SubmitSequence
 from millrace.judging.confidence import ConfidenceModel
 from tokenizers import Tokenizer, decoders, models
@@ -322,6 +321,3 @@ def chunk(
 
 def ids(text: str) -> list[int]:
     return [EOS if c == "$" else ord(c) - ord("a") for c in text]
-
-
-__all__ = ["EOS", "MODEL", "Bench", "TagRequest", "chunk", "ids", "instance_of", "make_call", "running"]

@@ -105,12 +105,14 @@ def test_the_call_counts_once_in_admission_and_is_charged_for_all_attempts():
     assert use.tokens._level == pytest.approx(1000 - (3 + 4) - (3 + 3))
 
 
-def test_engines_are_asked_for_log_probabilities_that_the_client_is_not_told():
+@pytest.mark.parametrize(("own", "told"), [(None, [None]), (0, [2])])
+def test_engines_are_asked_for_log_probabilities_that_only_who_asked_for_them_is_told(own, told):
     bench = CascadeBench(0.0, 0.0)
-    bench.ask()
+    member = MemberCall(model="small", prompts=[[1]], sampling=Sampling(max_tokens=5, logprobs=own))
+    bench.send(CallSubmitted(call=make_call("r", model=CASCADE, members=[member], sampling=member.sampling)))
     assert bench.submissions()[0].body.sampling.logprobs == 0
     bench.answer("a$", logprob(60))
-    assert [d.logprobs for e in bench.made(DeliverDeltas) for d in e.deltas] == [None]
+    assert [d.logprobs and len(d.logprobs) for e in bench.made(DeliverDeltas) for d in e.deltas] == told
 
 
 def test_the_least_score_of_all_choices_decides():
@@ -299,27 +301,23 @@ def test_a_swap_that_makes_the_judged_tier_the_last_one_has_its_answer_delivered
 # What clients ask for.
 
 
-def test_a_client_may_set_the_quality_the_last_tier_and_the_first():
+@pytest.mark.parametrize(
+    ("options", "scores", "model", "reason"),
+    [
+        (CascadeOptions(quality=50.0), [60], "small", "score"),
+        (CascadeOptions(quality=100.0), [99, 99, 90], "large", "last_tier"),
+        (CascadeOptions(max_tier=0), [60], "small", "last_tier"),
+        (CascadeOptions(entry_tier=2), [60], "large", "last_tier"),
+    ],
+)
+def test_a_client_may_set_the_quality_the_last_tier_and_the_first(options, scores, model, reason):
     bench = CascadeBench(70.0, 70.0, 0.0)
-    bench.ask("a", options=CascadeOptions(quality=50.0))
-    bench.answer("ab$", logprob(60))
-    assert bench.report("a").model == "small"
-    bench.ask("b", options=CascadeOptions(max_tier=0))
-    bench.answer("ab$", logprob(60))
-    assert (bench.report("b").model, bench.report("b").reason) == ("small", "last_tier")
-    bench.ask("c", options=CascadeOptions(entry_tier=2))
-    bench.answer("ab$", logprob(60))
-    assert (bench.report("c").model, len(bench.report("c").attempts)) == ("large", 1)
-
-
-def test_a_quality_that_no_tier_reaches_delivers_the_last_answer_and_says_so():
-    bench = CascadeBench(10.0, 0.0)
-    bench.ask(options=CascadeOptions(quality=100.0))
-    bench.answer("ab$", logprob(99))
-    bench.answer("cd$", logprob(90))
+    bench.ask(options=options)
+    for score in scores:
+        bench.answer("ab$", logprob(score))
     report = bench.report()
-    assert (report.model, report.reason, round(report.score or 0)) == ("middle", "last_tier", 90)
-    assert report.attempts[0].threshold == 100.0
+    assert (report.model, report.reason, len(report.attempts)) == (model, reason, len(scores))
+    assert report.score == pytest.approx(scores[-1])
 
 
 def test_an_entry_tier_beyond_the_plan_is_refused_with_the_fields_name():
@@ -648,12 +646,3 @@ def test_a_wrong_cascade_is_refused_at_start():
         CascadePlans([CascadeConfig(name="small")], ["small"])
     with pytest.raises(ConfigError, match="threshold"):
         CascadeBench(170.0, 0.0)
-
-
-def test_a_call_with_a_sampling_of_the_clients_own_log_probabilities_is_told_them():
-    bench = CascadeBench(0.0, 0.0)
-    member = MemberCall(model="small", prompts=[[1]], sampling=Sampling(max_tokens=5, logprobs=0))
-    bench.send(CallSubmitted(call=make_call("r", model=CASCADE, members=[member], sampling=member.sampling)))
-    bench.answer("a$", logprob(60))
-    told = [d.logprobs for e in bench.made(DeliverDeltas) for d in e.deltas if d.logprobs]
-    assert sum(map(len, told)) == 2

@@ -517,21 +517,6 @@ def test_an_abandoned_call_is_cancelled_everywhere_and_nothing_more_is_delivered
     assert len(bench.sent(RequestFinished)) == 1
 
 
-def test_a_call_abandoned_while_its_tag_or_submission_is_open_leaves_nothing():
-    bench = tagged_bench()
-    bench.call("a")
-    bench.send(CallAbandoned(request="a", reason="client_gone"))
-    bench.reply(bench.asked(TagRequest)[0], LengthTag(request="a"))
-    assert not bench.submissions()
-    bench = Bench()
-    bench.call("b")
-    request, _ = bench.last_submission()
-    bench.send(CallAbandoned(request="b", reason="client_gone"))
-    assert [c.sequence for c in bench.sent(CancelSequence)] == ["b.0"]
-    assert bench.accept(request) == []
-    assert bench.actor.state.pending == {}
-
-
 def test_a_stray_sequence_is_cancelled_but_not_with_every_token():
     bench = Bench()
     for _ in range(3):

@@ -16,7 +16,6 @@ from services.ingress.config import ContinuationConfig, IngressConfig
 from tests.unit.ingress_core import NO_TAG, PLAIN, SECOND, START, Bench, chunk, ids
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
-TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
 def dead(bench: Bench, instance: str, *, incarnation: int = 0) -> None:

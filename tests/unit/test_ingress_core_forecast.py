@@ -16,7 +16,6 @@ from services.ingress.config import DispatchConfig, IngressConfig, TaggingConfig
 from tests.unit.ingress_core import MILLISECOND, MODEL, NO_TAG, SECOND, START, Bench, chunk, instance_of
 
 LENGTH = FinishReason.LENGTH
-TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
 def asking(*, instances: int = 2, tagging: TaggingConfig = NO_TAG, seed: int = 1, **parameters) -> Bench:
@@ -51,6 +50,8 @@ def test_the_predictors_of_all_candidates_are_asked_before_anything_is_submitted
     assert not bench.submissions()
     assert not bench.sent(DecisionMade)
     assert bench.actor.snapshot()["sequences"]["r.0"]["phase"] == "forecasting"
+    bench.call("hasty", timeout_ns=5 * MILLISECOND)
+    assert bench.gather().timeout_ns == 5 * MILLISECOND
 
 
 def test_under_overload_fewer_candidates_are_asked_and_the_policy_stays():
@@ -118,12 +119,6 @@ def test_the_expected_length_is_asked_of_the_tagger_first_and_travels_with_quest
     bench.call("far")
     bench.reply(bench.asked(TagRequest)[1], LengthTag(request="far", mean=1e300))
     assert bench.gather().body.expected_output_tokens == 50
-
-
-def test_the_deadline_is_never_later_than_the_calls_own():
-    bench = asking()
-    bench.call(timeout_ns=5 * MILLISECOND)
-    assert bench.gather().timeout_ns == 5 * MILLISECOND
 
 
 # Answers that are missing or wrong.
@@ -307,28 +302,23 @@ def test_a_call_that_ends_while_it_is_asked_about_leaves_nothing(ends):
     assert [r.kind for r in bench.made(RefuseCall)] == kinds
 
 
-def test_a_bus_that_goes_away_while_it_is_asked_costs_a_wait_and_no_request():
+@pytest.mark.parametrize("answers_first", [False, True])
+def test_a_bus_that_goes_away_while_it_is_asked_costs_a_wait_and_no_request(answers_first):
     bench = asking()
     bench.call()
-    bench.send(BusDisconnected())
-    bench.gathered()
-    assert not bench.submissions()
-    assert list(bench.actor.state.waiting) == ["r.0"]
-    bench.send(BusReconnected())
-    bench.gathered(bench.predicted("w1", 5))
-    assert instance_of(bench.submissions()[0]) == "w1"
-
-
-def test_the_answers_before_the_word_that_the_bus_is_away_cost_a_wait_and_no_request():
-    bench = asking()
-    bench.call()
-    bench.gathered()  # the runtime closes its questions first
-    bench.send(BusDisconnected())
-    bench.fail(bench.submissions()[0], RequestFailure.DISCONNECTED)
+    if answers_first:  # the runtime closes its questions before it says so
+        bench.gathered()
+        bench.send(BusDisconnected())
+        bench.fail(bench.submissions()[0], RequestFailure.DISCONNECTED)
+    else:
+        bench.send(BusDisconnected())
+        bench.gathered()
+        assert not bench.submissions()
     assert list(bench.actor.state.waiting) == ["r.0"]
     bench.send(BusReconnected())
     bench.gathered(bench.predicted("w1", 5))
     bench.accept()
+    assert bench.last_submission()[1] == "w1"
     assert bench.made(AcceptCall)
 
 

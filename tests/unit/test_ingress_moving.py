@@ -14,7 +14,6 @@ from tests.unit.ingress_core import chunk
 from tests.unit.ingress_moving import MoveBench
 
 STOP = FinishReason.STOP
-TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
 
 
 def moving(**fields: object) -> MoveBench:

@@ -9,20 +9,22 @@ from services.ingress.lifecycle import SequencePhase
 from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk
 
 
-def test_an_error_on_two_engines_is_the_requests_fault_and_a_third_is_not_asked():
+@pytest.mark.parametrize(
+    ("second", "failed", "tries"), [(FinishReason.ERROR, [RefusalKind.AT_FAULT], 2), (FinishReason.CANCELLED, [], 3)]
+)
+def test_an_error_on_two_engines_is_the_requests_fault_and_an_error_and_a_cancellation_are_not(second, failed, tries):
     bench = Bench(instances=4)
     bench.run_call()
-    for epoch in (0, 1):
+    for epoch, finish in enumerate((FinishReason.ERROR, second)):
         request, instance = bench.last_submission()
         if epoch:
             bench.accept(request)
         assert request.body.epoch == epoch
-        bench.tokens(instance, chunk("", epoch=epoch, finish=FinishReason.ERROR))
-    (failed,) = bench.made(FailCall)
-    assert failed.kind is RefusalKind.AT_FAULT
-    assert "2 engines ended this request with an error" in failed.detail
-    assert len(bench.submissions()) == 2
-    assert bench.actor.snapshot()["sequences"] == {}
+        bench.tokens(instance, chunk("", epoch=epoch, finish=finish))
+    bench.pass_time(0.5)
+    assert [each.kind for each in bench.made(FailCall)] == failed
+    assert all("2 engines ended this request with an error" in each.detail for each in bench.made(FailCall))
+    assert len(bench.submissions()) == tries
 
 
 def test_an_error_with_an_output_constraint_is_the_constraints_fault_and_no_second_engine_is_asked():
@@ -32,19 +34,6 @@ def test_an_error_with_an_output_constraint_is_the_constraints_fault_and_no_seco
     (failed,) = bench.made(FailCall)
     assert (failed.kind, failed.param) == (RefusalKind.AT_FAULT, "response_format")
     assert len(bench.submissions()) == 1
-
-
-def test_an_error_and_a_cancellation_are_not_the_same_failure():
-    bench = Bench(instances=3)
-    bench.run_call()
-    for epoch, finish in enumerate((FinishReason.ERROR, FinishReason.CANCELLED)):
-        request, instance = bench.last_submission()
-        if epoch:
-            bench.accept(request)
-        bench.tokens(instance, chunk("", epoch=epoch, finish=finish))
-        bench.pass_time(0.5)
-    assert not bench.made(FailCall)
-    assert len(bench.submissions()) == 3
 
 
 def die(bench: Bench, instance: str, how: str) -> None:

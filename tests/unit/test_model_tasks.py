@@ -1,7 +1,6 @@
 """The task family: prompts, answers and checks agree; the tokenizer loses nothing; what ships fits its limits."""
 
 import json
-import string
 import struct
 from pathlib import Path
 from random import Random
@@ -59,20 +58,6 @@ def test_about_an_eighth_of_the_prompts_is_held_out(task: str) -> None:
     prompts = {example.prompt for level in LEVELS for example in draw(task, level, count=400)}
     share = sum(map(held_out, prompts)) / len(prompts)
     assert 0.03 < share < 0.25
-
-
-@pytest.mark.parametrize(
-    ("prompt_part", "task", "right"),
-    [
-        ("Roll a die with", "dice", lambda e: e.answer.split()[-1] == e.prompt.rstrip(".").split()[-1]),
-        ("How many times", "letters", lambda e: int(e.answer) >= 0),
-        ("Compress", "encode", lambda e: set(e.answer) <= set(string.ascii_lowercase + string.digits)),
-    ],
-)
-def test_answers_follow_from_their_prompts(prompt_part: str, task: str, right: object) -> None:
-    matching = [example for example in draw(task, 2, count=60) if prompt_part in example.prompt]
-    assert matching
-    assert all(right(example) for example in matching)  # type: ignore[operator]
 
 
 @given(st.text())
