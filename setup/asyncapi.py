@@ -34,7 +34,7 @@ _PARAMETERS = {
 
 def asyncapi_document(components: dict[str, Schema]) -> Schema:
     """The whole document; ``components`` are the JSON schemas of all types by name."""
-    messages = sorted({kind for channel in CHANNELS for kind in (*channel.messages, *channel.replies)}, key=_name)
+    messages = sorted({kind for channel in CHANNELS for kind in (channel.message, *channel.replies)}, key=_name)
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -68,8 +68,8 @@ def _channels() -> Schema:
     for channel in CHANNELS:
         channels[channel.name] = {
             "address": f"mr.{{cluster}}.{channel.subject}",
-            "summary": channel.summary,
-            "messages": _message_refs(channel.messages),
+            "summary": _summary(channel.message),
+            "messages": _message_refs((channel.message,)),
             "parameters": {name: {"description": _PARAMETERS[name]} for name in parameter_names(channel.subject)},
             "x-pattern": channel.pattern.value,
         }
@@ -101,8 +101,8 @@ def _operation(channel: Channel, action: str) -> Schema:
     operation: Schema = {
         "action": action,
         "channel": {"$ref": f"#/channels/{channel.name}"},
-        "summary": channel.summary,
-        "messages": _channel_message_refs(channel.name, channel.messages),
+        "summary": _summary(channel.message),
+        "messages": _channel_message_refs(channel.name, (channel.message,)),
         "x-roles": [role.value for role in roles],
     }
     if action == "receive" and channel.pattern is Pattern.QUEUE_REQUEST:
@@ -147,8 +147,14 @@ def _bucket(bucket: Bucket) -> Schema:
         "value": {"$ref": f"#/components/schemas/{bucket.value.__name__}"},
         "writers": [role.value for role in bucket.writers],
         "ttl_s": bucket.ttl_s,
-        "summary": bucket.summary,
+        "summary": _summary(bucket.value),
     }
+
+
+def _summary(kind: type[Body]) -> str:
+    """The first sentence of a type's docstring."""
+    text = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
+    return text.partition(". ")[0].removesuffix(".") + "."
 
 
 def _name(kind: type[Body]) -> str:

@@ -35,7 +35,7 @@ HEARD_MAX = 1_000
 
 #: Channels on which operators order, and adapters by HTTP; what asks all who know is a question.
 ORDERS = [c for c in CHANNELS if c.name == "adapter" or (Role.OPERATOR in c.senders and not c.gathers)]
-ACCEPTS = tuple({message for channel in ORDERS for message in channel.messages})
+ACCEPTS = tuple({channel.message for channel in ORDERS})
 
 
 class WriteOrder(Effect, frozen=True, kw_only=True):

@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
+from millrace.contracts.broker import AskForMove, BoundaryMoved, LoadsReported, MoveBid
 from millrace.contracts.cascade import CascadePlan
-from millrace.contracts.catalog_broker import BROKER_CHANNELS
-from millrace.contracts.catalog_migration import MIGRATION_CHANNELS
-from millrace.contracts.channels import Bucket, Channel, Pattern, Role
+from millrace.contracts.channels import Bucket, Channel, Pattern, Role, bucket, channel
 from millrace.contracts.coordinator import OrderAccepted, OrderRefused, PlanProposed, SetInstances, SetRole
 from millrace.contracts.ingress import (
     FindRequests,
@@ -17,7 +16,31 @@ from millrace.contracts.ingress import (
     TokensResent,
 )
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
-from millrace.contracts.message import Body, ErrorReply
+from millrace.contracts.leases import (
+    EndLease,
+    FreezeSequence,
+    KvLeased,
+    KvPulled,
+    KvRefused,
+    LeaseKv,
+    MigrationPrepared,
+    PrepareMigration,
+    PullKv,
+    SequenceFrozen,
+    UnreserveKv,
+)
+from millrace.contracts.message import Body
+from millrace.contracts.migration import (
+    AllotEpoch,
+    EpochAllotted,
+    EvacuateInstance,
+    InstanceEvacuated,
+    KvReplicated,
+    MigrateSequence,
+    MigrationFinished,
+    MoveSequence,
+    SequenceMoved,
+)
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease, Plan
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, PredictLatency
@@ -41,310 +64,99 @@ from millrace.contracts.worker import (
 
 __all__ = ["BUCKETS", "CHANNELS", "WIRE_TYPES", "Bucket", "Channel", "Pattern", "Role"]
 
+#: Roles that say that they are there.
+_SERVICES = ", ".join(role for role in Role if role not in (Role.OPERATOR, Role.OBSERVER))
+
 CHANNELS: tuple[Channel, ...] = (
-    Channel(
-        name="tag",
-        subject="tag.{model}",
-        messages=(TagRequest,),
-        replies=(LengthTag, ErrorReply),
-        queue_group="tagger",
-        senders=(Role.INGRESS,),
-        receivers=(Role.TAGGER,),
-        summary="Expected output length of a request.",
+    channel("tag.{model}", "ingress > one tagger", TagRequest, LengthTag),
+    channel("predict.{model}.{instance}", "ingress > one predictor", PredictLatency, LatencyPrediction, NoPrediction),
+    channel("judge.{cascade}", "ingress > one judge", JudgeAnswer, AnswerJudged),
+    channel(
+        "engine.{instance}.submit", "ingress, migrator > worker", SubmitSequence, SequenceAccepted, SequenceRefused
     ),
-    Channel(
-        name="predict",
-        subject="predict.{model}.{instance}",
-        messages=(PredictLatency,),
-        replies=(LatencyPrediction, NoPrediction, ErrorReply),
-        queue_group="predictor",
-        senders=(Role.INGRESS,),
-        receivers=(Role.PREDICTOR,),
-        summary="What would happen if that instance took this request? Asked of several instances at once.",
+    channel("engine.{instance}.cancel", "ingress > worker", CancelSequence),
+    channel("engine.{instance}.resend", "ingress > worker", ResendTokens, TokensResent),
+    channel("engine.{instance}.acknowledge", "ingress > worker", AcknowledgeSequences),
+    channel("engine.{instance}.adapter", "ingress > worker", ChangeAdapter, AdapterChanged),
+    channel("engine.{instance}.drain", "coordinator, supervisor, operator > worker", DrainWorker),
+    channel("engine.{instance}.budget", "coordinator > worker", SetStepBudget),
+    channel("engine.{instance}.return", "broker > worker", ReturnSequences),
+    channel("engine.{instance}.lease", "migrator > worker", LeaseKv, KvLeased, KvRefused),
+    channel("engine.{instance}.freeze", "migrator > worker", FreezeSequence, SequenceFrozen, KvLeased, KvRefused),
+    channel("engine.{instance}.end", "migrator > worker", EndLease),
+    channel("engine.{instance}.prepare", "migrator > worker", PrepareMigration, MigrationPrepared, KvRefused),
+    channel("engine.{instance}.pull", "migrator > worker", PullKv, KvPulled, KvRefused),
+    channel("engine.{instance}.unreserve", "migrator > worker", UnreserveKv),
+    channel("tokens.{ingress}", "worker > ingress", TokensGenerated),
+    channel("returned.{ingress}", "worker > ingress", SequencesReturned),
+    channel("moved.{ingress}", "worker > ingress", SequenceMoved),
+    channel("find", "operator > every ingress", FindRequests, RequestsFound),
+    channel("status.{model}.{instance}", "worker > coordinator, predictor, migrator, broker", StatusSnapshot),
+    channel(
+        "summary.{model}.{instance}", "worker > ingress, coordinator, predictor, migrator, broker", InstanceSummary
     ),
-    Channel(
-        name="judge",
-        subject="judge.{cascade}",
-        messages=(JudgeAnswer,),
-        replies=(AnswerJudged, ErrorReply),
-        queue_group="judge",
-        senders=(Role.INGRESS,),
-        receivers=(Role.JUDGE,),
-        summary="How likely is that answer right?",
+    channel(
+        "presence.{role}.{name}",
+        f"{_SERVICES} > ingress, worker, coordinator, predictor, migrator, broker",
+        ServicePresence,
     ),
-    Channel(
-        name="submit",
-        subject="engine.{instance}.submit",
-        messages=(SubmitSequence,),
-        replies=(SequenceAccepted, SequenceRefused, ErrorReply),
-        senders=(Role.INGRESS, Role.MIGRATOR),
-        receivers=(Role.WORKER,),
-        summary="Hand a sequence to an instance.",
+    channel("decision.{model}", "ingress, coordinator > observer, predictor, coordinator", DecisionMade),
+    channel("outcome.{model}", "ingress > tagger, predictor, coordinator", RequestFinished),
+    channel("provisioning.{model}", "coordinator > observer", ProvisioningDecided),
+    channel(
+        "provision.{host}.start", "coordinator, operator > supervisor", StartInstance, InstanceOrdered, OrderRefused
     ),
-    Channel(
-        name="cancel",
-        subject="engine.{instance}.cancel",
-        messages=(CancelSequence,),
-        senders=(Role.INGRESS,),
-        receivers=(Role.WORKER,),
-        summary="Stop a sequence and free its blocks.",
+    channel("provision.{host}.stop", "coordinator, operator > supervisor", StopInstance, InstanceOrdered, OrderRefused),
+    channel("provision.{host}.update", "operator > supervisor", UpdateCluster, ClusterCompared),
+    channel("coordinate.{model}.role", "operator > coordinator", SetRole, OrderAccepted, OrderRefused),
+    channel("coordinate.{model}.scale", "operator > coordinator", SetInstances, OrderAccepted, OrderRefused),
+    channel("coordinate.{model}.propose", "coordinator > coordinator, observer", PlanProposed),
+    channel("load.{model}.{stage}", "broker > broker, coordinator, migrator", LoadsReported),
+    channel("ask.{model}.{instance}", "broker > broker", AskForMove),
+    channel("bid.{source}.{bidder}", "broker > broker, worker", MoveBid),
+    channel("boundary.{model}.{stage}", "broker > broker, ingress, coordinator", BoundaryMoved),
+    channel("epoch.{ingress}", "migrator > ingress", AllotEpoch, EpochAllotted, KvRefused),
+    channel("replicated.{ingress}", "migrator > ingress", KvReplicated),
+    channel("migrate.{instance}.start", "operator, coordinator > broker", MigrateSequence, MigrationFinished),
+    channel(
+        "migrate.{instance}.evacuate", "worker, operator, coordinator > broker", EvacuateInstance, InstanceEvacuated
     ),
-    Channel(
-        name="resend",
-        subject="engine.{instance}.resend",
-        messages=(ResendTokens,),
-        replies=(TokensResent, ErrorReply),
-        senders=(Role.INGRESS,),
-        receivers=(Role.WORKER,),
-        summary="Ask again for tokens after a gap.",
+    channel("migrate.{instance}.move", "broker > migrator", MoveSequence, MigrationFinished),
+    channel(
+        "migration.{model}.{source}.{target}", "migrator > observer, coordinator, broker, predictor", MigrationFinished
     ),
-    Channel(
-        name="acknowledge",
-        subject="engine.{instance}.acknowledge",
-        messages=(AcknowledgeSequences,),
-        senders=(Role.INGRESS,),
-        receivers=(Role.WORKER,),
-        summary="Finished sequences that ingress has whole.",
-    ),
-    Channel(
-        name="adapter",
-        subject="engine.{instance}.adapter",
-        messages=(ChangeAdapter,),
-        replies=(AdapterChanged, ErrorReply),
-        senders=(Role.INGRESS,),
-        receivers=(Role.WORKER,),
-        summary="Load a LoRA adapter, or offer it no longer.",
-    ),
-    Channel(
-        name="drain",
-        subject="engine.{instance}.drain",
-        messages=(DrainWorker,),
-        senders=(Role.COORDINATOR, Role.SUPERVISOR, Role.OPERATOR),
-        receivers=(Role.WORKER,),
-        summary="Take no new work, finish or hand back what runs.",
-    ),
-    Channel(
-        name="budget",
-        subject="engine.{instance}.budget",
-        messages=(SetStepBudget,),
-        senders=(Role.COORDINATOR,),
-        receivers=(Role.WORKER,),
-        summary="Compute at most so many tokens a step for a while.",
-    ),
-    Channel(
-        name="return",
-        subject="engine.{instance}.return",
-        messages=(ReturnSequences,),
-        senders=(Role.BROKER,),
-        receivers=(Role.WORKER,),
-        summary="Hand queued sequences back to their ingresses.",
-    ),
-    Channel(
-        name="tokens",
-        subject="tokens.{ingress}",
-        messages=(TokensGenerated,),
-        senders=(Role.WORKER,),
-        receivers=(Role.INGRESS,),
-        summary="All tokens of one engine step for one ingress.",
-    ),
-    Channel(
-        name="returned",
-        subject="returned.{ingress}",
-        messages=(SequencesReturned,),
-        senders=(Role.WORKER,),
-        receivers=(Role.INGRESS,),
-        summary="Sequences that a worker hands back for continuation elsewhere.",
-    ),
-    Channel(
-        name="find",
-        subject="find",
-        gathers=True,
-        messages=(FindRequests,),
-        replies=(RequestsFound,),
-        senders=(Role.OPERATOR,),
-        receivers=(Role.INGRESS,),
-        summary="Open requests of a client's own request id.",
-    ),
-    Channel(
-        name="status",
-        subject="status.{model}.{instance}",
-        messages=(StatusSnapshot,),
-        senders=(Role.WORKER,),
-        receivers=(Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
-        summary="Full snapshot, at most one per engine step, at least every 250 ms.",
-    ),
-    Channel(
-        name="summary",
-        subject="summary.{model}.{instance}",
-        messages=(InstanceSummary,),
-        senders=(Role.WORKER,),
-        receivers=(Role.INGRESS, Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
-        summary="Small snapshot and heartbeat, between every 25 ms and every 250 ms.",
-    ),
-    Channel(
-        name="presence",
-        subject="presence.{role}.{name}",
-        messages=(ServicePresence,),
-        senders=tuple(role for role in Role if role not in (Role.OPERATOR, Role.OBSERVER)),
-        receivers=(Role.INGRESS, Role.WORKER, Role.COORDINATOR, Role.PREDICTOR, Role.MIGRATOR, Role.BROKER),
-        summary="Heartbeat of a service, every second; DEAD from the supervisor.",
-    ),
-    Channel(
-        name="decision",
-        subject="decision.{model}",
-        messages=(DecisionMade,),
-        senders=(Role.INGRESS, Role.COORDINATOR),
-        receivers=(Role.OBSERVER, Role.PREDICTOR, Role.COORDINATOR),
-        summary="What was decided, why, with the scores.",
-    ),
-    Channel(
-        name="outcome",
-        subject="outcome.{model}",
-        messages=(RequestFinished,),
-        senders=(Role.INGRESS,),
-        receivers=(Role.TAGGER, Role.PREDICTOR, Role.COORDINATOR),
-        summary="What became of a request.",
-    ),
-    Channel(
-        name="provisioning",
-        subject="provisioning.{model}",
-        messages=(ProvisioningDecided,),
-        senders=(Role.COORDINATOR,),
-        receivers=(Role.OBSERVER,),
-        summary="More instances, or fewer, and why.",
-    ),
-    Channel(
-        name="provision_start",
-        subject="provision.{host}.start",
-        messages=(StartInstance,),
-        replies=(InstanceOrdered, OrderRefused, ErrorReply),
-        senders=(Role.COORDINATOR, Role.OPERATOR),
-        receivers=(Role.SUPERVISOR,),
-        summary="Start one more instance on that host.",
-    ),
-    Channel(
-        name="provision_stop",
-        subject="provision.{host}.stop",
-        messages=(StopInstance,),
-        replies=(InstanceOrdered, OrderRefused, ErrorReply),
-        senders=(Role.COORDINATOR, Role.OPERATOR),
-        receivers=(Role.SUPERVISOR,),
-        summary="Drain an instance of that host and end it.",
-    ),
-    Channel(
-        name="provision_update",
-        subject="provision.{host}.update",
-        messages=(UpdateCluster,),
-        replies=(ClusterCompared, ErrorReply),
-        senders=(Role.OPERATOR,),
-        receivers=(Role.SUPERVISOR,),
-        summary="Compare that host's processes with the cluster's file, and bring them in line.",
-    ),
-    Channel(
-        name="coordinate_role",
-        subject="coordinate.{model}.role",
-        messages=(SetRole,),
-        replies=(OrderAccepted, OrderRefused, ErrorReply),
-        senders=(Role.OPERATOR,),
-        receivers=(Role.COORDINATOR,),
-        summary="Give an instance another role; answered by the active coordinator of the model.",
-    ),
-    Channel(
-        name="coordinate_scale",
-        subject="coordinate.{model}.scale",
-        messages=(SetInstances,),
-        replies=(OrderAccepted, OrderRefused, ErrorReply),
-        senders=(Role.OPERATOR,),
-        receivers=(Role.COORDINATOR,),
-        summary="Have so many instances of a model; answered by its active coordinator.",
-    ),
-    Channel(
-        name="coordinate_propose",
-        subject="coordinate.{model}.propose",
-        messages=(PlanProposed,),
-        senders=(Role.COORDINATOR,),
-        receivers=(Role.COORDINATOR, Role.OBSERVER),
-        summary="What a controller wants of a model's plan: stages, or roles.",
-    ),
-    *BROKER_CHANNELS,
-    *MIGRATION_CHANNELS,
 )
 
-#: How long responses can be asked for, seconds.
-RESPONSE_S = 86_400.0
+#: How long responses can be asked for, seconds, and how much of them is kept.
+_RESPONSES = {"private": True, "ttl_s": 86_400.0, "bytes_max": 128 << 20}
 
 BUCKETS: tuple[Bucket, ...] = (
-    Bucket(
-        name="plan",
-        key="{model}",
-        value=Plan,
-        writers=(Role.COORDINATOR,),
-        watchers=(Role.COORDINATOR, Role.INGRESS, Role.MIGRATOR, Role.BROKER, Role.OBSERVER),
-        summary="Stages and their instances.",
-    ),
-    Bucket(
-        name="instance",
-        key="{instance}",
-        value=InstanceRecord,
-        writers=(Role.WORKER,),
-        watchers=(Role.COORDINATOR, Role.INGRESS, Role.MIGRATOR, Role.BROKER, Role.PREDICTOR, Role.OBSERVER),
+    bucket("plan", "{model}", "coordinator > coordinator, ingress, migrator, broker, observer", Plan),
+    bucket(
+        "instance",
+        "{instance}",
+        "worker > coordinator, ingress, migrator, broker, predictor, observer",
+        InstanceRecord,
         ttl_s=10.0,
-        summary="Registered instances; re-put every 3 s.",
     ),
-    Bucket(
-        name="cascade",
-        key="{cascade}",
-        value=CascadePlan,
-        writers=(Role.COORDINATOR, Role.OPERATOR),
-        watchers=(Role.COORDINATOR, Role.INGRESS, Role.JUDGE, Role.SUPERVISOR, Role.OBSERVER),
-        summary="Tiers of a cascade, their models and thresholds.",
+    bucket(
+        "cascade",
+        "{cascade}",
+        "coordinator, operator > coordinator, ingress, judge, supervisor, observer",
+        CascadePlan,
     ),
-    Bucket(
-        name="cascade_lease",
-        key="{cascade}",
-        value=Lease,
-        writers=(Role.COORDINATOR,),
-        watchers=(Role.COORDINATOR,),
-        summary="The active planner of a cascade.",
-    ),
-    Bucket(
-        name="lease",
-        key="{model}",
-        value=Lease,
-        writers=(Role.COORDINATOR,),
-        watchers=(Role.COORDINATOR,),
-        summary="The active coordinator of a model.",
-    ),
-    Bucket(
-        name="response",
-        key="{response}",
-        value=StoredResponse,
-        writers=(Role.INGRESS,),
-        watchers=(Role.INGRESS,),
-        private=True,
-        ttl_s=RESPONSE_S,
-        bytes_max=128 << 20,
-        summary="Responses that clients may ask for again.",
-    ),
-    Bucket(
-        name="response_log",
-        key="{response}.{n}",
-        value=ResponseEvents,
-        writers=(Role.INGRESS,),
-        watchers=(Role.INGRESS,),
-        private=True,
-        ttl_s=RESPONSE_S,
-        bytes_max=128 << 20,
-        summary="Events of responses that are made in the background; under an ingress's name its sign of life.",
-    ),
+    bucket("cascade_lease", "{cascade}", "coordinator > coordinator", Lease),
+    bucket("lease", "{model}", "coordinator > coordinator", Lease),
+    bucket("response", "{response}", "ingress > ingress", StoredResponse, **_RESPONSES),
+    bucket("response_log", "{response}.{n}", "ingress > ingress", ResponseEvents, **_RESPONSES),
 )
 
 #: Every type that a channel or a bucket carries, by name.
 WIRE_TYPES: tuple[type[Body], ...] = tuple(
     sorted(
         {
-            *(kind for channel in CHANNELS for kind in (*channel.messages, *channel.replies)),
-            *(bucket.value for bucket in BUCKETS),
+            *(kind for each in CHANNELS for kind in (each.message, *each.replies)),
+            *(kept.value for kept in BUCKETS),
         },
         key=lambda kind: kind.__name__,
     )

@@ -123,7 +123,7 @@ class LoadIndicators(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
-    """Everything a scheduler can know about an instance after one step.
+    """Everything a scheduler can know about an instance after one step; at least every 250 ms.
 
     Attributes:
         step: Engine step number, rising; equal numbers mean nothing was computed since.
