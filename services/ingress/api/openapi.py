@@ -27,45 +27,21 @@ from services.ingress.api.requests import (
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.unsupported import HINTS
 
-_OBJECT, _TEXT = {"type": "object"}, {"type": "string"}
 _REF = "#/components/schemas/{name}"
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
-}
-_USAGE = {
-    "type": "object",
-    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
-    "properties": {
-        "prompt_tokens": {"type": "integer"},
-        "completion_tokens": {"type": "integer"},
-        "total_tokens": {"type": "integer"},
-    },
-}
+_OBJECT, _TEXT, _INTEGER, _TEXT_OR_NULL = (
+    {"type": kind} for kind in ("object", "string", "integer", ["string", "null"])
+)
+
+
+def _with(**properties: Any) -> dict[str, Any]:
+    """Schema of an object that has all of these."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_ERROR = _with(error=_with(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL))
+_ANTHROPIC_ERROR = _with(type={"const": "error"}, error=_with(type=_TEXT, message=_TEXT))
+_USAGE = _with(prompt_tokens=_INTEGER, completion_tokens=_INTEGER, total_tokens=_INTEGER)
+_LIST = {"type": "array", "items": _OBJECT}
 
 
 def openapi_body(version: str, models: Sequence[str]) -> bytes:
@@ -88,8 +64,8 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         "Error": _ERROR,
         "AnthropicError": _ANTHROPIC_ERROR,
         "Usage": _USAGE,
-        "Response": _response("choices"),
-        "Models": _response("data"),
+        "Response": _with(object=_TEXT, choices=_LIST, id=_TEXT, model=_TEXT, created=_INTEGER, usage=_ref("Usage")),
+        "Models": _with(object=_TEXT, data=_LIST),
     }
     stored = _get("response", "A stored response.", _OBJECT, parameter="response_id")
     stored["get"]["responses"] |= _errors(("503", "The store of responses does not answer."))
@@ -153,16 +129,6 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": _REF.format(name=name)}
 
 
-def _response(items: str) -> dict[str, Any]:
-    properties: dict[str, Any] = {"object": {"type": "string"}, items: {"type": "array", "items": {"type": "object"}}}
-    required = ["object", items]
-    if items == "choices":
-        properties |= {"id": {"type": "string"}, "model": {"type": "string"}, "created": {"type": "integer"}}
-        properties["usage"] = _ref("Usage")
-        required += ["id", "model", "created", "usage"]
-    return {"type": "object", "required": required, "properties": properties}
-
-
 def _json(schema: dict[str, Any], description: str, media: str = "application/json") -> dict[str, Any]:
     return {"description": description, "content": {media: {"schema": schema}}}
 
@@ -174,8 +140,7 @@ def _errors(*statuses: tuple[str, str], schema: str = "Error") -> dict[str, Any]
 def _post(name: str, summary: str, request: type[msgspec.Struct], response: dict[str, Any]) -> dict[str, Any]:
     answer = _json(response, "The answer.", "text/plain" if response is _TEXT else "application/json")
     if request in (ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest):
-        event = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
-        answer["content"]["text/event-stream"] = {"schema": event}
+        answer["content"]["text/event-stream"] = {"schema": _with(data=_TEXT)}
     return {
         "post": {
             "operationId": name,
