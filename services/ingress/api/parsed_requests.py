@@ -1,6 +1,7 @@
 """Parsed requests: a body is parsed and checked, tokenized by the shell, and built into a Call. No I/O.
 
-Tokenizing is a step of its own because a long prompt is tokenized in a thread.
+Tokenizing is a step of its own because a long prompt is tokenized in a thread. Whatever parses or checks raises
+ApiError for what the client has to change.
 """
 
 from __future__ import annotations
@@ -98,11 +99,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_chat_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
-    """Read and check a chat request.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """Read and check a chat request."""
     request = decode_body(body, ChatRequest)
     check_options(request)
     _check_count(request, 1)
@@ -110,11 +107,7 @@ def parse_chat_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
 
 
 def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
-    """The request as one model takes it.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """The request as one model takes it."""
     template = model.tokenizer.template
     tools = plan_tools(request, template.traits, model.parsers) if template is not None else NO_TOOLS
     given, ids = request.kv_transfer_params, None
@@ -138,11 +131,7 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
 
 
 def parse_batch_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
-    """Read and check several chats, which are one call with a prompt each.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """Read and check several chats, which are one call with a prompt each."""
     batch = decode_body(body, BatchRequest)
     check_options(batch)
     _check_count(batch, len(batch.messages), "messages")
@@ -159,11 +148,7 @@ def parse_batch_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
 
 
 def parse_completion_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
-    """Read and check a completions request.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """Read and check a completions request."""
     request = decode_body(body, CompletionRequest)
     check_options(request)
     _check_count(request, _prompt_count(request.prompt))
@@ -343,11 +328,7 @@ def for_each_member(
 
 
 def check_options(request: Shared) -> None:
-    """Check the fields that exclude each other.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """Check the fields that exclude each other."""
     wishes = request.cascade or CascadeWishes()
     first, last = wishes.entry_tier, wishes.max_tier
     if first is not None and last is not None and first > last:

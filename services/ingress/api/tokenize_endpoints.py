@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, in vLLM's shapes. Both raise ApiError for what the client has to change."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def tokenize(body: bytes, models: ModelRegistry) -> bytes:
-    """Token ids of a prompt or of rendered messages.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """Token ids of a prompt or of rendered messages."""
     request = decode_body(body, TokenizeRequest)
     model = models.get(request.model)
     if (request.prompt is None) == (request.messages is None):
@@ -47,11 +43,7 @@ def tokenizer_info(models: ModelRegistry) -> bytes:
 
 
 def detokenize(body: bytes, models: ModelRegistry) -> bytes:
-    """Text of token ids.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """Text of token ids."""
     request = decode_body(body, DetokenizeRequest)
     model = models.get(request.model)
     size = model.tokenizer.vocabulary.size

@@ -1,4 +1,4 @@
-"""``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter``, as vLLM has them."""
+"""``POST /v1/load_lora_adapter`` and ``/v1/unload_lora_adapter``, as vLLM has them; a wrong order raises ApiError."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ class AdapterOrders:
         self._open: dict[str, tuple[Exchange, str, str]] = {}  # with path and what is said where it is done
 
     def load(self, exchange: Exchange, holder: KeyHolder) -> None:
-        """POST /v1/load_lora_adapter.
-
-        Raises:
-            ApiError: what the client has to change.
-        """
+        """POST /v1/load_lora_adapter."""
         _check_right(holder)
         request = decode_body(exchange.request.body, LoadAdapterRequest)
         name, model = request.lora_name, self._models.get(request.base_model_name)
@@ -49,11 +45,7 @@ class AdapterOrders:
         self._ask(exchange, model.name, order, "added")
 
     def unload(self, exchange: Exchange, holder: KeyHolder) -> None:
-        """POST /v1/unload_lora_adapter.
-
-        Raises:
-            ApiError: what the client has to change.
-        """
+        """POST /v1/unload_lora_adapter."""
         _check_right(holder)
         name = decode_body(exchange.request.body, UnloadAdapterRequest).lora_name
         known = self._models.adapters.get(name)

@@ -1,4 +1,7 @@
-"""Requests to models that pool: read, checked and tokenised; they go on as completions whose output is pooled."""
+"""Requests to models that pool: read, checked and tokenised; they go on as completions whose output is pooled.
+
+Whatever reads or checks raises ApiError for what the client has to change.
+"""
 
 from __future__ import annotations
 
@@ -112,11 +115,7 @@ def _call(
 def _of_input(
     request: InputRequest, models: ModelRegistry, pooling: Pooling, form: Callable[[ServedModel], AnswerForm]
 ) -> PooledCall:
-    """Texts, token ids or a chat.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """Texts, token ids or a chat."""
     model = models.get(request.model)
     call = _call(request, models, [], pooling, form(model))
     if (request.input is None) == (request.messages is None):
@@ -137,20 +136,12 @@ def _of_input(
 
 
 def parse_embeddings(body: bytes, models: ModelRegistry) -> PooledCall:
-    """POST /v1/embeddings.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """POST /v1/embeddings."""
     return _vectors(decode_body(body, EmbeddingRequest), models, "embed", ("embd-", "embedding", "embedding"))
 
 
 def parse_pooling(body: bytes, models: ModelRegistry) -> PooledCall:
-    """POST /pooling.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """POST /pooling."""
     request = decode_body(body, PoolingRequest)
     task = request.task or models.task(models.get(request.model).name)
     return _vectors(request, models, task, ("pool-", "pooling", "data"))
@@ -165,22 +156,14 @@ def _vectors(request: EmbeddingRequest, models: ModelRegistry, task: str, words:
 
 
 def parse_classification(body: bytes, models: ModelRegistry) -> PooledCall:
-    """POST /classify.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """POST /classify."""
     request = decode_body(body, ClassificationRequest)
     pooling = Pooling(task="classify", use_activation=request.use_activation)
     return _of_input(request, models, pooling, lambda model: pooled_form("classify-", classes(model.tokenizer.labels)))
 
 
 def parse_score(body: bytes, models: ModelRegistry) -> PooledCall:
-    """POST /score.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """POST /score."""
     request = decode_body(body, ScoreRequest)
     given = {name for sides in _SIDES for name in sides if getattr(request, name) is not None}
     sides = next((sides for sides in _SIDES if given == set(sides)), None)
@@ -194,11 +177,7 @@ def parse_score(body: bytes, models: ModelRegistry) -> PooledCall:
 
 
 def parse_rerank(body: bytes, models: ModelRegistry) -> PooledCall:
-    """POST /rerank.
-
-    Raises:
-        ApiError: what the client has to change.
-    """
+    """POST /rerank."""
     request = decode_body(body, RerankRequest)
     documents = _listed(request.documents)
     return _of_pairs(
