@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from millrace.actor.engine import EngineSnapshot
 from millrace.contracts.kv import KvGroup, blocks_for
-from millrace.contracts.status import LoadIndicators, PhaseQueues, SequenceState, SequenceStatus
+from millrace.contracts.status import EngineSnapshot, LoadIndicators, PhaseQueues, SequenceState, SequenceStatus
 
 from services.worker.state import Held
 

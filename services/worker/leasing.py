@@ -209,15 +209,8 @@ class Leasing:
         lease.granted = True
         begins = body.from_block == 0
         leased = KvLeased(
-            migration=body.migration,
-            sequence=body.sequence,
+            **msgspec.structs.asdict(body),
             epoch=lease.held.epoch,
-            from_block=body.from_block,
-            blocks=body.blocks,
-            prompt_tokens=body.prompt_tokens,
-            output_tokens=body.output_tokens,
-            computed_tokens=body.computed_tokens,
-            checksums=body.checksums,
             submission=self._submission(lease.held) if begins else None,
             endpoint=self._info.kv if begins else None,
         )
@@ -242,15 +235,8 @@ class Leasing:
             return self._contradicted(lease, len(body.output_token_ids), len(known), now_ns)
         lease.stopped_ns = now_ns
         lease.frozen = SequenceFrozen(
-            migration=body.migration,
-            sequence=body.sequence,
+            **msgspec.structs.asdict(body),
             epoch=held.epoch,
-            from_block=body.from_block,
-            blocks=body.blocks,
-            output_token_ids=body.output_token_ids,
-            computed_tokens=body.computed_tokens,
-            frozen_ns=body.at_ns,
-            checksums=body.checksums,
             logprobs=None if held.logprobs is None else held.logprobs[held.mark_older :],
         )
         told = self._ctx.flush(held)

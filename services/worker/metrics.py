@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any, get_args, get_type_hints
 
-from millrace.actor.engine import EngineSnapshot
 from millrace.actor.histograms import Histogram
+from millrace.contracts.status import EngineSnapshot
 from millrace.telemetry.vllm_engines import EngineFigures, engine_families
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer
-from millrace.actor.engine import EngineInfo, EngineLiveness, EngineSnapshot
+from millrace.actor.engine import EngineInfo, EngineLiveness
 from millrace.contracts.catalog import Role
+from millrace.contracts.status import EngineSnapshot
 from millrace.contracts.subjects import Subjects
 from millrace.lengths.remaining import RemainingLengths
 from millrace.membership.heartbeat import Heartbeat

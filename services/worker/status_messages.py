@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from millrace.actor.engine import EngineInfo, EngineSnapshot
+from millrace.actor.engine import EngineInfo
 from millrace.contracts.kv import KvGroup
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import (
     BatchComposition,
+    EngineDescription,
+    EngineSnapshot,
     InstanceRecord,
     InstanceSummary,
     SequenceStatus,
@@ -38,23 +40,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
     """Record of the worker for the KV bucket ``instance``."""
-    return InstanceRecord(
-        instance=identity.instance,
-        incarnation=identity.incarnation,
-        model=identity.model,
-        engine=info.engine,
-        engine_version=info.engine_version,
-        host=identity.host,
-        pid=identity.pid,
-        engine_pid=info.engine_pid,
-        step_time=info.step_time,
-        kv=info.kv,
-        kv_refusal=info.kv_refusal,
-        **scheduler_fields(info),
-        shape=identity.shape,
-        adapters=info.adapters,
-        task=info.task,
-    )
+    described = {name: getattr(info, name) for name in EngineDescription.__struct_fields__}
+    return InstanceRecord(**described | scheduler_fields(info) | msgspec.structs.asdict(identity))
 
 
 def empty_snapshot(info: EngineInfo, now_ns: int) -> EngineSnapshot:

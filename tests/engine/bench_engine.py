@@ -17,12 +17,12 @@ from millrace.actor.engine import (
     EngineInfo,
     EngineObserved,
     EngineSequence,
-    EngineSnapshot,
     EngineStepped,
     SequenceRejected,
     StepOutput,
 )
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
+from millrace.contracts.status import EngineSnapshot
 from millrace.contracts.worker import Sampling
 
 from services.worker.config import WorkerConfig

@@ -3,11 +3,10 @@
 from typing import Any, TypeVar
 
 import msgspec
-from millrace.actor.engine import EngineSnapshot
 from millrace.contracts.broker import BoundaryMoved, LoadReported, MoveReason
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.contracts.status import BatchComposition, InstanceRecord, InstanceSummary, StatusSnapshot
+from millrace.contracts.status import BatchComposition, EngineSnapshot, InstanceRecord, InstanceSummary, StatusSnapshot
 from millrace.contracts.worker import Sampling, SubmitSequence
 
 M = TypeVar("M", bound=msgspec.Struct)

@@ -4,9 +4,8 @@ import random
 from typing import Any
 
 import msgspec
-from millrace.actor.engine import EngineSnapshot
 from millrace.contracts.kv import KvGroup, KvNeed, blocks_for
-from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
+from millrace.contracts.status import EngineSnapshot, SequenceState, SequenceStatus, StatusSnapshot
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import FS_PER_NS, CostCurve, StepCost
 

@@ -6,12 +6,13 @@ from itertools import pairwise
 import msgspec
 import pytest
 from millrace.actor.engine import EngineSequence, EngineStepped
+from millrace.contracts.predictor import Forecast
 from millrace.contracts.status import StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.forecast.forecaster import Forecaster
 from millrace.enginemodel.forecast.present import LengthRevision
-from millrace.enginemodel.forecast.question import Candidate, Forecast
+from millrace.enginemodel.forecast.question import Candidate
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
 from millrace.enginemodel.step_time_models import LinearStepTime

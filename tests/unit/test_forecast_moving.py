@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from millrace.actor.engine import EngineSequence, EngineSnapshot
-from millrace.contracts.status import StatusSnapshot
+from millrace.actor.engine import EngineSequence
+from millrace.contracts.status import EngineSnapshot, StatusSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.forecast.forecaster import Forecaster

@@ -1,9 +1,8 @@
 """Metrics under the names that vLLM's shipped dashboards ask for: each is there, with its model."""
 
 import msgspec
-from millrace.actor.engine import EngineSnapshot
 from millrace.contracts.ingress import EngineTimes, FinishReason
-from millrace.contracts.status import BatchComposition
+from millrace.contracts.status import BatchComposition, EngineSnapshot
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.ingress.vllm_metrics import EngineMetrics, load_report

@@ -1,9 +1,9 @@
 """Indicators of an instance's load: queues by phase, what is left to compute, and totals over an engine's steps."""
 
 import msgspec
-from millrace.actor.engine import EngineSequence, EngineSnapshot
+from millrace.actor.engine import EngineSequence
 from millrace.contracts.kv import KvGroup, KvNeed
-from millrace.contracts.status import EngineTotals, PhaseQueues, SequenceState, SequenceStatus
+from millrace.contracts.status import EngineSnapshot, EngineTotals, PhaseQueues, SequenceState, SequenceStatus
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters

@@ -101,7 +101,7 @@ def stopped(*tokens: int, migration: str = "m1", from_block: int = 1) -> Sequenc
         blocks=[[6], [7]],
         output_token_ids=list(tokens),
         computed_tokens=5,
-        at_ns=77,
+        frozen_ns=77,
         checksums=[[60, 70]],
     )
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from millrace.actor.engine import EngineSnapshot
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
-from millrace.contracts.status import SequenceState, SequenceStatus
+from millrace.contracts.status import EngineSnapshot, SequenceState, SequenceStatus
 from prometheus_client import CollectorRegistry, generate_latest
 
 from services.worker import state

@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect, Publish, Reply
-from millrace.actor.engine import EngineInfo, EngineSnapshot, EngineStepped, KvDenied, SequenceAdded, StepOutput
+from millrace.actor.engine import EngineInfo, EngineStepped, KvDenied, SequenceAdded, StepOutput
 from millrace.contracts.ingress import TokensGenerated
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.leases import KvRefused
 from millrace.contracts.local import TimerFired
 from millrace.contracts.message import Message
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus
+from millrace.contracts.status import BatchComposition, EngineSnapshot, SequenceState, SequenceStatus
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling, SubmitSequence
 

@@ -17,10 +17,10 @@ import msgspec
 
 from millrace.actor.effects import Effect
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
-from millrace.contracts.kv import CopierKind, KvEndpoint, KvHandover, KvRefusal
+from millrace.contracts.kv import CopierKind, KvHandover, KvRefusal
+from millrace.contracts.leases import FrozenBlocks, LeasedBlocks, ReadBlocks, WantedRoom
 from millrace.contracts.message import Body
-from millrace.contracts.scheduler import SchedulerConfig
-from millrace.contracts.status import BatchComposition, EngineTotals, SequenceStatus
+from millrace.contracts.status import EngineDescription, EngineSnapshot
 from millrace.contracts.worker import Adapter, Sampling
 
 
@@ -65,26 +65,6 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None
     pooled: list[bytes] | None = None
-
-
-class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """State of an engine after a step; see StatusSnapshot for the fields.
-
-    Attributes:
-        token_budget: As in StatusSnapshot.
-    """
-
-    step: int
-    at_ns: int
-    running: list[SequenceStatus]
-    waiting: list[SequenceStatus]
-    blocks_free: int
-    blocks_total: int
-    preemptions: int
-    step_duration_ns: int
-    batch: BatchComposition
-    totals: EngineTotals = EngineTotals()
-    token_budget: int = 0
 
 
 class AddToEngine(Effect, frozen=True, kw_only=True):
@@ -147,22 +127,14 @@ class EndLeaseInEngine(Effect, frozen=True, kw_only=True):
     moved: bool
 
 
-class ReserveInEngine(Effect, frozen=True, kw_only=True):
+class ReserveInEngine(Effect, WantedRoom, frozen=True, kw_only=True):
     """Takes idle blocks for a sequence to come, those of its prefix in the cache among them: KvRoomReserved or KvDenied
-    follows. Fields as in PrepareMigration. Blocks are taken from free ones only; nothing is preempted for it.
+    follows. Blocks are taken from free ones only; nothing is preempted for it.
 
     With ``replica`` it takes no place in the batch, and the engine gives it up by itself, without a word, as soon as a
     sequence or another reservation lacks blocks; it is then as unknown as one that was never made. The newest goes
     first. Its blocks count as free in snapshots.
     """
-
-    migration: str
-    sequence: str
-    endpoint: KvEndpoint
-    token_ids: list[int]
-    blocks: int
-    replica: bool = False
-    adapter: Adapter | None = None
 
 
 class PullIntoEngine(Effect, frozen=True, kw_only=True):
@@ -187,32 +159,12 @@ class UnreserveInEngine(Effect, frozen=True, kw_only=True):
     migration: str
 
 
-class KvLeaseTaken(Body, frozen=True, kw_only=True, tag="local.KvLeaseTaken/1"):
-    """Blocks are pinned. Fields as in KvLeased."""
-
-    migration: str
-    sequence: str
-    from_block: int
-    blocks: list[list[int]]
-    prompt_tokens: int
-    output_tokens: int
-    computed_tokens: int
-    checksums: list[list[int]] = []
+class KvLeaseTaken(Body, LeasedBlocks, frozen=True, kw_only=True, tag="local.KvLeaseTaken/1"):
+    """Blocks are pinned."""
 
 
-class SequenceStopped(Body, frozen=True, kw_only=True, tag="local.SequenceStopped/1"):
-    """A sequence stands still. ``output_token_ids`` are all of them, earlier epochs included; fields as in
-    SequenceFrozen.
-    """
-
-    migration: str
-    sequence: str
-    from_block: int
-    blocks: list[list[int]]
-    output_token_ids: list[int]
-    computed_tokens: int
-    at_ns: int
-    checksums: list[list[int]] = []
+class SequenceStopped(Body, FrozenBlocks, frozen=True, kw_only=True, tag="local.SequenceStopped/1"):
+    """A sequence stands still. ``output_token_ids`` are all of them, earlier epochs included."""
 
 
 class KvRoomReserved(Body, frozen=True, kw_only=True, tag="local.KvRoomReserved/1"):
@@ -223,16 +175,8 @@ class KvRoomReserved(Body, frozen=True, kw_only=True, tag="local.KvRoomReserved/
     copier: CopierKind
 
 
-class KvBlocksRead(Body, frozen=True, kw_only=True, tag="local.KvBlocksRead/1"):
-    """A pull is done. Fields as in KvPulled."""
-
-    migration: str
-    from_block: int
-    blocks: int
-    bytes: int
-    descriptors: int
-    duration_ns: int
-    copier: CopierKind
+class KvBlocksRead(Body, ReadBlocks, frozen=True, kw_only=True, tag="local.KvBlocksRead/1"):
+    """A pull is done."""
 
 
 class KvDenied(Body, frozen=True, kw_only=True, tag="local.KvDenied/1"):
@@ -335,24 +279,14 @@ EngineEvent = (
 KvCommand = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine | PullIntoEngine | UnreserveInEngine
 
 
-class EngineInfo(SchedulerConfig, frozen=True, kw_only=True):
-    """Properties of an engine, known once it has started; see InstanceRecord for the fields.
+class EngineInfo(EngineDescription, frozen=True, kw_only=True):
+    """Description that an engine gives its worker.
 
     Attributes:
         states_refusal: Why it reads no hidden states though it should; empty where it does, or need not.
-        adapters: LoRA adapters loaded at the start; None where it takes none.
     """
 
-    engine: str
-    engine_version: str
-    model: str
-    engine_pid: int = 0
-    step_time: str = ""
-    kv: KvEndpoint | None = None
-    kv_refusal: str = ""
     states_refusal: str = ""
-    adapters: list[Adapter] | None = None
-    task: str = ""
 
 
 class Engine(Protocol):

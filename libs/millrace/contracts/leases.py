@@ -7,6 +7,8 @@ repeated preparation or pull is answered with its earlier result. Positions and 
 
 from __future__ import annotations
 
+import msgspec
+
 from millrace.contracts.ingress import TokenLogprobs
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.message import Body
@@ -31,29 +33,37 @@ class LeaseKv(Body, frozen=True, kw_only=True, tag="LeaseKv/1"):
     lease_ms: int
 
 
-class KvLeased(Body, frozen=True, kw_only=True, tag="KvLeased/2"):
-    """Full blocks of a running sequence, unchanged as long as the lease holds. Travels in the trace of its submission.
+class LeasedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Full blocks of a running sequence, unchanged as long as the lease holds.
 
     Attributes:
-        epoch: In which the instance holds the sequence.
         blocks: Rows of positions ``from_block`` on; full ones only.
         checksums: As in KvHandover.
         prompt_tokens, output_tokens: Lengths now.
         computed_tokens: Tokens whose KV is there.
-        submission: Where ``from_block`` is 0: the sequence as its ingress submitted it, with every output token so
-            far; without a handover of its own.
-        endpoint: Where ``from_block`` is 0: how this instance's KV is read.
     """
 
     migration: str
     sequence: str
-    epoch: int
     from_block: int
     blocks: list[list[int]]
     prompt_tokens: int
     output_tokens: int
     computed_tokens: int
     checksums: list[list[int]] = []
+
+
+class KvLeased(Body, LeasedBlocks, frozen=True, kw_only=True, tag="KvLeased/2"):
+    """The engine's answer to a lease, with what the worker knows beyond it. Travels in the trace of its submission.
+
+    Attributes:
+        epoch: In which the instance holds the sequence.
+        submission: Where ``from_block`` is 0: the sequence as its ingress submitted it, with every output token so
+            far; without a handover of its own.
+        endpoint: Where ``from_block`` is 0: how this instance's KV is read.
+    """
+
+    epoch: int
     submission: SubmitSequence | None = None
     endpoint: KvEndpoint | None = None
 
@@ -77,26 +87,35 @@ class FreezeSequence(Body, frozen=True, kw_only=True, tag="FreezeSequence/2"):
     lease_ms: int = 0
 
 
-class SequenceFrozen(Body, frozen=True, kw_only=True, tag="SequenceFrozen/2"):
-    """The sequence stands still; every token of it has been sent to its ingress.
+class FrozenBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """A sequence that stands still.
 
     Attributes:
-        output_token_ids: All of them, over all epochs.
-        logprobs: Of the last ``len(logprobs)`` tokens, where asked for: those that ingress may still miss.
         blocks: Rows of positions ``from_block`` on, up to that of the state or the partial tail.
+        output_token_ids: All of them, over all epochs.
         computed_tokens: Tokens whose KV is there: all but the last one.
         frozen_ns: Unix ns, on the source's clock.
+        checksums: As in KvHandover.
     """
 
     migration: str
     sequence: str
-    epoch: int
     from_block: int
     blocks: list[list[int]]
     output_token_ids: list[int]
     computed_tokens: int
     frozen_ns: int
     checksums: list[list[int]] = []
+
+
+class SequenceFrozen(Body, FrozenBlocks, frozen=True, kw_only=True, tag="SequenceFrozen/2"):
+    """The sequence stands still; every token of it has been sent to its ingress.
+
+    Attributes:
+        logprobs: Of the last ``len(logprobs)`` tokens, where asked for: those that ingress may still miss.
+    """
+
+    epoch: int
     logprobs: list[TokenLogprobs] | None = None
 
 
@@ -115,21 +134,14 @@ class EndLease(Body, frozen=True, kw_only=True, tag="EndLease/2"):
     moved: bool
 
 
-class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/3"):
-    """Asks the target's worker for idle blocks for a sequence to come, and to read the first of its full blocks.
-    Answered by MigrationPrepared or KvRefused.
+class WantedRoom(msgspec.Struct, frozen=True, kw_only=True):
+    """Idle blocks for a sequence to come.
 
     Attributes:
-        epoch: That it will come with.
         endpoint: Of the source: its fingerprint is compared, its copiers are matched.
         token_ids: Prompt and output so far: what the target's prefix cache has of it need not travel. The first one
             alone where blocks of such tokens are not the sequence's: it has a salt or images.
         blocks: To reserve: for the whole of it now, and some to grow.
-        reserve_ms: How long they stay reserved without news.
-        pull: Rows of the first positions: those that the prefix cache has not are read.
-        checksums: Of them, as in KvLeased.
-        read_ms: As in PullKv.
-        award: The target's bid that this takes up; empty for a move by order and for a KV replica.
         replica: For a KV replica: the sequence goes on at its source, in this epoch. The reservation takes no place in
             the batch, grows with each pull, and is given up as soon as its blocks are needed for anything else.
         adapter: LoRA adapter of the sequence; None for none.
@@ -137,17 +149,32 @@ class PrepareMigration(Body, frozen=True, kw_only=True, tag="PrepareMigration/3"
 
     migration: str
     sequence: str
-    epoch: int
     endpoint: KvEndpoint
     token_ids: list[int]
     blocks: int
+    replica: bool = False
+    adapter: Adapter | None = None
+
+
+class PrepareMigration(Body, WantedRoom, frozen=True, kw_only=True, tag="PrepareMigration/3"):
+    """Asks the target's worker for idle blocks for a sequence to come, and to read the first of its full blocks.
+    Answered by MigrationPrepared or KvRefused.
+
+    Attributes:
+        epoch: That it will come with.
+        reserve_ms: How long they stay reserved without news.
+        pull: Rows of the first positions: those that the prefix cache has not are read.
+        checksums: Of them, as in KvLeased.
+        read_ms: As in PullKv.
+        award: The target's bid that this takes up; empty for a move by order and for a KV replica.
+    """
+
+    epoch: int
     reserve_ms: int
     pull: list[list[int]] = []
     checksums: list[list[int]] = []
     read_ms: int = 0
     award: str = ""
-    replica: bool = False
-    adapter: Adapter | None = None
 
 
 class MigrationPrepared(Body, frozen=True, kw_only=True, tag="MigrationPrepared/2"):
@@ -195,13 +222,12 @@ class PullKv(Body, frozen=True, kw_only=True, tag="PullKv/3"):
     proven: int = 0
 
 
-class KvPulled(Body, frozen=True, kw_only=True, tag="KvPulled/1"):
-    """The blocks are in the target's cache, checked where they came with checksums.
+class ReadBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that were read.
 
     Attributes:
         descriptors: Pieces that the transfer consisted of.
         duration_ns: From the first byte to the last.
-        at_ns: As in MigrationPrepared.
     """
 
     migration: str
@@ -211,6 +237,15 @@ class KvPulled(Body, frozen=True, kw_only=True, tag="KvPulled/1"):
     descriptors: int
     duration_ns: int
     copier: CopierKind
+
+
+class KvPulled(Body, ReadBlocks, frozen=True, kw_only=True, tag="KvPulled/1"):
+    """The blocks are in the target's cache, checked where they came with checksums.
+
+    Attributes:
+        at_ns: As in MigrationPrepared.
+    """
+
     at_ns: int = 0
 
 

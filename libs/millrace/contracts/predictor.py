@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+import msgspec
+
 from millrace.contracts.message import Body
 
 
@@ -36,27 +38,21 @@ class PredictLatency(Body, frozen=True, kw_only=True, tag="PredictLatency/1"):
     block_hashes: bytes = b""
 
 
-class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/1"):
-    """Result of the simulation of one instance. Times are counted from the moment of the answer, in ns.
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Forecast for an instance that takes a request now. Times in ns, counted from now.
 
     Attributes:
-        incarnation: Of the instance whose snapshot was rolled forward.
-        ttft_ns: Until the request's first (next) token.
-        e2e_ns: Until its last one.
-        tpot_mean_ns: Mean time per output token after the first.
-        tpot_worst_ns: Longest pause between two of its tokens.
-        blocks_peak: Most KV blocks in use at the instance until the request ends.
-        preemptions: Preemptions at the instance until then.
-        others: Requests that are there already.
-        others_delay_ns: Sum over them of how much later each ends for this one; may be negative by a step.
-        output_tokens: Output length that was assumed.
-        snapshot_age_ns: Age of the status snapshot that was rolled forward.
-        cached_tokens: Of the prompt, expected to be in the instance's prefix cache and therefore not computed.
+        ttft_ns: Until the first new token of any of the request's sequences.
+        e2e_ns: Until the last token of all of them.
+        tpot_mean_ns: Mean time per new token after the first, over all of its sequences; 0 where there is no second.
+        tpot_worst_ns: Longest pause between two tokens of one of its sequences.
+        blocks_peak: Most KV blocks in use at the instance while the request is there.
+        preemptions: Preemptions at the instance in that time.
+        others: Sequences that are there already, placements on their way included.
+        others_delay_ns: Sum over these of how much later each ends for the request; may be negative by a step.
+        output_tokens: Length of the whole output that was assumed, per sequence.
     """
 
-    request: str
-    instance: str
-    incarnation: int
     ttft_ns: int
     e2e_ns: int
     tpot_mean_ns: int = 0
@@ -66,6 +62,20 @@ class LatencyPrediction(Body, frozen=True, kw_only=True, tag="LatencyPrediction/
     others: int = 0
     others_delay_ns: int = 0
     output_tokens: int = 0
+
+
+class LatencyPrediction(Body, Forecast, frozen=True, kw_only=True, tag="LatencyPrediction/1"):
+    """Result of the simulation of one instance, counted from the moment of the answer.
+
+    Attributes:
+        incarnation: Of the instance whose snapshot was rolled forward.
+        snapshot_age_ns: Age of the status snapshot that was rolled forward.
+        cached_tokens: Of the prompt, expected to be in the instance's prefix cache and therefore not computed.
+    """
+
+    request: str
+    instance: str
+    incarnation: int
     snapshot_age_ns: int = 0
     cached_tokens: int = 0
 

@@ -122,8 +122,8 @@ class LoadIndicators(msgspec.Struct, frozen=True, array_like=True):
     totals: EngineTotals = EngineTotals()
 
 
-class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
-    """Everything a scheduler can know about an instance after one step; at least every 250 ms.
+class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """State of an engine after a step.
 
     Attributes:
         step: Engine step number, rising; equal numbers mean nothing was computed since.
@@ -137,9 +137,6 @@ class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
         token_budget: Of the next steps, where it is bounded below the record's; 0 where it is not.
     """
 
-    instance: str
-    incarnation: int
-    model: str
     step: int
     at_ns: int
     running: list[SequenceStatus]
@@ -151,6 +148,14 @@ class StatusSnapshot(Body, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
     batch: BatchComposition
     totals: EngineTotals = EngineTotals()
     token_budget: int = 0
+
+
+class StatusSnapshot(Body, EngineSnapshot, frozen=True, kw_only=True, tag="StatusSnapshot/1"):
+    """Everything a scheduler can know about an instance after one step; at least every 250 ms."""
+
+    instance: str
+    incarnation: int
+    model: str
 
 
 class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
@@ -171,7 +176,7 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
             more); 0 otherwise.
         step_longest_ns: Longest step of the last minute; 0 where none ended.
         indicators: Queues by phase and totals; None from workers that do not tell them.
-        token_budget: As in StatusSnapshot.
+        token_budget: As in EngineSnapshot.
     """
 
     instance: str
@@ -195,38 +200,45 @@ class InstanceSummary(Body, frozen=True, kw_only=True, tag="InstanceSummary/1"):
     token_budget: int = 0
 
 
-class InstanceRecord(Body, SchedulerConfig, frozen=True, kw_only=True, tag="InstanceRecord/1"):
-    """Registration of an instance in the KV bucket ``instance`` (key: its name; re-put within the bucket's TTL), with
-    the configuration of its scheduler.
+class EngineDescription(SchedulerConfig, frozen=True, kw_only=True):
+    """Properties of an engine, known once it has started, with the configuration of its scheduler.
 
     Attributes:
-        incarnation: Start time of the worker process, unix ns. A new one means that all earlier sequences there
-            are lost.
         engine: ``vllm`` or ``modelled``.
         engine_version: For example ``0.32.0``.
         step_time: Which step-time parameters fit this engine: a set that ships, or a path; empty where unknown.
         kv: Where its KV lies and how it can be read; None for an engine that moves nothing.
         kv_refusal: Why it moves nothing; empty where it does.
-        shape: Device kind and tensor parallel size, such as ``cpu`` or ``h100x2``; empty where unknown.
         adapters: LoRA adapters that it has loaded; others it loads when a sequence comes with one. None where it takes
             none.
         task: Of vLLM's pooling tasks the one that it computes; empty for a model that generates text.
     """
 
-    instance: str
-    incarnation: int
     model: str
     engine: str
     engine_version: str
-    host: str = ""
-    pid: int = 0
     engine_pid: int = 0
     step_time: str = ""
     kv: KvEndpoint | None = None
     kv_refusal: str = ""
-    shape: str = ""
     adapters: list[Adapter] | None = None
     task: str = ""
+
+
+class InstanceRecord(Body, EngineDescription, frozen=True, kw_only=True, tag="InstanceRecord/1"):
+    """Registration of an instance in the KV bucket ``instance`` (key: its name; re-put within the bucket's TTL).
+
+    Attributes:
+        incarnation: Start time of the worker process, unix ns. A new one means that all earlier sequences there
+            are lost.
+        shape: Device kind and tensor parallel size, such as ``cpu`` or ``h100x2``; empty where unknown.
+    """
+
+    instance: str
+    incarnation: int
+    host: str = ""
+    pid: int = 0
+    shape: str = ""
 
 
 class PresenceState(StrEnum):

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from millrace.actor.engine import EngineSequence, EngineSnapshot, EngineStepped, StepOutput
+from millrace.actor.engine import EngineSequence, EngineStepped, StepOutput
 from millrace.contracts.kv import KvEndpoint
-from millrace.contracts.status import BatchComposition, SequenceState, SequenceStatus
+from millrace.contracts.status import BatchComposition, EngineSnapshot, SequenceState, SequenceStatus
 from millrace.enginemodel.batch import Batch
 from millrace.enginemodel.moves import KvMoves
 from millrace.enginemodel.parameters import EngineParameters

@@ -144,7 +144,7 @@ class ModelledLeases:
             blocks=rows_of(blocks),
             output_token_ids=sequence.output_token_ids(),
             computed_tokens=computed,
-            at_ns=now_ns,
+            frozen_ns=now_ns,
             checksums=self._checksums(blocks),
         )
 

@@ -22,7 +22,6 @@ from millrace.actor.engine import (
     EngineInfo,
     EngineObserved,
     EngineSequence,
-    EngineSnapshot,
     EngineStepped,
     KvCommand,
     KvDenied,
@@ -37,6 +36,7 @@ from millrace.actor.engine import (
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvEndpoint, KvRefusal
 from millrace.contracts.scheduler import scheduler_fields
+from millrace.contracts.status import EngineSnapshot
 from millrace.contracts.worker import Adapter, StructuredOutput
 from millrace.kvcopy.choice import choose
 from vllm.exceptions import VLLMClientError

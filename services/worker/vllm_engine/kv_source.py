@@ -204,7 +204,7 @@ class Told:
             "checksums": sums,
         }
         if self._freezes:
-            return SequenceStopped(output_token_ids=list(request._output_token_ids), at_ns=unix_ns(), **both)
+            return SequenceStopped(output_token_ids=list(request._output_token_ids), frozen_ns=unix_ns(), **both)
         prompt, output = request.num_prompt_tokens, request.num_output_tokens
         return KvLeaseTaken(prompt_tokens=prompt, output_tokens=output, **both)
 

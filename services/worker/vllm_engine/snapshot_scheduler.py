@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from millrace.actor.child_process import die_with_parent
 from millrace.actor.clock import unix_ns
-from millrace.actor.engine import EngineSnapshot
-from millrace.contracts.status import BatchComposition, SequenceState
+from millrace.contracts.status import BatchComposition, EngineSnapshot, SequenceState
 from millrace.enginemodel.steps import StepTotals
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler

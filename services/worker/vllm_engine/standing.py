@@ -92,7 +92,7 @@ class StandingSequences:
             blocks=[],
             output_token_ids=[*followed.tokens],
             computed_tokens=lengths,
-            at_ns=now_ns,
+            frozen_ns=now_ns,
         )
 
     def end(self, command: EndLeaseInEngine) -> tuple[str, list[StepOutput]]:

@@ -22,7 +22,6 @@ from millrace.actor.engine import (
     EngineInfo,
     EngineObserved,
     EngineSequence,
-    EngineSnapshot,
     EngineStepped,
     KvCommand,
     LimitStepInEngine,
@@ -33,6 +32,7 @@ from millrace.actor.engine import (
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.scheduler import scheduler_fields
+from millrace.contracts.status import EngineSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import modelled_endpoint

@@ -7,18 +7,12 @@ from collections.abc import Mapping
 import msgspec
 
 from millrace.contracts.kv import blocks_for
+from millrace.contracts.predictor import Forecast
 from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.forecast.native import native_cost, native_limits
 from millrace.enginemodel.forecast.present import LengthRevision, cached_of
-from millrace.enginemodel.forecast.question import (
-    Candidate,
-    Forecast,
-    JoinForecast,
-    LeaveForecast,
-    LoadForecast,
-    Placement,
-)
+from millrace.enginemodel.forecast.question import Candidate, JoinForecast, LeaveForecast, LoadForecast, Placement
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
 from millrace.native import enginemodel

@@ -1,4 +1,4 @@
-"""Question to a forecast, and its answer."""
+"""Questions to a forecast, and its answers; that for a candidate is contracts.predictor.Forecast."""
 
 from __future__ import annotations
 
@@ -64,32 +64,6 @@ class ReplicaRequest(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     output_tokens: int
     kv_tokens: int = 0
-
-
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Forecast for an instance that takes the candidate now. Times in ns, counted from now.
-
-    Attributes:
-        ttft_ns: Until the first new token of any of the candidate's sequences.
-        e2e_ns: Until the last token of all of them.
-        tpot_mean_ns: Mean time per new token after the first, over all of its sequences; 0 where there is no second.
-        tpot_worst_ns: Longest pause between two tokens of one of its sequences.
-        blocks_peak: Most KV blocks in use at the instance while the candidate is there.
-        preemptions: Preemptions at the instance in that time.
-        others: Sequences that are there already, placements on their way included.
-        others_delay_ns: Sum over these of how much later each ends for the candidate; may be negative.
-        output_tokens: Length of the whole output that was assumed, per sequence.
-    """
-
-    ttft_ns: int
-    e2e_ns: int
-    tpot_mean_ns: int
-    tpot_worst_ns: int
-    blocks_peak: int
-    preemptions: int
-    others: int
-    others_delay_ns: int
-    output_tokens: int
 
 
 class LoadForecast(msgspec.Struct, frozen=True, kw_only=True):
