@@ -50,11 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Asks, waits, prints."""
-    return asyncio.run(drain(arguments))
-
-
 #: Provisioners answer at once.
 ANSWER_S = 2.0
 
@@ -73,7 +68,7 @@ START_S = 600.0
 LOOK_S = 0.1
 
 
-async def drain(arguments: argparse.Namespace) -> int:
+async def run(arguments: argparse.Namespace) -> int:
     """Returns the exit code: 0 where the instance is empty, gone, or back."""
     connection = resolve_connection(arguments, operator=True)
     subjects = Subjects(connection.cluster)

@@ -48,11 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Finds it, asks, prints."""
-    return asyncio.run(migrate(arguments))
-
-
 #: A snapshot comes at least every 250 ms; a request just placed shows in the next one.
 LISTEN_S = 1.0
 
@@ -60,7 +55,7 @@ LISTEN_S = 1.0
 ANSWER_S = 30.0
 
 
-async def migrate(arguments: argparse.Namespace) -> int:
+async def run(arguments: argparse.Namespace) -> int:
     """Returns the exit code.
 
     Raises:

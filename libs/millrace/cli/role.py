@@ -41,11 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Asks, follows, prints."""
-    return asyncio.run(flip(arguments))
-
-
 #: The active coordinator answers at once; while another one takes over, nobody does.
 ANSWER_S = 2.0
 ASKED_MAX = 3
@@ -53,7 +48,7 @@ ASKED_MAX = 3
 LOOK_S = 0.1
 
 
-async def flip(arguments: argparse.Namespace) -> int:
+async def run(arguments: argparse.Namespace) -> int:
     """Returns the exit code: 0 where the instance has the role, or the order was taken with --detach.
 
     Raises:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import ModuleType
+from typing import Any
 
 from millrace.cli.arguments import VerbParser
 from millrace.cli.errors import CliError, UsageError
@@ -16,7 +17,7 @@ def run_verb(name: str, module: ModuleType, words: Sequence[str]) -> int:
     """Runs ``millrace NAME WORDS``; returns the exit code: 0 fine, 1 failed, 2 wrong usage.
 
     Args:
-        module: Has ``add_arguments(parser)`` and ``run(arguments)``; its docstring is the help (see verbs.py).
+        module: Has ``add_arguments(parser)`` and ``run(arguments)``, plain or async; its docstring is the help.
     """
     parser = VerbParser(
         prog=f"millrace {name}",
@@ -27,7 +28,12 @@ def run_verb(name: str, module: ModuleType, words: Sequence[str]) -> int:
     )
     try:
         module.add_arguments(parser)
-        return int(module.run(parser.parse_args(words)))
+        code: int | Coroutine[Any, Any, int] = module.run(parser.parse_args(words))
+        if not isinstance(code, int):
+            import asyncio  # Slow to import, and most verbs are plain functions.
+
+            code = asyncio.run(code)
+        return code
     except CliError as error:
         print(f"millrace {name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

@@ -48,11 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Asks, follows, prints."""
-    return asyncio.run(scale(arguments))
-
-
 #: A coordinator asks each provisioner twice, for two seconds each.
 ANSWER_S = 10.0
 
@@ -62,7 +57,7 @@ LOOK_S = 0.1
 GRACE_S = 10.0
 
 
-async def scale(arguments: argparse.Namespace) -> int:
+async def run(arguments: argparse.Namespace) -> int:
     """Returns the exit code: 0 where as many serve as asked for, or the order was taken with --detach.
 
     Raises:

@@ -27,12 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+async def run(arguments: argparse.Namespace) -> int:
     """Listens, prints."""
-    return asyncio.run(_status(arguments))
-
-
-async def _status(arguments: argparse.Namespace) -> int:
     connection = resolve_connection(arguments)
     async with listen(connection) as view:
         await asyncio.sleep(LISTEN_S)

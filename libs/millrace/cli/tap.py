@@ -38,11 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Taps until --count or Ctrl-C."""
-    return asyncio.run(tap(arguments))
-
-
 SHOWN_HEADERS = (HEADER_TYPE, HEADER_SENDER, HEADER_REQUEST, HEADER_TRACE)
 
 #: Messages that may wait to be printed; past it NATS drops for this client alone, and tap says so.
@@ -88,7 +83,7 @@ class Printer:
         return message_line(reading, width=width, headers_only=self._headers_only, paint=self._paint)
 
 
-async def tap(arguments: argparse.Namespace) -> int:
+async def run(arguments: argparse.Namespace) -> int:
     """Subscribes and prints until the count, an error, or cancellation by Ctrl-C."""
     connection = resolve_connection(arguments)
     prefix = Subjects(connection.cluster).prefix

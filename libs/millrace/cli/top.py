@@ -34,14 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+async def run(arguments: argparse.Namespace) -> int:
     """Draws until told to stop."""
     if not sys.stdout.isatty():
         raise CliError("standard output is no terminal; `millrace status --json` is for programs")
-    return asyncio.run(_top(arguments))
-
-
-async def _top(arguments: argparse.Namespace) -> int:
     connection = resolve_connection(arguments)
     console = Console(highlight=False)
     async with listen(connection) as view:

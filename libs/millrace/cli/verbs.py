@@ -11,8 +11,8 @@ from typing import NamedTuple
 class Verb(NamedTuple):
     """One verb.
 
-    ``module`` has ``add_arguments(parser: ArgumentParser) -> None`` and ``run(arguments: Namespace) -> int``; run
-    returns the exit code and raises CliError with one clear sentence where something outside is wrong.
+    ``module`` has ``add_arguments(parser: ArgumentParser) -> None`` and ``run(arguments: Namespace) -> int``, plain or
+    async; run returns the exit code and raises CliError with one clear sentence where something outside is wrong.
     ``program``: another program has the verb instead, which runs as ``python -m PROGRAM NAME ...``.
     """
 
