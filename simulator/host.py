@@ -16,6 +16,7 @@ from itertools import count
 from types import MappingProxyType
 
 import msgspec
+from millrace.actor.config import BusConfig
 from millrace.actor.deps import ActorDeps, actor_rng
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import StopRequested
@@ -24,8 +25,8 @@ from millrace.sim.process import Handlers, SimActor, SimProcess
 from millrace.sim.runtime_sim import SECOND, Simulation
 
 from services.supervisor.actor import ACCEPTS, SupervisorActor
-from services.supervisor.build import SupervisedMachine, build
-from services.supervisor.config import ChildSpec
+from services.supervisor.build import build
+from services.supervisor.config import ChildSpec, SupervisorConfig
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
 from simulator.process_restarter import WATCH_NS
 
@@ -60,7 +61,6 @@ class SimulatedHost:
     """The shell of a simulated supervisor.
 
     Attributes:
-        supervisor: The supervisor's actor.
         workers: Every worker that ever ran here, by name.
     """
 
@@ -94,11 +94,10 @@ class SimulatedHost:
     def _build(self, incarnation: int) -> SupervisorActor:
         shape = self._shape
         name = f"supervisor-{shape.host}"
-        machine = SupervisedMachine(
+        machine = SupervisorConfig(
             name=name,
-            cluster=shape.cluster,
+            bus=BusConfig(cluster=shape.cluster),
             host=shape.host,
-            model=shape.model,
             devices={DEVICE: shape.devices} if shape.devices else {},
             children=[_worker(name, shape) for name in shape.running],
             spares=[_worker(name, shape) for name in shape.spares],
@@ -160,7 +159,7 @@ class SimulatedHost:
 
 
 def _worker(name: str, shape: HostShape) -> ChildSpec:
-    model, kind = shape.kinds.get(name, ("", ""))
+    model, kind = shape.kinds.get(name, (shape.model, ""))
     return ChildSpec(
         name=name,
         role=Role.WORKER,

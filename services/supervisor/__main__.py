@@ -31,7 +31,7 @@ from millrace.supervision.survivors import FILE, WrittenProcess, created, surviv
 from millrace.telemetry import open_telemetry
 
 from services.supervisor.actor import ACCEPTS
-from services.supervisor.build import SupervisedMachine, build
+from services.supervisor.build import build
 from services.supervisor.causes import failure_cause
 from services.supervisor.config import ChildSpec, LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner, joined_banner, joining, open_api_warning
@@ -100,18 +100,7 @@ class Cluster:
         self._order_log: ActorHandle | None = None
         self._early: list[Body] = []
         incarnation = unix_ns()
-        machine = SupervisedMachine(
-            name=config.name,
-            cluster=config.bus.cluster,
-            host=config.host,
-            children=[*config.nats, *config.children],
-            spares=config.spares,
-            provisioned=config.provisioned,
-            leaves=config.leaves,
-            devices=config.devices,
-        )
-        deps = ActorDeps(incarnation=incarnation, rng=actor_rng(config.name, incarnation))
-        self._actor = build(machine, deps)
+        self._actor = build(config, ActorDeps(incarnation=incarnation, rng=actor_rng(config.name, incarnation)))
 
     async def run(self) -> int:
         """Brings everything up, stays, takes everything down; returns the exit code."""

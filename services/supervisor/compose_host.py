@@ -29,8 +29,8 @@ from millrace.contracts.message import Body
 from millrace.hosting.service import host
 
 from services.supervisor.actor import ACCEPTS, SupervisorActor
-from services.supervisor.build import SupervisedMachine, build
-from services.supervisor.config import ChildSpec
+from services.supervisor.build import build
+from services.supervisor.config import ChildSpec, SupervisorConfig
 from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
 
 #: How long docker may take to list containers at the start, seconds.
@@ -157,15 +157,15 @@ def build_host(config: ComposeHostConfig, deps: ActorDeps, running: Mapping[str,
             role=Role.WORKER,
             presences=[service],
             stop_limit_ms=config.stop_limit_ms,
+            model=config.model,
             shape=config.shapes.get(service, ""),
         )
         for service in config.services
     ]
-    machine = SupervisedMachine(
+    machine = SupervisorConfig(
         name=config.name,
-        cluster=config.bus.cluster,
+        bus=config.bus,
         host=config.host,
-        model=config.model,
         children=[spec for spec in specs if spec.name in running],
         spares=[spec for spec in specs if spec.name not in running],
     )

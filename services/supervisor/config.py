@@ -99,13 +99,13 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     directory: str = ".millrace"
     bus: BusConfig = BusConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
-    nats: list[ChildSpec]
+    nats: list[ChildSpec] = []
     children: list[ChildSpec]
     spares: list[ChildSpec] = []
     provisioned: bool = False
     devices: dict[str, int] = {}
     host: str = "local"
     leaves: bool = False
-    ingress_url: str
-    models: list[str]
+    ingress_url: str = ""
+    models: list[str] = []
     ready_limit_s: float = 600.0

@@ -20,12 +20,8 @@ class Roster:
         models: What its workers serve; empty where they serve any.
     """
 
-    def __init__(
-        self, *, host: str, workers: Iterable[ChildSpec], model: str = "", devices: Mapping[str, int] | None = None
-    ) -> None:
-        """``model``: what workers serve that name none."""
+    def __init__(self, *, host: str, workers: Iterable[ChildSpec], devices: Mapping[str, int] | None = None) -> None:
         self.host = host
-        self._model = model
         self._orders: dict[str, str] = {}
         self.replace(workers, devices or {})
 
@@ -33,7 +29,7 @@ class Roster:
         """Takes other workers. ``devices``: by kind, shared by them."""
         self._devices = dict(devices)
         self._workers = [spec for spec in workers if spec.role == Role.WORKER]
-        self.models = {spec.model or self._model for spec in self._workers} - {""}
+        self.models = {spec.model for spec in self._workers} - {""}
 
     def free(self, taken: Container[str], *, model: str, shape: str = "") -> ChildSpec | None:
         """The first worker of a model, and of a shape where one is asked for, whose name is not taken; None where all
@@ -65,7 +61,7 @@ class Roster:
         return f"{spec.name} needs {spec.devices} {spec.device}, {taken} of {total} are taken"
 
     def _fitting(self, model: str) -> list[ChildSpec]:
-        return [spec for spec in self._workers if (spec.model or self._model) in ("", model)]
+        return [spec for spec in self._workers if spec.model in ("", model)]
 
     def instance_of(self, order: str) -> str | None:
         """The instance that an order gave; None where it is new."""

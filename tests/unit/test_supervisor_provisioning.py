@@ -27,7 +27,8 @@ S = 1_000_000_000
 
 
 def worker(name: str, *instances: str) -> ChildSpec:
-    return ChildSpec(name=name, role="worker", command=["w"], presences=list(instances or [name]), stop_order=2)
+    presences = list(instances or [name])
+    return ChildSpec(name=name, role="worker", command=["w"], presences=presences, stop_order=2, model="m")
 
 
 FIRST = worker("worker-0")
@@ -42,11 +43,10 @@ class Bench:
         self,
         running: Sequence[ChildSpec] = (FIRST, SHARED),
         spares: Sequence[ChildSpec] = SPARES,
-        model: str = "m",
         devices: Mapping[str, int] | None = None,
     ) -> None:
         self.workers = [*running, *spares]
-        roster = Roster(host="here", model=model, workers=self.workers, devices=dict(devices or {}))
+        roster = Roster(host="here", workers=self.workers, devices=devices)
         self.actor = SupervisorActor(
             name="supervisor", cluster="local", incarnation=1, children=list(running), roster=roster
         )
@@ -203,7 +203,7 @@ def test_while_everything_stops_nothing_is_started_and_stops_are_taken_for_done(
 
 
 def test_orders_are_remembered_up_to_a_bound() -> None:
-    roster = Roster(host="h", model="", workers=[])
+    roster = Roster(host="h", workers=[])
     for index in range(ORDERS_MAX + 1):
         roster.carried_out(str(index), "w")
     assert roster.instance_of("0") is None
@@ -217,7 +217,7 @@ OTHERS = [
 
 
 def test_a_spare_is_started_by_its_model_and_shape_up_to_the_bound_of_the_model() -> None:
-    bench = Bench(OTHERS[:1], OTHERS[1:], model="")
+    bench = Bench(OTHERS[:1], OTHERS[1:])
     assert reply(bench.order(model="a")) == OrderRefused(
         reason=OrderRefusal.AT_BOUND, detail="1 instances of a are the bound"
     )
@@ -309,7 +309,7 @@ def pool() -> Bench:
             [("nano", 1), ("mini", 1), ("nano", 1), ("micro", 1), ("mini", 1), ("wide", 2)]
         )
     )
-    return Bench([w0, w1], [w2, w3, w4, w5], model="", devices={"cpu": 2})
+    return Bench([w0, w1], [w2, w3, w4, w5], devices={"cpu": 2})
 
 
 def test_a_spare_starts_only_where_its_device_is_free_whatever_its_model(pool: Bench) -> None:
