@@ -41,8 +41,6 @@ class SimulatedCluster:
     """Actors on a simulation, by role.
 
     Attributes:
-        simulation: Clock and network.
-        subjects: Subjects of the cluster.
         services: What ``add`` may add, by role.
         engines: Engine of each instance's present incarnation, by the instance's name.
         network: Carries KV between the engines; None where nothing moves.

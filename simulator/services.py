@@ -61,11 +61,7 @@ class SimInstance(msgspec.Struct, frozen=True, kw_only=True):
     """One worker with its modelled engine.
 
     Attributes:
-        name: Of the instance.
         host: Machine that it says it runs on; empty if unknown.
-        engine: Limits of its scheduler.
-        step_time: Name of its step-time model.
-        token_bytes: KV bytes of one token.
         moves: Whether its sequences may move to others.
         shape: What it says that it runs on.
     """

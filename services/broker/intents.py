@@ -35,7 +35,6 @@ class Intent(msgspec.Struct, frozen=True):
     Attributes:
         target: Where an order wants it; empty for wherever there is room.
         mode: None for the migrator's own.
-        note: Of an order.
     """
 
     status: SequenceStatus

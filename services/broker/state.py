@@ -100,7 +100,6 @@ class OutgoingAsk:
     """A sequence of an instance of ours that is to leave.
 
     Attributes:
-        asked: Names of the candidates.
         gain_ns: By how much sooner the source's other sequences end without it, summed; 0 where not forecast.
         stay_ns: How long it would still run here; 0 where not forecast.
         bids: In order of arrival, and until when each holds.
@@ -110,7 +109,6 @@ class OutgoingAsk:
         started_ns: When the migrator was told; 0 before.
         gone_ns: Since when the snapshots do not show the sequence while it is being moved; 0 while they do.
         finished: Result of its last migration; None before the first.
-        why: Why this bidder.
     """
 
     body: AskForMove
@@ -178,7 +176,6 @@ class MoveHistory:
         balance_moves: In its life.
         moved_ns: When it came.
         tokens: Its length then.
-        duration_ns: Of the move.
     """
 
     balance_moves: int = 0
@@ -284,7 +281,6 @@ class Evacuation:
     """Everything shall leave an instance.
 
     Attributes:
-        waiters: Reply subjects.
         failures: By sequence, those that say something of it.
         refusals: The last refusal of each sequence.
     """
@@ -373,7 +369,6 @@ class BrokerContext:
     """Shared by the parts of one actor.
 
     Attributes:
-        connected: Whether the bus is there.
         back_ns: When it last came back; snapshots of before do not count.
         plan_ns: When the plan of a model last changed, by model.
     """

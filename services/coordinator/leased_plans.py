@@ -85,7 +85,6 @@ class LeasedPlans(Generic[P]):
         Args:
             plans, leases: Names of the buckets.
             names_max: Keys that are known at once; more are ignored.
-            name, incarnation: Of the coordinator.
         """
         self.buckets = (plans, leases)
         self._kind = kind

@@ -59,7 +59,6 @@ class OpenFlip:
     """A flip under way: the instance does BOTH.
 
     Attributes:
-        since_ns: When it began.
         shown_ns: When the plan in force first said that it does both; 0 before.
     """
 

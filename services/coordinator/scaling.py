@@ -19,7 +19,6 @@ class WaitingScale:
     """One operator's order.
 
     Attributes:
-        reply_to: Who waits.
         open: Orders to provisioners without an answer yet.
         limit_ms: The longest drain of those that end.
         refused: Outcome and words of those that nobody carries out.

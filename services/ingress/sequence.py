@@ -27,7 +27,6 @@ class OutputText:
     """Text of a sequence's log.
 
     Attributes:
-        stream: Detokenizer with its stop strings.
         lazy: The call neither streams nor has stop strings: its tokens are detokenized once, at the end.
         pushed: Tokens of the log that were detokenized.
         held_text, held_logprobs: For calls that do not stream: output that is delivered with the end.
@@ -55,7 +54,6 @@ class RetryState:
     Attributes:
         tries: Submissions in this round.
         rounds: Pauses so far.
-        at_ns: When it is dispatched again.
         since_ns: When it lost its instance, arrived, or first found none; 0 while it is owned.
         excluded: Instance -> incarnation that failed it.
         fruitless: Failovers in a row without a new token, but for those where an instance gave it back in order.
@@ -129,7 +127,6 @@ class EpochGrant:
         instance, incarnation: The target, when the epoch was granted.
         source: Owner of the sequence at that time.
         tokens: Length of the log up to which the target's tokens need no comparison.
-        at_ns: When it was granted.
         span: Context of the migration's span.
         proof: Correlation of the open question to the target; empty for none.
     """

@@ -29,7 +29,6 @@ class AskingFailed(Body, frozen=True, kw_only=True, tag="local.AskingFailed/1"):
 
     Attributes:
         why: ``timeout``, ``status`` or ``unreachable``.
-        detail: One sentence.
     """
 
     correlation: int

@@ -97,11 +97,7 @@ def banner(
     """Text that is printed once everything is ready.
 
     Args:
-        url: Of the API.
         page: URL of the page that shows requests move; empty where there is none.
-        models: Served names.
-        directory: The cluster's folder.
-        nats_url: Of nats-server.
         took_s: From the start until everything was ready.
         keys: Whether the API asks for keys.
         objectives: That the autopilot advises for; empty where it is off.

@@ -29,7 +29,6 @@ class ReadSpecification(Effect, frozen=True, kw_only=True):
 
     Attributes:
         take: Whether it is in force from then on.
-        reply_to: Who waits for the comparison.
     """
 
     take: bool

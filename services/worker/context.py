@@ -32,9 +32,7 @@ class WorkerContext:
 
     Attributes:
         ledger: Every sequence held.
-        figures: What is counted.
         reporter: What is said about the instance; knows whether the bus is up.
-        budget: Bound of the engine's steps.
     """
 
     def __init__(

@@ -22,10 +22,7 @@ def load_indicators(
     """Count what a snapshot shows.
 
     Args:
-        snapshot: The engine's last one.
         unseen: Sequences submitted after it.
-        now_ns: Unix ns.
-        block_size: Tokens of a KV block.
         groups: Of layers, each with blocks of its own.
         moves: Sequences whose KV leaves, and those whose KV arrives.
     """

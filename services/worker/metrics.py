@@ -83,7 +83,6 @@ class WorkerCollector:
 
     Args:
         sources: Returns (instance, figures, last snapshot, sequences forgotten) of every actor.
-        model: That their engines serve.
     """
 
     def __init__(

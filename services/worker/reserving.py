@@ -48,12 +48,9 @@ class SequenceReservation:
     """Room for one sequence.
 
     Attributes:
-        asked: What it was made for.
-        until_ns: When it ends without news.
         blocks: Positions that it has room for; those of a replica grow.
         proven: As in PullKv.
         room: What the engine reserved; None before.
-        granted: The answer to the preparation.
         last: The last pull that was answered well, with the answer.
     """
 

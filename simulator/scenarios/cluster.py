@@ -62,7 +62,6 @@ class ScenarioCluster(SimulatedCluster):
     Attributes:
         begin_ns: First possible arrival, unix ns of virtual time.
         clients: Submit calls here.
-        observer: What was heard of requests.
         samples: The engines, looked at now and then.
     """
 

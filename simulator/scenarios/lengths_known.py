@@ -21,11 +21,7 @@ NOISE_MIN, NOISE_MAX = 0.1, 5.0
 
 
 class KnowingTagger(StandIn):
-    """Answers TagRequest with the true length times a normal number around 1, cut to the bounds above. Keeps nothing.
-
-    Attributes:
-        name: Of the actor.
-    """
+    """Answers TagRequest with the true length times a normal number around 1, cut to the bounds above."""
 
     def __init__(self, *, name: str, cluster: str, truth: Expected, sigma: float, rng: Random) -> None:
         """Args: truth: None where it says that it does not know. sigma: of the normal number; 0 for the truth."""

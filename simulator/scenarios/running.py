@@ -43,13 +43,11 @@ class ScenarioOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         trace_hash: Order-sensitive hash of all deliveries: equal for equal seeds.
-        messages: Messages handled by all actors.
         wall_s: Real time of the run, the building of the cluster included.
         virtual_s: Virtual time from the first possible arrival on.
         outcomes: Calls by how they ended; ``open`` for those that never did.
         details: First detail of each kind of failure.
         fallbacks: Decisions that were made without the predictions that the policy asked for.
-        engine_steps: Steps of all engines.
         trades: What brokers counted, see ScenarioCluster.trades; empty without brokers.
     """
 

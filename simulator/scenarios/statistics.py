@@ -38,7 +38,6 @@ class ForecastErrors(msgspec.Struct, frozen=True, kw_only=True):
     """Errors of the predictions that were made; shares are of the measured value.
 
     Attributes:
-        count: Predictions that could be compared.
         absolute: Mean of the absolute errors, relative.
         bias: Mean of the signed errors, relative; above 0 where too much was predicted.
     """

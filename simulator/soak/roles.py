@@ -191,7 +191,6 @@ class RolesSoakRun(SoakRun):
 
     Attributes:
         roles: Plans that coordinators wrote.
-        orders: What the operator wanted.
     """
 
     def __init__(

@@ -59,7 +59,6 @@ class SoakReport(msgspec.Struct, frozen=True, kw_only=True):
     """Report of one seed's run.
 
     Attributes:
-        virtual_s: Virtual time that passed.
         replicas: Of KV: announced, named in submissions, used by continuations; empty without.
         migrations: Outcome, or refusal where there was one -> how many ended so; empty without migrators.
         deals: Reason and outcome, or refusal -> how many deals ended so; empty without brokers.

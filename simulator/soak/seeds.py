@@ -42,7 +42,6 @@ class SoakChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Kind of a soak, and its settings: the options of the command line.
 
     Attributes:
-        policy: Dispatch policy.
         migrations, trading, balance, roles, cascades, switches: The kind; none of them for requests that stay.
         trading_policy: Empty for one that the seed draws.
         wrong_estimates: Engines tell rests that are wrong.

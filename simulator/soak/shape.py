@@ -48,8 +48,6 @@ class TradingShape(msgspec.Struct, frozen=True, kw_only=True):
     """Trading of a cluster's sequences by brokers, and the interval between changes of its plan.
 
     Attributes:
-        policy: Trading policy.
-        parameters: Of the policy.
         reasons: For which sequences move.
         cuts: Lengths at which stages may end, tokens.
         plan_ns: Between two plans; 0 for one plan that stays.
@@ -77,7 +75,6 @@ class SoakShape(msgspec.Struct, frozen=True, kw_only=True):
         restart_ns: A process that ended is started again after a time between these.
         rates: Calls a second, one of these for the whole run.
         max_tokens: Of a call, one of these.
-        call_timeout_s: Deadline of every call.
         migration: A migrator for each worker, and how KV travels; None for neither.
         trading: A broker for each worker, and plans that change; None for neither. Needs ``migration``.
         stages: As in the coordinator's configuration.

@@ -80,9 +80,7 @@ class ChangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         figures: Unchanged and changed, by name.
         within: Requests within the objectives.
-        reason: One sentence.
         fragment: What it changes in the cluster's file, a key a line.
-        lost: Requests that are not served.
     """
 
     label: str

@@ -163,7 +163,6 @@ def reason(prompts: Floats, before: Latencies, after: Latencies, replays: tuple[
     """One sentence: which requests got faster or slower, and whether by queues, batches or caches.
 
     Args:
-        prompts: Tokens of each request's prompt.
         replays: Before and after.
     """
     was, now = replays

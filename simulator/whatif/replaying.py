@@ -132,7 +132,6 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         finished: By number of the request in the load.
         batch: Sequences in the running batch of a busy instance, on average.
         waiting: Sequences in the queue of an instance, on average over all samples.
-        lost: Requests that did not complete.
     """
 
     finished: dict[int, FinishedRequest]
@@ -146,8 +145,6 @@ class LoadFile(msgspec.Struct, frozen=True, kw_only=True):
     """The load as scenarios read it.
 
     Attributes:
-        path: Of a recording.
-        count: Requests in it.
         span_s: From the first arrival to the last.
         expected: Whether it says which lengths were expected.
         shares: Whether any two prompts begin alike; else prefix caches, which hold nothing of use, are left out.
@@ -201,7 +198,6 @@ def fitted_cluster(spec: ClusterSpec, load: RecordedLoad, file: LoadFile) -> Fit
 
     Args:
         spec: The cluster's file; models are folders.
-        file: The same load.
     """
     served = [row for _, row in load.requests]
     half_ns = served[len(served) // 2].at_ns

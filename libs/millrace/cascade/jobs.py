@@ -41,10 +41,8 @@ class PlannedTier(msgspec.Struct, frozen=True, kw_only=True):
     """A tier as planning needs it.
 
     Attributes:
-        model: Served name.
         recorded: Its name in the recording; empty for the served one.
         judge: File of its confidence judge; empty for the last tier.
-        step_time: Step-time set of its instances.
         parameters: Of an instance's scheduler.
         instances: Serving now.
     """
@@ -86,8 +84,6 @@ class PlanningResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         keep: Why the thresholds in force still fit; empty where others are better.
         chosen: For the present instances; None where no thresholds serve the traffic on them.
-        meets: Whether it reaches the target.
-        reason: One sentence.
         best: With the same number of instances divided in the best way, if asked for; None where nothing serves.
         front: Of the present instances, by rising p95; of every division of as many, if asked for.
     """

@@ -43,7 +43,6 @@ class ThresholdDesign:
         routed: The thresholds, and how they route the sample.
         p95_s: Simulated end-to-end p95; NaN where it was not simulated.
         meets: Whether quality or latency is as asked for.
-        reason: One sentence.
     """
 
     routed: Routed
@@ -60,7 +59,6 @@ class ThresholdProblem:
     """Planning problem of one cascade.
 
     Attributes:
-        sample: Judged requests.
         rate: Requests/s that the cascade gets.
         judge_s: By tier but the last, seconds that judging an answer takes.
         quality_min: Mean quality asked for, 0 to 100; None where ``latency_max_s`` is given.

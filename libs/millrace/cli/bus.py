@@ -36,7 +36,6 @@ async def open_bus(
     """Connects, and comes back by itself whenever the server does.
 
     Args:
-        connection: Where to.
         on_state: Told ``disconnected`` and ``reconnected``.
         store: Whether to connect to the buckets, which a user of the bus does not reach.
 

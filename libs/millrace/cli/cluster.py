@@ -119,7 +119,6 @@ def no_cluster(verb: str, directory: str | None, *further: str) -> CliError:
     Args:
         verb: What to type for one of those.
         directory: As given by --dir; none for the folder of this place.
-        further: Other ways out.
     """
     up = f"./task up --dir {directory}" if directory else "./task up"
     start = f"no cluster runs in {directory or 'this folder or a parent'}; start one with `{up}`"

@@ -51,8 +51,6 @@ class MigrationRow(msgspec.Struct, frozen=True, kw_only=True):
         target: Empty while none is chosen.
         step: As in MigrationStatus.
         round: Rounds of copying that are done.
-        age_s: Since it began.
-        bytes: Copied so far.
     """
 
     sequence: str

@@ -57,9 +57,7 @@ class MachineDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         engine: ``vllm on GPU``, ``vllm on CPU`` or ``modelled``.
-        engines: How many.
         copiers: Ways to move KV between engines of this machine, in the order of preference.
-        why: A sentence.
     """
 
     engine: str

@@ -66,7 +66,6 @@ class GreedyStream:
 
     Attributes:
         request: Its id; empty before its first event.
-        events: So far.
     """
 
     def __init__(self, url: str, tokens: int) -> None:

@@ -35,9 +35,7 @@ class _Work(msgspec.Struct):
 
     Attributes:
         busy_s: Time with a running sequence.
-        sequences_s: Running sequences.
         squares: Squares of their number; by ``sequences_s`` it is the batch that a sequence was in.
-        tokens: Output tokens.
     """
 
     busy_s: float = 0.0

@@ -51,7 +51,6 @@ class ModelledLeases:
     """Leases of one engine, by migration. Knows no time: whoever asked for a lease ends it.
 
     Attributes:
-        verify: Whether checksums are reported.
         log: Migration -> block -> generation that the block had when it was leased; for checkers.
     """
 

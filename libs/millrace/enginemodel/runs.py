@@ -18,7 +18,6 @@ class DecodeRun:
 
     Attributes:
         first: Composition of the first step.
-        begins_ns: When it began.
         steps: How many they are, at least 1.
     """
 

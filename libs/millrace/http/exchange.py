@@ -50,11 +50,7 @@ class HttpRequest(msgspec.Struct, gc=False):
 
 
 class HttpRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to bytes that never became a request: bad HTTP, too large, too slow.
-
-    Attributes:
-        code: Short machine-readable name.
-    """
+    """Answer to bytes that never became a request: bad HTTP, too large, too slow."""
 
     status: int
     message: str

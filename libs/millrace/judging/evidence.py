@@ -69,7 +69,6 @@ class RunningEvidence(msgspec.Struct):
     Attributes:
         total: Sum of log-probabilities so far.
         least: Of the least likely token so far.
-        tokens: So far.
     """
 
     total: float = 0.0

@@ -50,7 +50,6 @@ class LlmCalibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         answers: It was fitted to.
         area: Under the ROC curve, on answers left out of the fit.
         error: Expected calibration error, likewise.
-        fingerprint: Of the judge's weights.
     """
 
     format: str = LLM_FORMAT
@@ -89,7 +88,6 @@ class RecordedAnswers(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a recording.
 
     Attributes:
-        prompt: What was asked.
         answers: By model.
         prompt_tokens: 0 where unknown.
     """

@@ -41,11 +41,7 @@ class TokenWeights:
 
 
 class Coverage:
-    """Share of recent tokens whose sequence stayed within the p90 reported for them.
-
-    Attributes:
-        judged: Estimates judged so far.
-    """
+    """Share of recent tokens whose sequence stayed within the p90 reported for them."""
 
     def __init__(self) -> None:
         self.judged = 0

@@ -42,7 +42,6 @@ def memory_risk(
     predicted is taken to go on to its bound.
 
     Args:
-        block_size: Tokens per block.
         horizon_tokens: At least 1; what a sequence generates in three times a move's duration, for example.
         groups: Of layers, each with blocks of its own; none for one that keeps all.
         reserved_blocks: Promised to sequences that are to come.

@@ -35,7 +35,6 @@ class PromptText(msgspec.Struct, frozen=True):
         words: Its first words, lower case.
         buckets: Hash bucket of each of them.
         numbers: Whole numbers among its text, in order.
-        digits: How many digits it has.
         markers: Role markers in the head.
         opening: Hash of the first words: the task, coarsely.
         template: Hash of the turn with digits and data masked: the template, finely.

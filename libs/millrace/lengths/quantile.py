@@ -29,7 +29,6 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of a model's file.
 
     Attributes:
-        format: FORMAT.
         feature_version, features: Of the code that trained it; another version is refused.
         model: Served model whose outputs it learnt from.
         samples: Outcomes that it was trained on.

@@ -108,7 +108,6 @@ class RemainingLengths:
         """A sequence left this instance.
 
         Args:
-            sequence: Its id.
             length: Its output tokens by then.
             entered: Those that it came with.
             ended: It ended by itself.

@@ -40,7 +40,6 @@ class SequenceStates(msgspec.Struct, frozen=True, array_like=True):
         prompt: Prompt token ids, so that samples can be parted by prompt and the tagger be asked.
         length: Output tokens in the end.
         ended: It ended by itself; False where a bound cut it.
-        max_tokens: Its bound.
         submitted: Whole output as submitted, tokens; 0 for none.
         generated: Output tokens at each state.
         states: float16 little-endian, (len(generated), width).

@@ -89,7 +89,6 @@ def train(rows: Numbers, lengths: Numbers, *, model: str, trained_ns: int = 0, t
     Args:
         rows: (outcomes, FEATURES).
         lengths: Real lengths, tokens.
-        model: Served model's name.
     """
     logs = np.log1p(lengths)
     boosters = [

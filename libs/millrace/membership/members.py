@@ -59,7 +59,6 @@ class Membership:
 
         Args:
             silence_ns: Time without a sign of life after which ``expire`` makes an instance silent.
-            members_max: Members known at once.
             expendable: Whether an unregistered member may be dropped to make room; None for those that are gone or
                 were never heard.
         """

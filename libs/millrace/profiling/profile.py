@@ -25,7 +25,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a profile.
 
     Attributes:
-        round: Name of its round.
         ns: The least of its repeats.
         held_out: Whether the fit did not see its round.
         fitted_ns: What the fitted model says.

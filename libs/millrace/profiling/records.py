@@ -40,7 +40,6 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             index: Of the next sequence.
-            steps: Run so far.
             running: Sequences in the engine. An idle engine always gets the next one.
         """
         if self.in_flight:
@@ -80,7 +79,6 @@ class Profiled(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: As in provenances, and so the next two.
-        hardware: What it runs on.
         engine: Which engine, in which version.
         parameters: Its limits. ``blocks_total`` times ``block_size`` is what its memory holds.
         steady_clock: Whether processor time is what a step would take undisturbed: engines of one thread.

@@ -14,9 +14,6 @@ KNOWN_MAX = 100_000
 class Access:
     """One role on one cluster. A refusal ends the run: live, the server would drop the message and log it.
 
-    Attributes:
-        role: Whose permissions these are.
-
     Raises:
         SimulationFailed: from every method, where the server would refuse.
     """

@@ -23,7 +23,6 @@ class SimNats:
     """One server. While it is down, everything that reaches it is lost.
 
     Attributes:
-        up: Whether it runs.
         lost: Messages that arrived nowhere: server down, link broken, receiver gone.
         write_ns: Time that its disk takes for a write; in order.
     """

@@ -64,7 +64,6 @@ class Simulation:
     Attributes:
         queue: The events; ``queue.now_ns`` is the time.
         rng: Source of every random choice of the network.
-        handled: Messages handled so far.
         counts: What else happened: ``refused``, ``dropped``, ``late_reply``, ... -> how often.
         trace_hash: Order-sensitive hash of all deliveries so far.
         faults: What can be done to the network and to actors.

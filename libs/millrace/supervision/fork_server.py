@@ -64,7 +64,6 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
         arguments: What follows the module's name on the command line.
         owner: Pid of the process that becomes its parent.
         environment: Replaces the whole environment.
-        folder: Working directory.
         cores: Cores that it may use; empty for those of the fork server.
         own_session: Whether it leads a session and a process group of its own.
         outlives: Whether it runs on when its owner ends, which sends it SIGTERM otherwise.

@@ -69,7 +69,6 @@ def nats_config(options: NatsServerOptions, passwords: Mapping[Role, str]) -> st
     """Text of a nats-server configuration file.
 
     Args:
-        options: Ports, folders, TLS.
         passwords: One per role. A value that begins with ``$`` is left for the server to read from its environment.
     """
     lines = [

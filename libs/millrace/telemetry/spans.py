@@ -17,7 +17,6 @@ class SpanLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         trace: Trace id, 32 hex digits.
         span: Span id, 16 hex digits.
         parent: Parent's span id; empty for a root.
-        actor: Actor that recorded it.
         links: Traceparents of linked spans.
         events: Triples of (name, unix ns, attributes).
         error: What went wrong; empty where nothing did.

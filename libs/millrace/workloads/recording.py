@@ -79,7 +79,6 @@ class RequestServed(_Row, frozen=True, kw_only=True, tag="request"):
         cached: Prompt tokens found in the prefix cache.
         expected: Output tokens that were expected at the placement; None if unknown.
         instance: The one that it ended at.
-        policy: Dispatch policy that placed it.
         moves: Migrations and continuations.
         block_size: Of the blocks that the next two fields count, tokens; 0 where they are not known.
         like: Number of the request that the prompt begins like; -1 for none.

@@ -23,7 +23,6 @@ class ApiError(Exception):
     Attributes:
         param: The request field to change; None where no field is at fault.
         code: Short machine-readable name; None for none.
-        headers: Further response headers.
     """
 
     def __init__(

@@ -23,7 +23,6 @@ class Serving(msgspec.Struct, frozen=True):
     """Live state of a model.
 
     Attributes:
-        instances: Instances that take work now.
         max_model_len: Smallest limit among them, tokens; 0 where unknown.
         wanted: Someone planned instances for it. False for a tier that its cascade's plan leaves empty.
         why_none: Reason why no instance takes work; empty where one does.

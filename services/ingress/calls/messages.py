@@ -242,9 +242,7 @@ class CascadeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Course of a cascade's call.
 
     Attributes:
-        name: Of the cascade.
         tier, model, score: Of the delivered answer.
-        reason: Why it was delivered (``DeliveryReason``).
     """
 
     name: str

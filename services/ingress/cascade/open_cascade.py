@@ -33,7 +33,6 @@ class Attempt:
         deltas: What was not yet delivered.
         outcome: As in ``CascadeAttempt``; empty while it is open, ``complete`` until it is delivered or rejected.
         score, judged_by, threshold, epoch, detail: As in ``CascadeAttempt``.
-        span: Trace context of the attempt.
     """
 
     request: str
@@ -105,7 +104,6 @@ class OpenCascade:
     """A call of a cascade with its attempts.
 
     Attributes:
-        served: Its cascade.
         members: The request as each model takes it.
         phase: State in ``cascade/lifecycle.py``; changed by ``cascade/reactions.py`` only.
         events: Of its attempts, in order; handled after the message that caused them, when their books are closed.

@@ -83,7 +83,6 @@ class CacheGroups:
 
     Attributes:
         block_tokens: Of a position: a whole number of blocks of each group that grows with the tokens.
-        width: Columns of a row.
     """
 
     def __init__(self, kv_cache_manager: Any) -> None:

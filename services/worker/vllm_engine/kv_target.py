@@ -47,8 +47,6 @@ class BlockReservation:
         positions: For so many there is room.
         matched: Positions below this came from the prefix cache.
         good: Positions that hold the sequence's KV: matched, or read and found right.
-        replica: It is a KV replica.
-        reading: The read under way.
     """
 
     migration: str

@@ -114,8 +114,6 @@ class Forecaster:
 
         Args:
             key: A sequence id, or a request id for all of its sequences.
-            candidate: What was placed.
-            at_ns: When, unix ns.
         """
         if candidate.refusal(self.parameters) is not None:
             return

@@ -74,12 +74,8 @@ class LoadForecast(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         spacing_ns: Between two moments; the first one is now.
         tokens: Tokens with KV, those that the step computes included.
-        blocks: KV blocks in use.
-        running: Sequences in the running batch.
-        waiting: Sequences in the queue.
         ended: Of the sequences that are there now, or on their way: how many have ended or left before the moment.
         preemptions: Since now, to form the steps begun before the moment.
-        blocks_total: KV blocks of the instance.
     """
 
     spacing_ns: int

@@ -28,7 +28,6 @@ class InstanceModel(msgspec.Struct, frozen=True, kw_only=True):
         tail_s: Each token by which the longest sequence of a batch exceeds the mean; 0 where kernels split the work.
         tail_decodes_min: The tail costs nothing in smaller batches.
         kv_tokens: Tokens that its KV cache holds.
-        kv_bytes_per_token: Of one token's KV.
         copy_bytes_per_s: Bandwidth of one transfer.
         copy_overhead_s: Time of a transfer beside its bytes.
         copies_max: Transfers each way at once.

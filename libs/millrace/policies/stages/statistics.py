@@ -38,7 +38,6 @@ class LengthStatistics:
     """Sums over the requests of a period; arrays have one entry per bin of EDGES.
 
     Attributes:
-        span_s: Length of the period, seconds.
         requests: Sequences that began in it.
         paths: (BINS, BINS). Sequences by bin of prompt length and bin of final length.
         decode_tokens: Output tokens by context length at which they were decoded.

@@ -46,7 +46,6 @@ class PauseBounds(msgspec.Struct, frozen=True, kw_only=True):
         recompute: The steps that compute a whole sequence beside others that are computed.
         latency: Before the first byte of a read.
         bytes_per_s: What a read gets of the wire at the least.
-        block_bytes: Of one block.
         freeze_max: The longest freeze that a worker gives.
         harm: A pause in a cluster that is harmed.
     """

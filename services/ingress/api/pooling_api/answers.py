@@ -59,7 +59,6 @@ def vectors(kind: str, field: str, *, base64: bool) -> Shape:
 
     Args:
         kind: ``object`` of each.
-        field: Its name.
     """
 
     def shown(pooled: Pooled) -> Any:

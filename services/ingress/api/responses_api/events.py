@@ -77,7 +77,6 @@ class ResponseStream:
     """An EventStream of one response.
 
     Attributes:
-        count: Number of events so far.
         tokens: Ids of the tokens that they cover, where deltas have them.
     """
 

@@ -39,7 +39,6 @@ class InputItem(Struct, kw_only=True, omit_defaults=True):
     Attributes:
         arguments: JSON text of a function call.
         input: Text of a custom tool's call.
-        output: What a call gave.
         summary: Of reasoning; read where it has no ``content``.
     """
 
