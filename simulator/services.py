@@ -40,7 +40,7 @@ from services.worker.actor import ACCEPTS as WORKER_ACCEPTS
 from services.worker.build import WorkerOrigin
 from services.worker.build import build as build_worker
 from services.worker.config import MigrationConfig, WorkerLimits
-from services.worker.status_messages import Identity
+from services.worker.identity import Identity
 
 
 class SimService(NamedTuple):

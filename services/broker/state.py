@@ -369,7 +369,7 @@ class BrokerContext:
     """Shared by the parts of one actor.
 
     Attributes:
-        back_ns: When it last came back; snapshots of before do not count.
+        back_ns: When the bus last came back; snapshots of before do not count.
         plan_ns: When the plan of a model last changed, by model.
     """
 

@@ -39,8 +39,8 @@ from services.worker.build import WorkerOrigin, build
 from services.worker.canary import Canary
 from services.worker.config import EngineKind, WorkerConfig
 from services.worker.draining import DRAINED
+from services.worker.identity import Identity
 from services.worker.metrics import WorkerCollector
-from services.worker.status_messages import Identity
 
 
 class EngineLink:

@@ -88,7 +88,6 @@ from millrace.contracts.worker import (
     SetStepBudget,
     SubmitSequence,
 )
-from millrace.lengths.remaining import status_of
 from millrace.membership.services import ServiceLiveness
 
 from services.worker import leasing, reserving, step_budget
@@ -97,10 +96,10 @@ from services.worker.config import MigrationConfig, WorkerLimits
 from services.worker.context import WorkerContext
 from services.worker.decoding import Decoding
 from services.worker.draining import DRAINED, Draining
+from services.worker.identity import Identity
 from services.worker.intake import Intake
 from services.worker.leasing import Leasing
 from services.worker.reserving import Reserving
-from services.worker.status_messages import Identity
 
 _MS = 1_000_000
 #: Heartbeat and housekeeping: presence, marks, orphans, deadlines, forgetting.
@@ -413,7 +412,7 @@ class WorkerActor:
             "sequences": {h.sequence: [h.epoch, len(h.token_ids), str(h.finish or "")] for h in self.ledger},
             "leases": self._leasing.snapshot(),
             "reservations": self._reserving.snapshot(),
-            "remaining": msgspec.to_builtins(status_of(self.reporter.remaining)),
+            "remaining": self.reporter.remaining.plain(),
             "step_budget": self._ctx.budget.tokens,
             "figures": self.figures.plain(),
         }

@@ -9,7 +9,7 @@ from millrace.contracts.subjects import Subjects
 
 from services.worker.actor import WorkerActor
 from services.worker.config import MigrationConfig, WorkerLimits
-from services.worker.status_messages import Identity
+from services.worker.identity import Identity
 
 
 class WorkerOrigin(msgspec.Struct, frozen=True, kw_only=True):

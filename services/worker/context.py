@@ -16,11 +16,11 @@ from millrace.contracts.worker import RefusalReason, SequenceRefused
 
 from services.worker import spans
 from services.worker.config import WorkerLimits
+from services.worker.identity import Identity
 from services.worker.metrics import WorkerFigures
 from services.worker.outbox import TokenOutbox
 from services.worker.report_schedule import Reporter
 from services.worker.state import Held, Ledger
-from services.worker.status_messages import Identity
 from services.worker.step_budget import StepBudget
 
 #: Acknowledgements come within a few hundred milliseconds where nothing was lost.

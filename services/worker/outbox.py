@@ -8,9 +8,9 @@ from millrace.actor.effects import Effect, Publish
 from millrace.contracts.ingress import ReturnReason, SequencesReturned, TokenChunk, TokensGenerated
 from millrace.contracts.subjects import Subjects
 
+from services.worker.identity import Identity
 from services.worker.metrics import WorkerFigures
 from services.worker.state import Held, by_ingress
-from services.worker.status_messages import Identity
 
 #: Chunks in one repeat message after an outage: a chunk of a plain sequence is at most some 10 KB.
 REPEAT_CHUNKS_MAX = 32

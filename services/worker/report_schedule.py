@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import msgspec
 from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer
 from millrace.actor.engine import EngineInfo, EngineLiveness
 from millrace.contracts.catalog import Role
-from millrace.contracts.status import EngineSnapshot
+from millrace.contracts.status import EngineSnapshot, InstanceSummary, StatusSnapshot
 from millrace.contracts.subjects import Subjects
 from millrace.lengths.remaining import RemainingLengths
 from millrace.membership.heartbeat import Heartbeat
 
-from services.worker import status_messages
 from services.worker.config import WorkerLimits
+from services.worker.identity import Identity, empty_snapshot, record
+from services.worker.indicators import load_indicators
 from services.worker.state import Held
 
 _MS = 1_000_000
@@ -65,12 +68,11 @@ class Reporter:
         moves: Tells how many sequences have KV that leaves, and how many KV that arrives; kept by the actor.
     """
 
-    def __init__(
-        self, *, identity: status_messages.Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits
-    ) -> None:
+    def __init__(self, *, identity: Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits) -> None:
         self.identity = identity
+        self._sender: dict[str, Any] = {name: getattr(identity, name) for name in ("instance", "incarnation", "model")}
         self.info = info
-        self.snapshot: EngineSnapshot = status_messages.empty_snapshot(info, 0)
+        self.snapshot: EngineSnapshot = empty_snapshot(info, 0)
         self.liveness = EngineLiveness(silent_since_ns=0, step_since_ns=0)
         self.bus_up = True
         self._steps = LongestStep()
@@ -131,28 +133,43 @@ class Reporter:
 
     def _status(self, now_ns: int) -> Publish:
         self._status_ns, self._status_stale = now_ns, False
-        running, waiting = (
-            self.remaining.reported(self.snapshot.running),
-            self.remaining.reported(self.snapshot.waiting),
-        )
-        body = status_messages.status(self.identity, self.snapshot, running=running, waiting=waiting)
-        return Publish(subject=self._status_subject, body=body)
+        fields = msgspec.structs.asdict(self.snapshot)
+        fields |= {name: self.remaining.reported(fields[name]) for name in ("running", "waiting")}
+        return Publish(subject=self._status_subject, body=StatusSnapshot(**self._sender | fields))
 
     def summary(self, now_ns: int, output_tokens: int) -> Publish:
-        """The summary as of now, whatever the interval."""
+        """The summary as of now, whatever the interval. Sequences submitted after the snapshot count as waiting."""
         self._summary_ns = now_ns
-        counts = status_messages.SummaryCounts(
-            now_ns=now_ns,
-            block_size=self.info.block_size,
-            groups=self.info.kv.groups if self.info.kv is not None else (),
+        snapshot, info, later = self.snapshot, self.info, list(self._unseen.values())
+        body = InstanceSummary(
+            **self._sender,
+            at_ns=now_ns,
+            running=len(snapshot.running),
+            waiting=len(snapshot.waiting) + len(later),
+            running_tokens=sum(entry.prompt_tokens + entry.output_tokens for entry in snapshot.running),
+            waiting_prefill_tokens=sum(
+                entry.prompt_tokens + entry.output_tokens - entry.computed_tokens for entry in snapshot.waiting
+            )
+            + sum(held.to_compute for held in later),
+            blocks_free=snapshot.blocks_free,
+            blocks_total=snapshot.blocks_total,
+            block_size=info.block_size,
+            preemptions=snapshot.preemptions,
             output_tokens_total=output_tokens,
             draining=self.draining,
             engine_silent_ns=_age(self.liveness.silent_since_ns, now_ns),
             step_age_ns=_age(self.liveness.step_since_ns, now_ns),
             step_longest_ns=self._steps.longest_ns(now_ns),
-            moves=self.moves(),
+            indicators=load_indicators(
+                snapshot,
+                later,
+                now_ns=now_ns,
+                block_size=info.block_size,
+                groups=info.kv.groups if info.kv is not None else (),
+                moves=self.moves(),
+            ),
+            token_budget=snapshot.token_budget,
         )
-        body = status_messages.summary(self.identity, self.snapshot, self._unseen.values(), counts)
         return Publish(subject=self._summary_subject, body=body)
 
     def left(self, held: Held, *, ended: bool = False, cut: bool = False) -> None:
@@ -181,7 +198,7 @@ class Reporter:
     def register(self) -> list[Effect]:
         if not self.bus_up:
             return []
-        value = status_messages.record(self.identity, self.info)
+        value = record(self.identity, self.info)
         return [PutKey(bucket="instance", key=self.identity.instance, value=value, correlation="register")]
 
     def unregister(self) -> Effect:

@@ -17,7 +17,7 @@ from millrace.contracts.worker import Sampling, SubmitSequence
 
 from services.worker.actor import WorkerActor
 from services.worker.config import MigrationConfig, WorkerLimits
-from services.worker.status_messages import Identity
+from services.worker.identity import Identity
 from tests.testbed.messages import plain
 
 MS = 1_000_000

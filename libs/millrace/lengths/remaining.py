@@ -11,7 +11,7 @@ than either alone (docs/decisions/0027).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -130,6 +130,16 @@ class RemainingLengths:
             known = set(sequences)
             self._watched = {name: watched for name, watched in self._watched.items() if name in known}
 
+    def plain(self) -> dict[str, Any]:
+        """For people; ``coverage`` is the share of tokens within the engine's p90, None while too few were judged."""
+        return {
+            "outcomes": self.survival.outcomes,
+            "coverage": self.coverage.share,
+            "correction": self.correction.factor,
+            "refusal": self.coverage.refusal,
+            "ignored": self.ignored,
+        }
+
 
 def _told(entry: SequenceStatus, expected: int | None, p90: int | None) -> SequenceStatus:
     generated = entry.output_tokens
@@ -146,33 +156,4 @@ def _told(entry: SequenceStatus, expected: int | None, p90: int | None) -> Seque
         entry.immovable,
         p90,
         generated if p90 is not None else None,
-    )
-
-
-class RemainingStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """State for people.
-
-    Attributes:
-        outcomes: Sequences that survival was learnt from.
-        coverage: Share of tokens whose length is within the engine's p90; None while too few were judged.
-        correction: Factor on the distance of its p90 from its median, in logarithms.
-        refusal: Why the engine's estimates are not believed.
-        ignored: Estimates that no sequence can have.
-    """
-
-    outcomes: int
-    coverage: float | None
-    correction: float
-    refusal: str
-    ignored: int
-
-
-def status_of(remaining: RemainingLengths) -> RemainingStatus:
-    """Return the counts, coverage and refusal of ``remaining``."""
-    return RemainingStatus(
-        outcomes=remaining.survival.outcomes,
-        coverage=remaining.coverage.share,
-        correction=remaining.correction.factor,
-        refusal=remaining.coverage.refusal,
-        ignored=remaining.ignored,
     )
