@@ -57,16 +57,6 @@ class RecordingFailed(Body, frozen=True, kw_only=True, tag="local.RecordingFaile
     detail: str
 
 
-class _Asked(msgspec.Struct, frozen=True, gc=False):
-    number: int
-    max_tokens: int
-    expected: float | None
-    policy: str
-    block_size: int
-    like: int
-    shared: int
-
-
 class _Busy:
     """Work of an engine since the last row."""
 
@@ -87,7 +77,7 @@ class RecorderActor:
         self._subjects = Subjects(config.bus.cluster)
         self._led = LedModels(config.name, incarnation)
         self._number = 0
-        self._open: OrderedDict[str, _Asked] = OrderedDict()
+        self._open: OrderedDict[str, RequestServed] = OrderedDict()
         self._blocks: OrderedDict[int, int] = OrderedDict()
         self._busy: dict[str, _Busy] = {}
         self._seen: dict[str, InstanceRecord] = {}
@@ -137,8 +127,17 @@ class RecorderActor:
         hashes = unpack_hashes(body.block_hashes)
         like, shared = self._beginning(hashes)
         self._keep_blocks(hashes[shared:], number)
-        self._open[body.request] = _Asked(
-            number, body.max_tokens, body.expected_output_tokens, body.policy, body.block_size, like, shared
+        self._open[body.request] = RequestServed(
+            number=number,
+            at_ns=0,
+            prompt=0,
+            outputs=(),
+            max_tokens=body.max_tokens,
+            expected=body.expected_output_tokens,
+            policy=body.policy,
+            block_size=body.block_size,
+            like=like,
+            shared=shared,
         )
         if len(self._open) > OPEN_MAX:
             self._open.popitem(last=False)
@@ -166,25 +165,19 @@ class RecorderActor:
             return  # it was placed before this coordinator led its model
         self._keep_blocks(unpack_hashes(body.block_hashes), asked.number)
         self._rows.append(
-            RequestServed(
-                number=asked.number,
+            msgspec.structs.replace(
+                asked,
                 at_ns=body.arrival_ns,
                 prompt=body.prompt_tokens,
                 outputs=tuple(body.output_tokens),
                 model=body.model,
-                max_tokens=asked.max_tokens,
                 outcome=body.outcome,
                 ttft_ns=-1 if body.ttft_ns is None else body.ttft_ns,
                 e2e_ns=body.e2e_ns,
                 placed_ns=max(0, body.placed_ns - body.arrival_ns),
                 cached=body.cached_tokens,
-                expected=asked.expected,
                 instance=body.instances[-1] if body.instances else "",
-                policy=asked.policy,
                 moves=body.migrations + body.continuations,
-                block_size=asked.block_size,
-                like=asked.like,
-                shared=asked.shared,
             )
         )
 

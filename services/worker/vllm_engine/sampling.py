@@ -22,6 +22,12 @@ FINISH = {
     VllmFinishReason.ERROR: FinishReason.ERROR,
     VllmFinishReason.REPETITION: FinishReason.STOP,
 }
+#: Fields that vLLM has under the same name.
+_SAME = (
+    "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
+    "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "thinking_token_budget", "allowed_token_ids",
+    "ignore_eos",
+)  # fmt: skip
 
 
 def sampling_params(
@@ -43,23 +49,9 @@ def sampling_params(
         until_ns = read_until_ns(arrived_ns, read_ms=handover.read_ms, until_ns=handover.until_ns)
         arguments[ARRIVAL] = encode(TimedHandover(handover=handover, until_ns=until_ns))
     params = SamplingParams(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=sampling.logit_bias,
-        logprobs=sampling.logprobs,
+        **{name: getattr(sampling, name) for name in _SAME},
         prompt_logprobs=None if sequence.output_token_ids else sampling.prompt_logprobs,
-        thinking_token_budget=sampling.thinking_token_budget,
-        allowed_token_ids=sampling.allowed_token_ids,
         stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
         structured_outputs=structured,
         extra_args=arguments or None,
         detokenize=False,
