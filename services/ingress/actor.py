@@ -333,7 +333,6 @@ class IngressActor:
             leave_hung_engines(state)
             if self._ticks % TICKS_PER_LOOK == 0:
                 look_at_sequences(state)
-        state.metrics.sequences_waiting = len(state.waiting)
 
     def _on_reconnected(self) -> None:
         state = self._state

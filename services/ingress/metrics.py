@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from millrace.actor.metric_set import MetricSet
 from prometheus_client.registry import CollectorRegistry
 
@@ -69,10 +71,10 @@ class IngressMetrics(MetricSet):
         self.total("replica_continuations", "Continuations that began on a KV replica.")
         self.total("replica_tokens", "Tokens whose KV these had from the replica.")
         self.total("replica_tail_tokens", "Tokens behind the replica, which these computed.")
-        self.calls_open = self.sequences_open = self.sequences_waiting = 0
-        self.gauge("calls_open", "Calls open now.", lambda: self.calls_open)
-        self.gauge("sequences_open", "Sequences open now.", lambda: self.sequences_open)
-        self.gauge("sequences_waiting", "Sequences that wait for an instance.", lambda: self.sequences_waiting)
+        self.now: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)  # set by the state: what the gauges show
+        self.gauge("calls_open", "Calls open now.", lambda: self.now()[0])
+        self.gauge("sequences_open", "Sequences open now.", lambda: self.now()[1])
+        self.gauge("sequences_waiting", "Sequences that wait for an instance.", lambda: self.now()[2])
 
     def note_error(self, of: str, predicted_ns: int, actual_ns: int) -> None:
         """A prediction of ``e2e`` or ``ttft`` met what happened."""

@@ -95,6 +95,7 @@ class IngressState:
         self.owned: dict[str, dict[str, OpenSequence]] = {}
         self.granted: dict[str, dict[str, OpenSequence]] = {}
         self.waiting: dict[str, OpenSequence] = {}
+        self.metrics.now = lambda: (self.admission.calls_open, self.admission.sequences_open, len(self.waiting))
         self.on_trial: OpenSequence | None = None
         self.trials_due_ns: dict[str, int] = {}
         self.pending: dict[str, Pending] = {}

@@ -258,7 +258,7 @@ def test_every_instance_can_be_drained_and_each_comes_back() -> None:
         assert isinstance(bench.back(name), InstanceOrdered)
         bench.run(name, 20)
         bench.drain(name, 20)
-    assert [name for name, _ in bench.told()] == ["worker-0", "worker-2", "worker-3"]
+    assert bench.told() == [(name, "m") for name in ("worker-0", "worker-2", "worker-3")]
     for name in ("worker-3", "worker-0", "worker-2"):
         assert bench.back(name) == InstanceOrdered(instance=name)
     assert bench.states()["worker-0"] == "starting"

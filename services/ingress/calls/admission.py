@@ -31,11 +31,7 @@ def refusal_of(state: IngressState, call: Call) -> Refusal | None:
     lengths = list(map(len, call.prompts))
     if refusal is not None:
         return refusal
-    refusal = state.admission.admit(call, len(lengths) * call.n, sum(lengths), state.now_ns)
-    if refusal is None:
-        state.metrics.calls_open = state.admission.calls_open
-        state.metrics.sequences_open = state.admission.sequences_open
-    return refusal
+    return state.admission.admit(call, len(lengths) * call.n, sum(lengths), state.now_ns)
 
 
 def _refusal_of_cascade(state: IngressState, call: Call) -> Refusal | None:

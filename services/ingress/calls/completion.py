@@ -173,13 +173,10 @@ def _cancel_all(state: IngressState, call: OpenCall, reason: str) -> None:
 def _close(state: IngressState, call: OpenCall, outcome: str, detail: str) -> None:
     """Release what a call that ended was counted with; publish its outcome and record its root span."""
     del state.calls[call.request]
-    metrics = state.metrics
     if call.listener.is_client:
         choices = len(call.call.prompts) * call.call.n
         state.admission.release(call.call, choices, call.output_tokens, state.now_ns)
-        metrics.calls_open = state.admission.calls_open
-        metrics.sequences_open = state.admission.sequences_open
-    metrics.calls.add(call.call.model, outcome)
+    state.metrics.calls.add(call.call.model, outcome)
     if call.accepted:
         state.emit(_outcome(state, call, outcome, detail))
     tracing.end_call(state, call, outcome, "" if outcome == "completed" else detail)

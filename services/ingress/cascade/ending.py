@@ -73,8 +73,6 @@ def _close(
     state.pending.pop(parent.asking, None)
     parent.asking = ""
     state.admission.release(parent.call, parent.choices, _charged(parent), state.now_ns)
-    state.metrics.calls_open = state.admission.calls_open
-    state.metrics.sequences_open = state.admission.sequences_open
     state.metrics.calls.add(parent.call.model, outcome)
     for attempt in parent.attempts:
         if attempt.outcome == "complete":
