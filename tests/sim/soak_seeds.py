@@ -1,6 +1,7 @@
 """Seeds of random faults in tests: half of them fixed, half drawn from the commit, so that each commit explores."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,38 +18,20 @@ from simulator.soak.seeds import POLICY, SoakChoice, replay_command, run_seed
 #: Drawn seeds lie below this.
 SEED_MAX = 1_000_000
 
-#: Stands for the commit where there is no git.
-NO_COMMIT = "none"
-
-GIT_SECONDS_MAX = 30
-
 
 def commit() -> str:
-    """Id of the commit under test: MILLRACE_SIM_COMMIT, or git's."""
+    """Id of the commit under test: MILLRACE_SIM_COMMIT, or git's; empty where there is none."""
     if named := os.environ.get("MILLRACE_SIM_COMMIT"):
         return named
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=GIT_SECONDS_MAX,
-            check=False,
-        )
-    except OSError:
-        return NO_COMMIT
-    return done.stdout.strip() or NO_COMMIT
+    if shutil.which("git") is None:
+        return ""
+    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=False).stdout.strip()
 
 
-def soak_seeds(count: int, *, of: str | None = None) -> list[int]:
-    """So many seeds, or as many as MILLRACE_SIM_SEEDS says: first the fixed ones, then those of the commit.
-
-    Args:
-        of: The commit; None for the one under test.
-    """
-    count = int(os.environ.get("MILLRACE_SIM_SEEDS", "0")) or count
-    of = commit() if of is None else of
+def soak_seeds(count: int) -> list[int]:
+    """So many seeds, or as many as MILLRACE_SIM_SEEDS says: first the fixed ones, then those of the commit."""
+    count, of = int(os.environ.get("MILLRACE_SIM_SEEDS", "0")) or count, commit()
     return [*range(count - count // 2), *(_drawn(of, index) for index in range(count // 2))]
 
 

@@ -8,7 +8,6 @@ import functools
 import pytest
 from millrace.contracts.catalog import Role
 from millrace.contracts.worker import DrainWorker
-from millrace.sim.failure import SimulationFailed
 from millrace.sim.runtime_sim import SECOND
 
 from simulator.soak.run import SoakReport, SoakRun
@@ -40,20 +39,12 @@ def test_random_faults_are_many_and_most_calls_complete():
     assert max(report.epochs_max for report in reports) >= 1, "nothing was ever continued"
 
 
-def test_without_faults_every_call_completes_in_its_first_epoch():
-    report = SoakRun(3, faults=False).run()
-    assert set(report.outcomes) <= {"completed", "abandoned"}
-    assert report.restarts == 0
-    assert report.epochs_max == 0
-
-
 def undisturbed(seed: int, *, rate: float = 0.0) -> SoakRun:
     return SoakRun(seed, faults=False, rate=rate)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_workers_fail_no_request(seed: int):
-    scenario = undisturbed(seed)
+def test_killed_workers_fail_no_request():
+    scenario = undisturbed(0)
     cluster = scenario.cluster
     for index in range(6):  # one at a time: the others go on
         worker = cluster.workers[index % len(cluster.workers)]
@@ -88,8 +79,7 @@ def test_killed_taggers_and_coordinators_fail_no_request(role: Role):
     assert report.restarts >= 3
 
 
-@pytest.mark.parametrize("keep_store", [True, False], ids=["store kept", "store lost"])
-@pytest.mark.parametrize("seconds", [1, 8])
+@pytest.mark.parametrize(("seconds", "keep_store"), [(1, True), (8, False)])
 def test_a_server_that_is_back_within_ten_seconds_fails_no_request(seconds: int, keep_store: bool):
     scenario = undisturbed(31)
     faults, simulation = scenario.cluster.simulation.faults, scenario.cluster.simulation
@@ -106,16 +96,3 @@ def test_an_ingress_that_dies_loses_its_own_connections_and_workers_are_empty_af
     report = scenario.run()  # ends with a look at every worker's sequences and blocks
     assert set(report.outcomes) <= {"completed", "abandoned", "connection lost"}
     assert report.outcomes["connection lost"] >= 1
-
-
-def test_a_token_that_is_not_the_expected_one_is_found():
-    scenario = undisturbed(5)
-    oracle = scenario.cluster.clients._oracle
-    real = oracle.choices
-    oracle.choices = (
-        lambda call: [  # type: ignore[method-assign]
-            type(choice)(choice.text[:-1] + "~", choice.tokens, choice.finish_reason) for choice in real(call)
-        ]
-    )
-    with pytest.raises(SimulationFailed, match="seed 5"):
-        scenario.run()

@@ -5,36 +5,26 @@
 prints them, as `millrace tap` would.
 """
 
-from typing import Any
-
 from millrace.actor.effects import Effect, Publish, Reply, Request
 from millrace.cli.message_summaries import summary
 from millrace.contracts.broker import AskForMove, MoveBid
 from millrace.contracts.message import Body, Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MoveSequence, SequenceMoved
 from millrace.contracts.worker import SequenceAccepted, SubmitSequence
-from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.sim.checkers import Checker
 from millrace.sim.process import SimProcess
 
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
+from tests.sim.test_scenario_migrations import SPLIT, step_times
 
 #: From the ask to MigrationFinished, at most, where two instances may take the sequence.
 MESSAGES_MAX = 20
 
-ENGINE = {"max_model_len": 4096, "blocks_total": 2000, "max_sequences": 32, "token_budget": 2048}
 #: One instance computes prompts, two decode; one request.
-HANDOVER: dict[str, Any] = {
-    "seed": 5,
-    "cluster": {
-        "groups": [
-            {"name": name, "instances": count, "step_time": "made-up", "engine": ENGINE}
-            for name, count in (("front", 1), ("back", 2))
-        ]
-    },
-    "migration": {"on": True, "roles": {"front": "prefill", "back": "decode"}},
-    "intervals": {"status_ms": 20, "summary_ms": 25},
+FRONT, BACK = SPLIT["cluster"]["groups"]
+HANDOVER = SPLIT | {
+    "cluster": {"groups": [FRONT | {"instances": 1}, BACK]},
     "workload": {
         "count": 1,
         "arrivals": {"kind": "poisson", "rate_per_s": 1.0},
@@ -72,10 +62,6 @@ class HandoverLog(Checker):
             self.lines.append(f"{process.name:12} {shown:36} {type(body).__name__:18} {summary(body)}")
             if isinstance(body, MigrationFinished) and isinstance(effect, Publish):
                 self.finished = body
-
-
-def step_times(_name: str) -> LinearStepTime:
-    return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
 
 
 def test_a_hand_over_takes_few_messages() -> None:

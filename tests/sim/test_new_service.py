@@ -21,15 +21,9 @@ from tests.census import ACCEPTS, CensusActor, CensusConfig, build
 #: Has the rights that it needs: to hear decisions, and to say that it is there.
 ROLE = Role.SUPERVISOR
 
-# simulator/services.py
-
-
-def census() -> SimService:
-    return SimService(ACCEPTS, build)
-
 
 def with_census(cluster: SimulatedCluster, role: Role = ROLE) -> None:
-    cluster.services[role] = census()
+    cluster.services[role] = SimService(ACCEPTS, build)
     cluster.add(role, CensusConfig(bus=BUS))
 
 

@@ -44,16 +44,6 @@ def start(role: Role, effect: Effect, cluster: str = CLUSTER) -> None:
     simulation.run_for(SECOND)
 
 
-ALLOWED = [
-    (Role.INGRESS, Publish(subject=SUBJECTS.tag("m"), body=TAG)),
-    (Role.TAGGER, Reply(to="_INBOX.ingress.x.1", body=LengthTag(request="r", mean=1.0, source="s"))),
-    (Role.TAGGER, Subscribe(subject=SUBJECTS.tag("m"), queue_group="tagger")),
-    (Role.PREDICTOR, Subscribe(subject=SUBJECTS.migrations())),
-    (Role.OBSERVER, Subscribe(subject=f"{SUBJECTS.prefix}.>")),
-    (Role.COORDINATOR, PutKey(**WRITE, value=LEASE)),
-    (Role.COORDINATOR, DeleteKey(**WRITE)),
-]
-
 REFUSED = [
     (Role.TAGGER, Publish(subject=SUBJECTS.tag("m"), body=TAG)),
     (Role.TAGGER, Reply(to="_INBOX.worker.x.1", body=LengthTag(request="r", mean=1.0, source="s"))),
@@ -65,11 +55,6 @@ REFUSED = [
     (Role.WORKER, PutKey(**WRITE, value=LEASE)),
     (Role.WORKER, DeleteKey(**WRITE)),
 ]
-
-
-@pytest.mark.parametrize(("role", "effect"), ALLOWED)
-def test_what_the_catalog_allows_passes(role: Role, effect: Effect) -> None:
-    start(role, effect)
 
 
 @pytest.mark.parametrize(("role", "effect"), REFUSED)

@@ -188,15 +188,6 @@ def test_a_handler_that_raises_fails_the_simulation_with_its_seed_and_last_deliv
         simulation.run_for(SECOND)
 
 
-def test_without_verification_the_same_things_happen():
-    checked, asker_checked, _ = cluster(4, link=FAULTY)
-    fast, asker_fast, _ = cluster(4, link=FAULTY, verify=False, invariants_every=0)
-    for simulation in (checked, fast):
-        simulation.run_for(20 * SECOND)
-    assert asker_checked.actor.ended == asker_fast.actor.ended
-    assert checked.handled == fast.handled
-
-
 def test_a_queue_over_its_bound_is_found():
     simulation, _, _ = cluster(1)
     simulation.check_with(BoundedQueues({"open": 20}))

@@ -1,6 +1,5 @@
 """Scenarios whose sequences move: prefill and decode split, its speed, and what faults do to it."""
 
-import functools
 import io
 from pathlib import Path
 from typing import Any
@@ -44,13 +43,8 @@ def run(*settings: str, **tables: Any) -> ScenarioOutcome:
     return run_scenario(scenario_of(with_settings({**SPLIT, **tables}, settings)), step_times=step_times)
 
 
-@functools.cache
-def undisturbed() -> ScenarioOutcome:
-    return run()
-
-
-def test_requests_prefill_at_the_front_and_end_at_the_back() -> None:
-    outcome = undisturbed()
+def test_requests_prefill_at_the_front_and_end_at_the_back(tmp_path: Path) -> None:
+    outcome = run()
     summary = summarise(outcome)
     assert summary.served == 80
     assert summary.continuations == 0
@@ -61,6 +55,8 @@ def test_requests_prefill_at_the_front_and_end_at_the_back() -> None:
     assert 0 < summary.frozen_s.largest < 0.1
     printed = io.StringIO()
     Console(width=120, file=printed).print(run_tables(outcome, summary))
+    save(outcome, summary, tmp_path)
+    assert (tmp_path / "migrations.npz").stat().st_size > 500
     assert "frozen, ms" in printed.getvalue()
     assert f"{summary.migrations['moved']} moved" in printed.getvalue()
 
@@ -93,18 +89,3 @@ def test_a_slower_link_takes_longer_and_stops_nobody_for_longer() -> None:
     assert last[1] > 3 * last[0]
     assert summarise(slow).frozen_s.p50 < 0.02
     assert summarise(slow).served == 80
-
-
-def test_who_dies_in_a_split_cluster_loses_no_request(tmp_path) -> None:
-    faults = [
-        {"at_s": 1.5, "kind": "kill", "target": "migrator-front-0"},
-        {"at_s": 3.5, "kind": "kill", "target": "back-0"},
-        {"at_s": 5.0, "kind": "kill", "target": "front-1"},
-        {"at_s": 7.0, "kind": "partition", "target": "migrator-back-1", "duration_s": 1.0},
-    ]
-    outcome = run(faults=faults)
-    summary = summarise(outcome)
-    assert summary.served == 80
-    assert summary.continuations > 0
-    save(outcome, summary, tmp_path)
-    assert (tmp_path / "migrations.npz").stat().st_size > 500

@@ -95,18 +95,6 @@ def test_a_forecast_is_asked_for_and_comes_true() -> None:
     assert known.e2e_error.absolute < 0.3
 
 
-def test_a_forecast_beats_chance_where_instances_differ() -> None:
-    fast = {**SMALL["cluster"]["groups"][0], "name": "fast", "instances": 1, "speed": 3.0}
-    mixed = {**SMALL, "cluster": {"groups": [*SMALL["cluster"]["groups"], fast]}}
-    told = {
-        policy: summarise(
-            run_scenario(scenario_of(with_settings(mixed, [f'dispatch.policy="{policy}"'])), step_times=step_times)
-        )
-        for policy in ("random", "forecast")
-    }
-    assert told["forecast"].e2e_s.mean < 0.8 * told["random"].e2e_s.mean
-
-
 def test_engines_of_one_host_slow_each_other_where_the_scenario_says_so() -> None:
     one_host = ('cluster.groups.0.host="x"', "intervals.run_ms=0", "intervals.token_ms=0")
     alone, beside = run(*one_host), run(*one_host, "cluster.groups.0.neighbour_slowdown=0.2")

@@ -4,12 +4,8 @@ from typing import Any
 
 import pytest
 from millrace.actor.settings import with_settings
-from millrace.contracts.catalog import Role
-from millrace.contracts.plan import Plan
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.sim.runtime_sim import SECOND
 
-from simulator.scenarios.cluster import ScenarioCluster
 from simulator.scenarios.load import arrivals, models_of
 from simulator.scenarios.reading import ScenarioError, scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
@@ -42,7 +38,6 @@ def drawn(spec: ScenarioSpec) -> list[str]:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param((), id="one policy"),
         pytest.param(("dispatch.policy=forecast", "migration.on=true"), id="forecasts and migrators"),
         pytest.param(("prediction.kind=tagger", "cluster.ingresses=2"), id="a tagger that learns, two ingresses"),
     ],
@@ -62,20 +57,6 @@ def test_outputs_are_as_long_as_the_model_makes_them() -> None:
     plain = {each.number: each.output_tokens for each in same.finished}
     for each in both.finished:
         assert each.output_tokens == plain[each.number] * (2 if each.model == "large" else 1)
-
-
-def test_the_coordinator_makes_one_plan_for_each_model() -> None:
-    cluster = ScenarioCluster(scenario_of(TABLE), step_times=load_step_time, truth=lambda _request, _model: 10)
-    cluster.simulation.run_for(3 * SECOND)
-    entries = cluster.simulation.nats.store.entries("plan")
-    plans = {key: entry.value for key, entry in entries.items()}
-    assert set(plans) == {"small", "large"}
-    for model, members in (("small", ["a-0", "a-1"]), ("large", ["b-0", "b-1"])):
-        plan = plans[model]
-        assert isinstance(plan, Plan)
-        assert [name for stage in plan.stages for name in stage.instances] == members
-    (ingress,) = cluster.of_role(Role.INGRESS)
-    assert ingress.process is not None
 
 
 def test_a_model_that_is_killed_leaves_the_other_alone() -> None:

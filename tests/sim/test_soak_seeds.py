@@ -1,4 +1,4 @@
-"""Seeds of tests: a fixed number, half fixed, half of the commit; a failing one says how to run it again."""
+"""Seeds of soaks: a command that runs one again, and one that ends badly ends no other."""
 
 import argparse
 
