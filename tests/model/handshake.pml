@@ -111,9 +111,7 @@ byte leasedBlocks;
 bool ofSequence = true, pinned;
 byte preemptions = PREEMPT;
 
-inline freeIfUnused() {
-    WHEN(!ofSequence && !pinned, blocks++)
-}
+inline freeIfUnused() { WHEN(!ofSequence && !pinned, blocks++) }
 inline unpin() {
     assert(pinned); /* freed once */
     pinned = false;
@@ -124,9 +122,7 @@ inline letGo() {
     ofSequence = false
 }
 /* What ends or is preempted loses its leases at once */
-inline loseLeases() {
-    WHEN(lease == ON, unpin())
-}
+inline loseLeases() { WHEN(lease == ON, unpin()) }
 inline decodeA() {
     send(TOKEN_A + aTokens);
     aTokens++;
@@ -380,12 +376,8 @@ inline giveUp() {
     send(END_THAW);
     sStep = S_OVER
 }
-inline next(from, to, m) {
-    WHEN(sStep == from, sStep = to; send(m)) /* else it is late */
-}
-inline refusedAt(from) {
-    WHEN(sStep == from, giveUp())
-}
+inline next(from, to, m) { WHEN(sStep == from, sStep = to; send(m)) } /* else it is late */
+inline refusedAt(from) { WHEN(sStep == from, giveUp()) }
 
 bool sUp = true;
 proctype S() {
@@ -504,15 +496,9 @@ byte asked;     /* 0, 1: A is asked to resend, 2: B */
 byte misjudgements = MISJUDGE;
 bool allotted;
 
-inline cancelA() {
-    WHEN(net[CANCEL_A] == 0, send(CANCEL_A))
-}
-inline cancelB() {
-    WHEN(net[CANCEL_B] == 0, send(CANCEL_B))
-}
-inline ended() {
-    WHEN(known == N, iState = FINISHED)
-}
+inline cancelA() { WHEN(net[CANCEL_A] == 0, send(CANCEL_A)) }
+inline cancelB() { WHEN(net[CANCEL_B] == 0, send(CANCEL_B)) }
+inline ended() { WHEN(known == N, iState = FINISHED) }
 inline appendA() {
     assert(ofA == known); /* its history is the log */
     known++;
@@ -527,12 +513,8 @@ inline appendB() {
         known++
     fi
 }
-inline askA() {
-    WHEN(asked != 1, asked = 1; send(RESEND_A))
-}
-inline askB() {
-    WHEN(asked != 2, asked = 2; send(RESEND_B))
-}
+inline askA() { WHEN(asked != 1, asked = 1; send(RESEND_A)) }
+inline askB() { WHEN(asked != 2, asked = 2; send(RESEND_B)) }
 inline takeBack() {
     epochMax++;
     iEpoch = epochMax;
@@ -598,9 +580,7 @@ inline onResentB(count) {
     :: else
     fi
 }
-inline onForgotB() {
-    WHEN(asked == 2 && open && (iState == AT_B || iState == TENTATIVE), takeBack())
-}
+inline onForgotB() { WHEN(asked == 2 && open && (iState == AT_B || iState == TENTATIVE), takeBack()) }
 inline onTokenA(i) {
     if
     :: iState == AT_A && i == known -> appendA(); ended()

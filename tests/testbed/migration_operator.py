@@ -40,9 +40,7 @@ class Operator:
         self.subjects = Subjects(self._rig.cluster_file()["cluster"])
         self._client = await self._rig.operator_bus()
         await self._client.subscribe(self.subjects.tokens("x").rpartition(".")[0] + ".*", cb=self._hear)
-        await self._client.subscribe(self.subjects.status("x", "x").rpartition(".")[0][:-1] + "*.*", cb=self._hear)
-        await self._client.flush()
-        await self._client.flush()
+        await self.subscribe(self.subjects.status("x", "x").rpartition(".")[0][:-1] + "*.*", self._hear)
         return self
 
     async def __aexit__(
@@ -101,9 +99,7 @@ class Operator:
                 acted = True
                 act()
 
-        await self._client.subscribe(f"{self.subjects.prefix}.{step}", cb=hear)
-        await self._client.flush()
-        await self._client.flush()
+        await self.subscribe(f"{self.subjects.prefix}.{step}", hear)
 
     def other(self, sequence: str) -> str:
         """Some instance that does not decode it."""

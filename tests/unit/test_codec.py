@@ -1,5 +1,7 @@
 """The wire codec: every type there and back, and what is no message."""
 
+from contextlib import suppress
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -72,19 +74,12 @@ def test_what_is_no_message_says_its_kind(payload: bytes, kind: str):
     assert caught.value.kind == kind
 
 
-def outcome(payload: bytes) -> str:
-    try:
-        decode(payload)
-    except MalformedMessage as malformed:
-        return malformed.kind
-    return "body"
-
-
 @given(st.integers(0, 200), st.integers(0, 255))
 def test_a_flipped_byte_is_a_body_or_malformed_and_nothing_else(place: int, value: int):
     payload = bytearray(encode(BODIES[3]))
     payload[place % len(payload)] = value
-    assert outcome(bytes(payload)) in {"body", "undecodable", "invalid"}
+    with suppress(MalformedMessage):
+        decode(bytes(payload))
 
 
 def test_headers_read_back_what_was_written():

@@ -20,7 +20,4 @@ def test_a_latency_histogram_counts_nanoseconds_and_tells_seconds() -> None:
     assert histogram.buckets() == [("0.001", 2.0), ("0.5", 4.0), ("+Inf", 5.0)]
     assert histogram.sum == pytest.approx(2.503)
     assert histogram.mean_ns == pytest.approx(2.503e9 / 5)
-
-
-def test_an_empty_latency_histogram_has_a_mean() -> None:
     assert LatencyHistogram((1.0,)).mean_ns == 0

@@ -109,22 +109,8 @@ def test_the_models_that_ship_can_be_read() -> None:
     assert not problems
 
 
-def test_a_model_survives_its_file(trained: QuantileModel) -> None:
-    row = _row(number_span=50)
-    assert decode_model(trained.encode()).estimate(row) == trained.estimate(row)
-
-
 def _damaged(trained: QuantileModel, **fields) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(msgspec.structs.replace(trained.file, **fields)))
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [b"", b"tree\nversion=v4", b"\xff" * 100, *map(zlib.compress, (b"", b"\x93\x01\x02\x03", b"\x81\xa1\xff\x01"))],
-)
-def test_what_is_no_model_is_refused(payload: bytes) -> None:
-    with pytest.raises(ModelUnreadable):
-        decode_model(payload)
 
 
 def test_a_model_of_other_features_is_refused_and_says_so(trained: QuantileModel) -> None:

@@ -98,12 +98,6 @@ def test_what_outran_everything_seen_lasts_as_long_again() -> None:
     assert rest.p90 == pytest.approx(9_000, rel=0.05)
 
 
-def test_old_outcomes_are_forgotten() -> None:
-    known = _learnt([(1_000, 0, True)] * 3_000 + [(10, 0, True)] * 1_000, half_life=100.0)
-    rest = known.rest(0)
-    assert rest == Rest(10, 10)
-
-
 def test_weights_that_grow_without_end_are_rescaled() -> None:
     known = _learnt([(20, 0, True), (40, 0, True)] * 5_000, half_life=20.0)
     assert alive_of(known, [0], [30])[0, 0] == pytest.approx(0.5, abs=0.05)

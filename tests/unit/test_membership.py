@@ -196,26 +196,20 @@ def test_the_number_is_bounded_and_those_that_are_gone_make_room(members: Member
 
 def say_something(members: Membership, rng: random.Random, name: str, now_ns: int) -> None:
     incarnation, at_ns, token = rng.randrange(1, 9), now_ns - rng.randrange(10), name.replace(".", "_")
-    match rng.randrange(9):
-        case 0:
-            members.expect(name)
-        case 1:
-            members.on_record(token, record(name, incarnation), now_ns)
-        case 2:
-            members.on_record(token, None, now_ns)
-        case 3:
-            members.on_summary(summary(name, incarnation, at_ns=at_ns, draining=rng.random() < 0.3), now_ns)
-        case 4:
-            members.observe(name, incarnation, now_ns)
-        case 5:
-            state = rng.choice(list(PresenceState))
-            members.on_presence(presence(state, rng.choice([0, incarnation]), name=name, at_ns=3))
-        case 6:
-            members.withdraw(name)
-        case 7:
-            members.expire(now_ns)
-        case _:
-            members.restart_timers(now_ns)
+    heard = summary(name, incarnation, at_ns=at_ns, draining=rng.random() < 0.3)
+    told = presence(rng.choice(list(PresenceState)), rng.choice([0, incarnation]), name=name, at_ns=3)
+    saying = (
+        lambda: members.expect(name),
+        lambda: members.on_record(token, record(name, incarnation), now_ns),
+        lambda: members.on_record(token, None, now_ns),
+        lambda: members.on_summary(heard, now_ns),
+        lambda: members.observe(name, incarnation, now_ns),
+        lambda: members.on_presence(told),
+        lambda: members.withdraw(name),
+        lambda: members.expire(now_ns),
+        lambda: members.restart_timers(now_ns),
+    )
+    rng.choice(saying)()
 
 
 @pytest.mark.parametrize("seed", range(20))

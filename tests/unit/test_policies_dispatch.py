@@ -47,49 +47,31 @@ def decide(name: str, asked: DispatchView, *, state=None, now_ns: int = 0, seed:
 
 
 @pytest.mark.parametrize(
-    ("policy", "candidates", "chosen"),
+    ("a", "b", "chosen"),
     [
         # Tokens, not requests: one long prompt outweighs three short ones.
-        (
-            "join_shortest_queue",
-            [seen("a", waiting=1, waiting_prefill_tokens=8000), seen("b", waiting=3, waiting_prefill_tokens=30)],
-            "b",
-        ),
+        (seen("a", waiting=1, waiting_prefill_tokens=8000), seen("b", waiting=3, waiting_prefill_tokens=30), "b"),
         # A running token weighs a quarter of a waiting one by default: 250 against 251.
-        (
-            "join_shortest_queue",
-            [seen("a", running=2, running_tokens=1000), seen("b", waiting_prefill_tokens=251)],
-            "a",
-        ),
+        (seen("a", running=2, running_tokens=1000), seen("b", waiting_prefill_tokens=251), "a"),
         # Without a summary only what is in flight is known.
-        (
-            "join_shortest_queue",
-            [InstanceView(name="a", in_flight_tokens=50, in_flight_sequences=1), seen("b", waiting_prefill_tokens=40)],
-            "b",
-        ),
+        (InstanceView(name="a", in_flight_tokens=50), seen("b", waiting_prefill_tokens=40), "b"),
         # A batch of small sequences may be full before its tokens are many: newcomers would wait for a place.
         (
-            "join_shortest_queue",
-            [
-                seen("a", running=6, waiting=1, in_flight_sequences=1, sequences_max=8, running_tokens=80),
-                seen("b", running=7, sequences_max=8, running_tokens=8_000),
-            ],
+            seen("a", running=6, waiting=1, in_flight_sequences=1, sequences_max=8, running_tokens=80),
+            seen("b", running=7, sequences_max=8, running_tokens=8_000),
             "b",
         ),
         # Where all are full, the fewest wait.
         (
-            "join_shortest_queue",
-            [
-                seen("a", running=8, waiting=2, sequences_max=8),
-                seen("b", running=8, waiting=1, sequences_max=8, running_tokens=8_000),
-            ],
+            seen("a", running=8, waiting=2, sequences_max=8),
+            seen("b", running=8, waiting=1, sequences_max=8, running_tokens=8_000),
             "b",
         ),
     ],
 )
-def test_a_policy_prefers_the_lower_load(policy, candidates, chosen):
+def test_the_lower_load_is_preferred(a, b, chosen):
     for seed in range(5):
-        assert decide(policy, view(*candidates), seed=seed)[0].chosen == chosen
+        assert decide("join_shortest_queue", view(a, b), seed=seed)[0].chosen == chosen
 
 
 @pytest.mark.parametrize("policy", ["join_shortest_queue", "random", "forecast"])
@@ -132,16 +114,12 @@ def forecast(asked: DispatchView, **parameters):
 def test_the_forecast_policy_takes_the_least_of_its_metric():
     asked = futures(a=predicted(50, 400), b=predicted(10, 500), c=predicted(90, 300))
     assert forecast(asked, ttft_weight=0).chosen == "c"
-    assert forecast(asked, metric="ttft").chosen == "b"
-    assert forecast(asked, ttft_weight=0, others_weight=0).reason == "lowest of 3: 300 ms predicted end to end"
-    assert [(s.name, s.score) for s in forecast(asked, ttft_weight=0).scores] == [("c", 1.0), ("a", 0.5), ("b", 0.0)]
-
-
-def test_waiting_weighs_more_than_decoding():
-    asked = futures(a=predicted(50, 400), b=predicted(10, 500), c=predicted(90, 300))
     assert forecast(asked, ttft_weight=2).chosen == "c"  # 500, 520, 480
     assert forecast(asked, ttft_weight=20).chosen == "b"  # 1,400, 700, 2,100
+    assert forecast(asked, metric="ttft").chosen == "b"
     assert forecast(asked, others_weight=0).reason == "lowest of 3: 700 ms predicted end to end + 20 x predicted TTFT"
+    assert forecast(asked, ttft_weight=0, others_weight=0).reason == "lowest of 3: 300 ms predicted end to end"
+    assert [(s.name, s.score) for s in forecast(asked, ttft_weight=0).scores] == [("c", 1.0), ("a", 0.5), ("b", 0.0)]
 
 
 def test_the_delay_of_others_counts_by_its_weight():
@@ -198,19 +176,15 @@ def test_a_draw_names_distinct_candidates_in_order_and_repeats_with_its_seed(cou
     assert drawn == draw(asked, count, Random(seed))
 
 
-COUNTS = st.integers(0, 5000)
+FIGURES = (
+    "running waiting running_tokens waiting_prefill_tokens used_tokens in_flight_sequences in_flight_tokens".split()
+)
 CANDIDATES = st.lists(
     st.builds(
         InstanceView,
         name=st.uuids().map(str),
         known=st.booleans(),
-        running=COUNTS,
-        waiting=COUNTS,
-        running_tokens=COUNTS,
-        waiting_prefill_tokens=COUNTS,
-        used_tokens=COUNTS,
-        in_flight_sequences=COUNTS,
-        in_flight_tokens=COUNTS,
+        **dict.fromkeys(FIGURES, st.integers(0, 5000)),
     ),
     max_size=40,
     unique_by=lambda c: c.name,

@@ -87,17 +87,18 @@ class Speaker:
         lengths = self.spoil({"prompt_tokens": 50, "output_tokens": 0, "max_tokens": 80})
         ended = self.spoil({"placed_ns": self.now_ns, "arrival_ns": self.now_ns, "ttft_ns": 5, "e2e_ns": 9})
         told = self.spoil({"predicted_ttft_ns": 5, "predicted_e2e_ns": 9})
-        state, incarnation = rng.choice(list(PresenceState)), rng.choice([0, 4, 1])
+        presence = {"state": rng.choice(list(PresenceState)), "incarnation": rng.choice([0, 4, 1])}
+        figures = {"cached_tokens": rng.randrange(100), "predicted_cached_tokens": 32, "prompt_tokens": 180}
         return rng.choice(
             [
                 decision(request, name, at_ns=rng.choice([self.now_ns, *NUMBERS]), **lengths, **self.blocks()),
                 decision(request, name, expected_output_tokens=rng.choice(REALS)),
                 outcome(request, predicted_output_tokens=rng.choice(REALS), output_tokens=[rng.choice(NUMBERS)]),
                 outcome(request, **ended, **told),
-                outcome(request, **ended, **self.found(), block_hashes=self.blocks()["block_hashes"]),
+                outcome(request, **ended, **self.spoil(figures), block_hashes=self.blocks()["block_hashes"]),
                 self.move(),
                 self.move(),
-                ServicePresence(role="worker", name=name, incarnation=incarnation, at_ns=3, state=state),
+                ServicePresence(role="worker", name=name, at_ns=3, **presence),
                 TimerFired(name="tick"),
                 BusDisconnected(),
                 BusReconnected(),
@@ -111,11 +112,6 @@ class Speaker:
         sequence = f"r{rng.randrange(20)}.{rng.choice((0, 0, 1))}"
         way = {"source": rng.choice(NAMES), "target": rng.choice(NAMES)}
         return plain(MigrationFinished, sequence=sequence, outcome=outcome, **way, **self.blocks())
-
-    def found(self) -> dict[str, Any]:
-        """Generate the figures of cached tokens: those predicted, and those found."""
-        figures = {"cached_tokens": self.rng.randrange(100), "predicted_cached_tokens": 32, "prompt_tokens": 180}
-        return self.spoil(figures)
 
     def record(self, instance: str) -> Any:
         fields = self.spoil({"block_size": 16, "max_sequences": 8, "token_budget": 128, "blocks_total": 512}, 0.03)

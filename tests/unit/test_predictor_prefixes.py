@@ -26,6 +26,7 @@ from tests.unit.predictor_rig import (
 
 BLOCK = 16
 PROMPT = list(range(1_000, 1_100))  # six full blocks and four tokens
+ANSWER = list(range(5_000, 5_060))
 
 
 def named(tokens: list[int]) -> dict[str, Any]:
@@ -90,23 +91,16 @@ def test_a_waiting_sequence_counts_with_its_hits() -> None:
     predictor.send(decision("a", "w0", **named(long)))
     predictor.send(finished("a", prompt_tokens=600))
     predictor.send(decision("b", "w0", **named(long)))
-    waiting = status("b.0", state=SequenceState.WAITING, prompt_tokens=600, computed_tokens=0, blocks=0)
-    predictor.send(snapshot(step=2, at_ns=START_NS + MS, waiting=[waiting]))
+    waiting = {"state": SequenceState.WAITING, "prompt_tokens": 600, "computed_tokens": 0, "blocks": 0}
+    predictor.send(snapshot(step=2, at_ns=START_NS + MS, waiting=[status("b.0", **waiting)]))
     known = predictor.ask(question(prompt_tokens=32))
-    predictor.send(snapshot(step=3, at_ns=START_NS + MS, waiting=[status("x.0", **_fields(waiting))]))
+    predictor.send(snapshot(step=3, at_ns=START_NS + MS, waiting=[status("x.0", **waiting)]))
     stranger = predictor.ask(question(prompt_tokens=32))
     assert (stranger.ttft_ns, known.ttft_ns) == (30 * MS, 20 * MS)
 
 
-def _fields(waiting: Any) -> dict[str, Any]:
-    names = ("state", "prompt_tokens", "computed_tokens", "blocks")
-    return {name: getattr(waiting, name) for name in names}
-
-
 def test_what_was_decoded_is_cached_too_for_the_next_turn_of_a_conversation() -> None:
-    answer = list(range(5_000, 5_060))
-    whole = PROMPT + answer
-    hashes: list[int] = []
+    whole, hashes = PROMPT + ANSWER, []
     extend_chain(hashes, whole[:-1], BLOCK)
     predictor = with_prompt(block_hashes=pack_hashes(hashes[6:]))
     assert cached(predictor, [*whole, 1, 2, 3]) == 144
@@ -117,9 +111,6 @@ def moved(request: str, tokens: list[int], *, to: str = "w0", **changes: Any) ->
     blocks = {name: value for name, value in named(tokens).items() if name != "prompt_tokens"}
     way = {"sequence": f"{request}.0", "source": "w1" if to == "w0" else "w0", "target": to}
     return plain(MigrationFinished, **way | blocks | changes)
-
-
-ANSWER = list(range(5_000, 5_060))
 
 
 def test_what_moved_here_is_cached_here_from_then_on() -> None:

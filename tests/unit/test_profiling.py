@@ -12,7 +12,7 @@ from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.profiling import plan, profile
 from millrace.profiling.fitting import fit, judge, with_tail
-from millrace.profiling.records import PlannedSequence, Profiled, Round, RoundRecord, StepRecord
+from millrace.profiling.records import PlannedSequence, Round, RoundRecord, StepRecord
 from millrace.profiling.writing import write
 
 from tests.testbed.modelled_profile import ModelledProfile
@@ -29,23 +29,6 @@ LIMITS = EngineParameters(max_model_len=512, max_sequences=8, token_budget=256, 
 EFFORT = plan.Effort(output_tokens=6, prompt_tokens_max=1024, mixed_rounds=1)
 
 
-class Rounds:
-    """An engine of which only the order of rounds is of interest."""
-
-    def __init__(self) -> None:
-        self.ran: list[str] = []
-
-    def profiled(self) -> Profiled:
-        return Profiled(model="none", hardware="none", engine="none", parameters=LIMITS)
-
-    def run(self, load: Round) -> RoundRecord:
-        self.ran.append(load.name)
-        return RoundRecord(round=load, steps=[])
-
-    def close(self) -> None:
-        """Nothing to end."""
-
-
 def measured(*, noise: float = 0.0, model: LinearStepTime = TRUE) -> profile.Profile:
     """A profile of a modelled engine."""
     engine = ModelledProfile("true", model, LIMITS, noise=noise)
@@ -60,11 +43,6 @@ def test_every_round_fits_into_the_engines_memory_and_batch(seed: int) -> None:
         assert blocks <= LIMITS.blocks_total, load.name
         assert len(load.sequences) <= LIMITS.max_sequences
         assert max(each.prompt_tokens + each.output_tokens for each in load.sequences) <= LIMITS.max_model_len
-
-
-def test_lengths_and_batches_double_up_to_the_limits() -> None:
-    assert plan.lengths(LIMITS, EFFORT) == [16, 32, 64, 128, 256]
-    assert plan.batches(msgspec.structs.replace(LIMITS, max_sequences=12)) == [1, 2, 4, 8, 12]
 
 
 def test_a_profile_finds_the_coefficients_of_the_engine_it_measures() -> None:
@@ -85,12 +63,13 @@ def test_what_any_prompt_costs_is_left_out_of_a_fit_that_is_not_asked_for_it() -
 
 
 def test_repeats_of_a_round_are_a_pass_apart() -> None:
-    engine, told = Rounds(), []
+    engine, ran, told = ModelledProfile("true", TRUE, LIMITS), [], []
+    engine.run = lambda load: ran.append(load.name) or RoundRecord(round=load, steps=[])
     planned = [Round(name=name, sequences=()) for name in ("a", "b")]
 
     records = profile.passes(engine, planned, 3, lambda done, total: told.append((done, total)))
 
-    assert engine.ran == ["a", "b", "a", "b", "a", "b"]
+    assert ran == ["a", "b", "a", "b", "a", "b"]
     assert [[record.round.name for record in repeats] for repeats in records] == [["a"] * 3, ["b"] * 3]
     assert (told[0], told[-1]) == ((0, 6), (6, 6))
 

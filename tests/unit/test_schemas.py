@@ -9,13 +9,11 @@ import jsonschema
 import msgspec
 import pytest
 from millrace.contracts.catalog import BUCKETS, CHANNELS, WIRE_TYPES
-from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs, TokensGenerated
-from millrace.contracts.status import ServicePresence
-from millrace.contracts.worker import Sampling, StructuredOutput, SubmitSequence
 
 from setup.asyncapi import parameter_names
 from setup.schema_documents import documents, schema_path
 from setup.schemas import compare, write
+from tests.unit.test_codec import BODIES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -47,27 +45,7 @@ def test_every_message_has_a_valid_schema_that_stands_alone(kind: type[msgspec.S
         assert name in schema["$defs"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        SubmitSequence(
-            sequence="r.0",
-            epoch=0,
-            ingress="i",
-            ingress_incarnation=1,
-            prompt_token_ids=[1],
-            sampling=Sampling(max_tokens=1, structured=StructuredOutput(regex="a"), logit_bias={5: 1.0}),
-        ),
-        TokensGenerated(
-            instance="w",
-            incarnation=1,
-            step=1,
-            chunks=[TokenChunk("r.0", 0, 0, [1], FinishReason.STOP, [TokenLogprobs([1], [-0.5], 1)], 3)],
-        ),
-        ServicePresence(role="worker", name="w0", incarnation=1, at_ns=1),
-    ],
-    ids=lambda body: type(body).__name__,
-)
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
 def test_real_messages_satisfy_their_schema_and_damaged_ones_do_not(body: Any) -> None:
     schema = json.loads(DOCUMENTS[schema_path(type(body))])
     plain = msgspec.json.decode(msgspec.json.encode(body))

@@ -20,13 +20,6 @@ def found(router: Router, subject: str) -> list[str]:
     return [each.subject for each in router.receivers(subject)]
 
 
-def test_of_a_queue_group_one_receives() -> None:
-    router = Router(Random(1))
-    for _ in range(3):
-        router.add(wish("mr.x.predict.m.*", "predictor"))
-    assert found(router, "mr.x.predict.m.w0") == ["mr.x.predict.m.*"]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_comes_and_goes_the_receivers_are_those_of_a_scan(seed: int) -> None:
     rng = Random(seed)

@@ -1,12 +1,9 @@
-"""Rates over time in pictures of scenarios, and what is printed of an SLO."""
+"""Rates over time in pictures of scenarios."""
 
 import numpy as np
-import pytest
 
 from simulator.scenarios.observer import EngineSample
 from simulator.scenarios.plots import _Grid
-from simulator.scenarios.spec import SloSpec
-from simulator.scenarios.tables import _bounds
 
 S = 1_000_000_000
 
@@ -32,15 +29,3 @@ def test_an_even_growth_is_an_even_rate_whatever_the_time_between_samples() -> N
 def test_a_restarted_instance_has_no_negative_rate() -> None:
     grid = _Grid.of([sample(at_s, 100 * at_s if at_s < 20 else 100 * (at_s - 20)) for at_s in range(40)])
     assert grid.rate("output_tokens_total").min() >= 0.0
-
-
-@pytest.mark.parametrize(
-    ("slo", "told"),
-    [
-        (SloSpec(), "TTFT 3 s"),
-        (SloSpec(ttft_ms=1000, tpot_ms=60), "TTFT 1 s, TPOT 60 ms"),
-        (SloSpec(ttft_ms=0), "completed"),
-    ],
-)
-def test_the_bounds_of_an_slo_are_told(slo: SloSpec, told: str) -> None:
-    assert _bounds(slo) == told

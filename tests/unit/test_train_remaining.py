@@ -40,10 +40,3 @@ def test_states_that_tell_nothing_put_no_head_in_force(tmp_path: Path) -> None:
     states = _states(tmp_path / "states", informative=False)
     assert main(["train", "remaining", "--from", str(states), "--model-path", str(tmp_path)]) == 3
     assert not (tmp_path / HEAD_FILE).exists()
-
-
-def test_a_file_without_states_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "states"
-    path.write_text("nothing of the kind\n")
-    assert main(["train", "remaining", "--from", str(path), "--model-path", str(tmp_path)]) != 0
-    assert str(path) in capsys.readouterr().err

@@ -12,35 +12,16 @@ from tests.unit.ingress_core import MODEL, Bench, chunk
 #: Of vLLM 0.32's examples/observability (the two Grafana dashboards, and that of prometheus_grafana), and what else
 #: its own tests look for.
 HISTOGRAMS = (
-    "e2e_request_latency_seconds",
-    "inter_token_latency_seconds",
-    "iteration_tokens_total",
-    "request_decode_time_seconds",
-    "request_generation_tokens",
-    "request_max_num_generation_tokens",
-    "request_prefill_time_seconds",
-    "request_prompt_tokens",
-    "request_queue_time_seconds",
-    "request_inference_time_seconds",
-    "request_num_preemptions",
-    "request_params_max_tokens",
-    "request_params_n",
-    "request_time_per_output_token_seconds",
-    "time_to_first_token_seconds",
-)
+    "e2e_request_latency_seconds inter_token_latency_seconds iteration_tokens_total request_decode_time_seconds "
+    "request_generation_tokens request_max_num_generation_tokens request_prefill_time_seconds request_prompt_tokens "
+    "request_queue_time_seconds request_inference_time_seconds request_num_preemptions request_params_max_tokens "
+    "request_params_n request_time_per_output_token_seconds time_to_first_token_seconds"
+).split()
 FIGURES = (
-    "generation_tokens_total",
-    "kv_cache_usage_perc",
-    "num_requests_running",
-    "num_requests_waiting",
-    "prompt_tokens_total",
-    "request_success_total",
-    "prefix_cache_hits_total",
-    "prefix_cache_queries_total",
-    "admission_rejections_total",
-    "num_preemptions_total",
-    "num_requests_waiting_by_reason",
-)
+    "generation_tokens_total kv_cache_usage_perc num_requests_running num_requests_waiting prompt_tokens_total "
+    "request_success_total prefix_cache_hits_total prefix_cache_queries_total admission_rejections_total "
+    "num_preemptions_total num_requests_waiting_by_reason"
+).split()
 
 
 def test_every_metric_of_vllms_dashboards_is_told_with_its_model():
