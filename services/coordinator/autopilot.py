@@ -1,4 +1,5 @@
 """Autopilot: replays the last window of the recording with other settings, and advises what would have been better.
+Where it is ``on``, it puts that in force, and takes back what does not show (``adopting.py``).
 
 An actor of its own, hosted in the coordinator's process. Owns the advice in force. A replay is `millrace what-if
 --advise` in a child process at the lowest priority; which settings are tried and which win is the simulator's matter.
@@ -8,9 +9,11 @@ Advice changes when two windows in a row say the same, and is withdrawn when the
 |---|---|---|
 | RequestFinished | counted | |
 | TimerFired(tick) | a window begins | ReplayLoad where the window is long enough and has enough requests |
-| LoadReplayed | the advice, where the window before said the same | PlanProposed where it is new, Log |
+| LoadReplayed | the advice, where the window before said the same | PlanProposed where it is new, Log; ApplySettings
+to adopt it, or to take back what was adopted |
+| SettingsApplied | an adoption is watched, or ended | PlanProposed |
 | ReplayFailed | no advice | PlanProposed where that is new, Log |
-| ClusterChanged | no advice, a new window | PlanProposed |
+| ClusterChanged | no advice, a new window; adoptions that the file contradicts end | PlanProposed |
 | StopRequested | | Stop; the child is killed with the process's other tasks |
 
 Overload: one replay at a time, of REQUESTS_MAX requests, and CPU_SHARE of a core over time.
@@ -20,6 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from millrace.actor.effects import Effect, Log
 from millrace.contracts.local import KeyChanged
 from millrace.contracts.message import Body
@@ -28,6 +32,7 @@ from millrace.contracts.plan import Advice
 from millrace.policies.objectives import configured_objectives, objectives_text
 from millrace.workloads.recording import ADVISED_MIN
 
+from services.coordinator.adopting import Adoptions
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.led_models import Controller
 from services.coordinator.metrics import AutopilotMetrics
@@ -50,11 +55,13 @@ class ReplayLoad(Effect, frozen=True, kw_only=True):
 
     Attributes:
         limit_s: A replay that takes longer is killed.
+        beside: Settings that are replayed whatever comes of them; empty for none.
     """
 
     last_s: float
     requests_max: int
     limit_s: float
+    beside: str = ""
 
 
 class LoadReplayed(Body, frozen=True, kw_only=True, tag="local.LoadReplayed/1"):
@@ -63,11 +70,15 @@ class LoadReplayed(Body, frozen=True, kw_only=True, tag="local.LoadReplayed/1"):
     Attributes:
         requests: That were replayed.
         cpu_s: Processor time that it took.
+        missed: Of the unchanged cluster, replayed over recorded, as in Adoption.
+        told: The same of each setting that was tried, over the unchanged cluster as replayed.
     """
 
     advice: Advice
     requests: int
     cpu_s: float
+    missed: dict[str, float] = {}
+    told: dict[str, dict[str, float]] = {}
 
 
 class ReplayFailed(Body, frozen=True, kw_only=True, tag="local.ReplayFailed/1"):
@@ -77,7 +88,15 @@ class ReplayFailed(Body, frozen=True, kw_only=True, tag="local.ReplayFailed/1"):
 
 
 class ClusterChanged(Body, frozen=True, kw_only=True, tag="local.ClusterChanged/1"):
-    """The cluster's file is another one: what was replayed before says nothing of it."""
+    """The cluster's file is read for the first time, or another one: what was replayed before says nothing of it."""
+
+    text: str = ""
+
+
+class SettingsApplied(Body, frozen=True, kw_only=True, tag="local.SettingsApplied/1"):
+    """The cluster has changed; or not, where ``failed`` says why."""
+
+    failed: str = ""
 
 
 class AutopilotActor(Controller):
@@ -94,6 +113,8 @@ class AutopilotActor(Controller):
         self._began_ns = 0  # of the replay under way; 0 for none
         self._last: str | None = None
         self._given = Advice()
+        self._adopts = config.autopilot == "on"
+        self._adoptions = Adoptions(self._interval_s)
 
     def _hears(self) -> list[str]:
         return [self._subjects.outcomes()]
@@ -108,9 +129,19 @@ class AutopilotActor(Controller):
                 return self._on_replayed(body, now_ns)
             case ReplayFailed() as body:
                 return self._on_failed(body, now_ns)
-            case ClusterChanged():
-                return self._begin(now_ns)
+            case SettingsApplied() as body:
+                return [*self._adoptions.on_applied(body.failed, now_ns), *self._begin(now_ns)]
+            case ClusterChanged() as body:
+                self._adoptions.on_cluster(body.text)
+                return self._begin(now_ns) if self._window_ns else []
         return []
+
+    def _take_over(self, now_ns: int) -> list[Effect]:
+        """Adoptions of the coordinator before this one stay, or end as they would have there."""
+        plans = (self._led.plan(model) for model in self._led.led(now_ns) if self._adopts)
+        advice = [plan.advice for plan in plans if plan is not None and plan.advice is not None]
+        self._adoptions.restore(adoption for each in advice for adoption in each.adopted)
+        return self._begin(now_ns)
 
     def _begin(self, now_ns: int) -> list[Effect]:
         """A first window."""
@@ -122,15 +153,17 @@ class AutopilotActor(Controller):
     def _on_tick(self, now_ns: int) -> list[Effect]:
         if not self._led.led(now_ns):
             self._window_ns = 0
+            self._adoptions.restore([])
             return []
         if not self._window_ns:
-            return self._begin(now_ns)
+            return self._take_over(now_ns)
         if self._began_ns or now_ns < self._due_ns or self._requests < ADVISED_MIN:
             return []
         last_s = min(WINDOW_NS, now_ns - self._window_ns) / 1e9
         self._began_ns = self._window_ns = now_ns
         self._requests = 0
-        return [ReplayLoad(last_s=last_s, requests_max=REQUESTS_MAX, limit_s=LIMIT_S)]
+        beside = self._adoptions.open.before if self._adoptions.open is not None else ""
+        return [ReplayLoad(last_s=last_s, requests_max=REQUESTS_MAX, limit_s=LIMIT_S, beside=beside)]
 
     def _on_replayed(self, body: LoadReplayed, now_ns: int) -> list[Effect]:
         settings, given, stale = body.advice.settings, self._given.settings, self._began_ns != self._window_ns
@@ -140,13 +173,26 @@ class AutopilotActor(Controller):
         if stale:
             return [log]
         again, self._last = settings == self._last, settings
-        if settings == given:
-            return [log, *([] if given else self._give(body.advice, now_ns))]
-        if again:
-            return [log, *self._give(body.advice, now_ns)]
-        better = f"{settings} was better in the last window; the next one decides"
-        first = Advice(evidence=f"{better}: {body.advice.evidence}")
-        return [log, *([] if given else self._give(first, now_ns))]
+        adopted = self._adopted(body, now_ns, again=again)
+        if given and (settings == given or not again):
+            advice = self._given
+        elif again or not settings:
+            advice = body.advice
+        else:
+            better = f"{settings} was better in the last window; the next one decides"
+            advice = Advice(evidence=f"{better}: {body.advice.evidence}")
+        return [log, *adopted, *self._give(advice, now_ns)]
+
+    def _adopted(self, body: LoadReplayed, now_ns: int, *, again: bool) -> list[Effect]:
+        """Changes that the window decides on. One coordinator adopts: the one that leads all models."""
+        settings, found = body.advice.settings, self._adoptions.open
+        if found is not None:
+            changes = self._adoptions.judge(body.told.get(found.before, {}), body.missed, now_ns)
+        elif again and settings and self._adopts and self._led.leads_all(now_ns):
+            changes = self._adoptions.adopt(body.advice, body.missed, now_ns)
+        else:
+            return []
+        return [*(Log(level="info", event="settings_changed", fields={"why": e.reason}) for e in changes), *changes]
 
     def _on_failed(self, body: ReplayFailed, now_ns: int) -> list[Effect]:
         self._ended((now_ns - self._began_ns) / 1e9, "failed", now_ns)
@@ -162,6 +208,7 @@ class AutopilotActor(Controller):
     def _give(self, advice: Advice, now_ns: int) -> list[Effect]:
         """Into the plan of the first model that is led."""
         led = self._led.led(now_ns)
+        advice = msgspec.structs.replace(advice, adopted=self._adoptions.all())
         if advice == self._given or not led:
             return []
         self._given = advice

@@ -102,7 +102,8 @@ class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
             acts sooner, by itself.
         recording: Folder where the load of the last hour is kept (docs/WHAT_IF.md); empty for no recording.
         autopilot: ``advise``: the recording is replayed with other settings, and those that would have been better in
-            two windows in a row stand in the plan. Where nothing is recorded it does nothing.
+            two windows in a row stand in the plan. ``on``: they are put in force, and taken back where they do not
+            show. Where nothing is recorded it does nothing.
         autopilot_interval_s: From one replay to the next at least, seconds; longer where replays take over 5 % of a
             core.
     """
@@ -116,7 +117,7 @@ class CoordinatorConfig(ProcessConfig, frozen=True, kw_only=True):
     step_bounds: StepObjectives = StepObjectives()
     membership: MembershipConfig = MembershipConfig()
     recording: str = ""
-    autopilot: Literal["off", "advise"] = "advise"
+    autopilot: Literal["off", "advise", "on"] = "advise"
     autopilot_interval_s: Span = 300.0
 
 

@@ -92,6 +92,10 @@ class LedModels:
         """Models that are led here, sorted."""
         return [model for model in sorted(self._models) if self.leads(model, now_ns)]
 
+    def leads_all(self, now_ns: int) -> bool:
+        """Whether no other coordinator leads a model."""
+        return all(self.leads(model, now_ns) for model in self._models)
+
     def plan(self, model: str) -> Plan | None:
         seen = self._models.get(model)
         return seen.plan if seen is not None else None

@@ -18,13 +18,17 @@ from millrace.actor.task_shell import TaskShell
 from millrace.cascade.jobs import plan_in_child
 from millrace.workloads.recording import RecordingBegan, RecordingFolder
 
-from services.coordinator.autopilot import ClusterChanged, LoadReplayed, ReplayFailed, ReplayLoad
+from services.coordinator.adopting import ApplySettings
+from services.coordinator.autopilot import ClusterChanged, LoadReplayed, ReplayFailed, ReplayLoad, SettingsApplied
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.recorder import KeepRows, RecordingFailed
 
 #: A replay takes what nobody else wants.
 NICENESS_MAX = 19
+
+#: A change by `millrace apply` that takes longer is killed; the next one goes on.
+APPLY_LIMIT_S = 1_200.0
 
 
 class CoordinatorShell(TaskShell):
@@ -34,12 +38,14 @@ class CoordinatorShell(TaskShell):
         super().__init__()
         self._folder = Path(config.recording)
         self._recording = _recording(self._folder, config.name) if config.recording else None
+        self._cluster = ""
 
     def handlers(self) -> Mapping[type[Effect], Callable[[Any], None]]:
         return {
             PlanCascade: lambda effect: self.spawn(self._plan(effect)),
             KeepRows: self._on_keep_rows,
             ReplayLoad: lambda effect: self.spawn(self._replay(effect)),
+            ApplySettings: lambda effect: self.spawn(self._apply(effect)),
         }
 
     def close(self) -> None:
@@ -51,8 +57,10 @@ class CoordinatorShell(TaskShell):
     def _on_keep_rows(self, effect: KeepRows) -> None:
         assert self._recording is not None
         try:
-            if self._recording.on_cluster(_cluster_of(self._folder)):
-                self.tell(ClusterChanged())
+            if (cluster := _cluster_of(self._folder)) != self._cluster:
+                self._cluster = cluster
+                self._recording.on_cluster(cluster)
+                self.tell(ClusterChanged(text=cluster))
             self._recording.append(effect.rows, time.time_ns())
         except OSError as error:
             self.tell(RecordingFailed(detail=str(error)))
@@ -60,27 +68,38 @@ class CoordinatorShell(TaskShell):
     async def _plan(self, effect: PlanCascade) -> None:
         try:
             result = await asyncio.wait_for(run_in_child(plan_in_child, effect.job), effect.limit_s)
-        except TimeoutError:
-            self.tell(CascadePlanningFailed(key=effect.key, detail=f"it took over {effect.limit_s:g} s"))
-        except (OSError, msgspec.DecodeError, ChildProcessError) as error:
-            self.tell(CascadePlanningFailed(key=effect.key, detail=str(error)))
-        else:
             self.tell(CascadePlanned(key=effect.key, result=result))
+        except (OSError, msgspec.DecodeError) as error:
+            detail = str(error) or f"it took over {effect.limit_s:g} s"
+            self.tell(CascadePlanningFailed(key=effect.key, detail=detail))
 
     async def _replay(self, effect: ReplayLoad) -> None:
         """Asks `millrace what-if`; the simulator stands above the services."""
         with TemporaryDirectory(prefix="millrace-autopilot-") as folder:
             answer = Path(folder) / "answer.json"
-            window = ("--last", f"{effect.last_s:g}", "--most", str(effect.requests_max))
-            words = ("what-if", "--advise", "--dir", str(self._folder.parent), *window, "--jobs", "1")
-            command = run_python("millrace.cli", *words, "--output", str(answer), niceness=NICENESS_MAX)
+            window = ("--last", f"{effect.last_s:g}", "--most", str(effect.requests_max), "--output", str(answer))
+            beside = (f"--set={effect.beside}",) if effect.beside else ()
             try:
-                await asyncio.wait_for(command, effect.limit_s)
+                words = ("what-if", "--advise", *window, *beside, "--jobs", "1")
+                await self._millrace(*words, niceness=NICENESS_MAX, limit_s=effect.limit_s)
                 self.tell(msgspec.json.decode(answer.read_bytes(), type=LoadReplayed))
-            except TimeoutError:
-                self.tell(ReplayFailed(detail=f"it took over {effect.limit_s:g} s"))
             except (OSError, msgspec.DecodeError) as error:
-                self.tell(ReplayFailed(detail=str(error)))
+                self.tell(ReplayFailed(detail=str(error) or f"it took over {effect.limit_s:g} s"))
+
+    async def _apply(self, effect: ApplySettings) -> None:
+        """Asks `millrace apply`, as a person would: the same steps in the same order."""
+        words = ("apply", "--sender", "autopilot", "--reason", effect.reason)
+        try:
+            settings = (f"--set={each}" for each in effect.settings.split())
+            await self._millrace(*words, *settings, niceness=0, limit_s=APPLY_LIMIT_S)
+            self.tell(SettingsApplied())
+        except OSError as error:
+            self.tell(SettingsApplied(failed=str(error) or f"it took over {APPLY_LIMIT_S:g} s"))
+
+    async def _millrace(self, verb: str, *words: str, niceness: int, limit_s: float) -> None:
+        """Raises OSError where it fails; an empty TimeoutError, which is one, where it takes longer."""
+        command = run_python("millrace.cli", verb, "--dir", str(self._folder.parent), *words, niceness=niceness)
+        await asyncio.wait_for(command, limit_s)
 
 
 def _recording(folder: Path, name: str) -> RecordingFolder:

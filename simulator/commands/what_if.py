@@ -244,6 +244,8 @@ def _print_answer(console: Console, answer: ChangeAnswer) -> None:
 def _write(arguments: argparse.Namespace, question: Asked, found: list[ChangeAnswer], advised: Advice | None) -> None:
     import msgspec
 
+    from simulator.whatif.figures import ratios
+
     if arguments.output is None:
         return
     document = {
@@ -251,6 +253,8 @@ def _write(arguments: argparse.Namespace, question: Asked, found: list[ChangeAns
         "fidelity": question.fidelity,
         "objectives": question.objectives,
         "changes": found,
+        "missed": ratios(question.fidelity, question.share),
+        "told": {each.label: ratios(each.figures, each.within) for each in found},
         "advice": advised,
         "cpu_s": time.process_time(),
     }

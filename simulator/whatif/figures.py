@@ -138,6 +138,12 @@ def compared_shares(before: Latencies, after: Latencies, objectives: Objectives)
     return ComparedShare(before=float(was.mean()), after=float(now.mean()), low=float(low), high=float(high))
 
 
+def ratios(figures: Mapping[str, ComparedFigure], share: ComparedShare | None) -> dict[str, float]:
+    """Those of figures that both sides have, by name, and the share's gain (``within``)."""
+    found = {name: each.ratio for name, each in figures.items() if 0 < each.ratio < math.inf}
+    return found if share is None else found | {"within": share.after - share.before}
+
+
 def _kept(latencies: Latencies, objectives: Objectives) -> npt.NDArray[np.bool_]:
     """Of each request, whether it completed within both."""
     late = (latencies.ttft > objectives.ttft_ms) | (latencies.tpot > objectives.tpot_ms)

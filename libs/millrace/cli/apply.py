@@ -21,8 +21,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import difflib
+import fcntl
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -92,26 +94,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="also where requests have nowhere to go, or tokens take far longer"
     )
+    parser.add_argument("--reason", default="", metavar="TEXT", help="for the log of orders")
+    parser.add_argument("--sender", default="", help=argparse.SUPPRESS)  # where no person applies
     parser.add_argument("--host", default="local", help=argparse.SUPPRESS)
     add_connection_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Shows the difference, carries it out."""
-    return asyncio.run(apply(arguments))
-
-
-async def apply(arguments: argparse.Namespace) -> int:
-    """Returns the exit code: 0 where the cluster is as the file says.
-
-    Raises:
-        CliError: the file is wrong, or the cluster cannot become so.
+    """Shows the difference, carries it out. A person waits for the autopilot's change, and it does not begin one beside
+    a person's.
     """
     folder = folder_of(arguments.dir)
     if folder is None or not (folder / CLUSTER_FILE).is_file():
         raise no_cluster("apply FILE", arguments.dir)
     if arguments.file is None and not arguments.set:
         raise UsageError("name a FILE, or what to --set")
+    with open_private(folder / "run" / "apply.lock", "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB if arguments.sender else fcntl.LOCK_SH)
+        except BlockingIOError:
+            raise CliError("another `millrace apply` is under way") from None
+        return asyncio.run(apply(folder, arguments))
+
+
+async def apply(folder: Path, arguments: argparse.Namespace) -> int:
+    """Returns the exit code: 0 where the cluster in this folder is as the file says.
+
+    Raises:
+        CliError: the file is wrong, or the cluster cannot become so.
+    """
     try:
         now = read_cluster(folder / "run" / "cluster.toml")
         base = read_cluster(arguments.file) if arguments.file is not None else now
@@ -210,6 +221,7 @@ class _Work:
     ) -> None:
         self._bus, self._subjects, self._view, self._folder = bus, subjects, view, folder
         self._host, self._within_s, self._force = arguments.host, arguments.within, arguments.force
+        self._reason, self._sender = arguments.reason, arguments.sender
         self._began = time.monotonic()
         self._restarts: dict[str, float] = {}  # of each worker that was started, when it was ready
 
@@ -225,7 +237,7 @@ class _Work:
         """
         with open_private(self._folder / "run" / "wanted.toml", "wb") as file:
             file.write(cluster_toml(spec).encode())
-        return await self._update(UpdateCluster(wanted=True, take=not dry))
+        return await self._update(UpdateCluster(wanted=True, take=not dry, reason="" if dry else self._reason))
 
     async def converge(self, *, back: bool = False) -> None:
         """Every step; those that are done already do nothing.
@@ -380,7 +392,8 @@ class _Work:
         """Every order may be repeated, and is while the bus is away."""
         until = time.monotonic() + AWAY_S
         subject = self._subjects.provision(self._host, verb)
-        while isinstance(answer := await asked(self._bus, subject, body, timeout_s=ANSWER_S), str):
+        ask = partial(asked, self._bus, subject, body, timeout_s=ANSWER_S, sender=self._sender)
+        while isinstance(answer := await ask(), str):
             if time.monotonic() > until:
                 break
             await asyncio.sleep(LOOK_S)

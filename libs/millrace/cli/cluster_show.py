@@ -20,6 +20,7 @@ from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, folder_of
 from millrace.cli.errors import CliError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.running_spec import running_spec, with_differences
+from millrace.cli.status_table import advice_lines
 from millrace.cluster.model_folders import with_model_folders
 from millrace.cluster.reading import read_cluster
 from millrace.cluster.spec import ClusterSpec
@@ -49,13 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
 def _as_it_runs(arguments: argparse.Namespace, spec: ClusterSpec, start: str) -> str:
     """Listens until each service was heard once."""
 
-    async def heard() -> ClusterSpec:
+    async def heard() -> list[str]:
         async with listen(resolve_connection(arguments)) as view:
             await asyncio.sleep(LISTEN_S)
             rows = view.instances(time.time_ns())
-            return running_spec(spec, rows, view.stages(rows), view.cascades())
+            adopted = [f"# {line}" for advice in view.advice() for line in advice_lines(advice)[1:]]
+            running = cluster_toml(running_spec(spec, rows, view.stages(rows), view.cascades()))
+            return [*adopted, *with_differences(start, running)]
 
-    return "\n".join(with_differences(start, cluster_toml(asyncio.run(heard())))) + "\n"
+    return "\n".join(asyncio.run(heard())) + "\n"
 
 
 def _of_the_running(arguments: argparse.Namespace) -> Path:

@@ -25,7 +25,7 @@ from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import told
 from millrace.cli.listening import STORE_TIMEOUT_S, listen
 from millrace.cli.message_summaries import load_summary
-from millrace.cli.status_table import advice_text
+from millrace.cli.status_table import advice_lines
 from millrace.cli.trace import trace_folder
 from millrace.cli.trace_reading import is_request, request_of, spans_of
 from millrace.contracts.broker import LoadReported, LoadsReported
@@ -94,7 +94,7 @@ def told_of_plan(plan: Plan) -> list[str]:
     lines = [f"plan {plan.epoch} of {plan.model}, by {plan.policy or 'its coordinator'}: {plan.reason}"]
     lines.append(f"  instances of stage {stages}")
     if plan.advice is not None:
-        lines.append(f"  {advice_text(plan.advice)}")
+        lines += [f"  {line}" for line in advice_lines(plan.advice)]
     return lines
 
 

@@ -26,10 +26,13 @@ def headers_of(body: Body, request: str = "") -> dict[str, str]:
     return headers | ({HEADER_REQUEST: request} if request else {})
 
 
-async def asked(bus: Client, subject: str, body: Body, *, timeout_s: float, request: str = "") -> Body | str:
-    """The answer, or in a few words why there is none."""
+async def asked(
+    bus: Client, subject: str, body: Body, *, timeout_s: float, request: str = "", sender: str = ""
+) -> Body | str:
+    """The answer, or in a few words why there is none. ``sender``: who asks, where no person does."""
+    headers = headers_of(body, request) | ({HEADER_SENDER: sender} if sender else {})
     try:
-        reply = await bus.request(subject, encode(body), timeout=timeout_s, headers=headers_of(body, request))
+        reply = await bus.request(subject, encode(body), timeout=timeout_s, headers=headers)
         return decode(reply.data)
     except nats.errors.NoRespondersError:
         return "nobody listens"

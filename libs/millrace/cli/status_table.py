@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -85,7 +86,8 @@ def cluster_tables(
     if len(shown) < len(instances):
         parts.append(Text(f"{len(instances) - len(shown)} more instances", style="dim"))
     parts += [Text(f"{name} does {role}, ordered to {wanted}") for name, role, wanted in view.orders()]
-    parts += [Text(advice_text(advice), style="yellow" if advice.settings else "dim") for advice in view.advice()]
+    for advice in view.advice():
+        parts += [Text(line, style="yellow" if advice.settings else "dim") for line in advice_lines(advice)]
     migrations = view.migrations(now_ns)
     if migrations:
         parts += [Text(""), _migrations(migrations[:migrations_max], width)]
@@ -112,11 +114,21 @@ def _headline(cluster: str, totals: Totals, width: int) -> Text:
     return Text(head, style="bold").append(said, style="not bold")
 
 
-def advice_text(advice: Advice) -> str:
-    """The autopilot's sentence, with the line that applies it."""
+def advice_lines(advice: Advice) -> list[str]:
+    """The autopilot's sentence, with the line that applies it, and a line for each adoption."""
     words = " ".join(f"--set {shlex.quote(setting)}" for setting in advice.settings.split())
     applied = f" `millrace apply {words}`:" if words else ""
-    return f"autopilot:{applied} {advice.evidence}"
+    adopted = (
+        f"autopilot: {each.phase}: {each.settings}, adopted {_clock(each.at_ns)} in place of {each.before}"
+        + (f", not again before {_clock(each.until_ns)}" if each.until_ns else "")
+        + f": {each.evidence}"
+        for each in advice.adopted
+    )
+    return [f"autopilot:{applied} {advice.evidence}", *adopted]
+
+
+def _clock(at_ns: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at_ns // 1_000_000_000))
 
 
 def _stages(rows: list[StageRow]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,6 +36,22 @@ def with_cluster_settings(spec: ClusterSpec, settings: Iterable[str]) -> Cluster
     except msgspec.ValidationError as error:
         where = "--set: " if settings else ""
         raise ConfigError(f"{where}{plain(str(error))}{nearest_field(str(error), ClusterSpec)}") from None
+
+
+def present_settings(spec: ClusterSpec, settings: Iterable[str]) -> list[str]:
+    """The same keys with their present values, an absent text or table as empty; [] where no setting says it."""
+    found = []
+    for setting in settings:
+        path, value = parsed(_full(setting, []))
+        place: Any = msgspec.to_builtins(spec)
+        for word in path:
+            place = place.get(word) if isinstance(place, dict) else None
+        place = type(value)() if place is None and isinstance(value, str | dict) else place
+        text = json.dumps(place, separators=(",", ":"))
+        if place is None or " " in text:
+            return []
+        found.append(f"{setting.partition('=')[0]}={text}")
+    return found
 
 
 def _full(setting: str, workers: list[str]) -> str:

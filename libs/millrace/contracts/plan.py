@@ -76,16 +76,52 @@ class PlanExpectation(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageExpectation] = []
 
 
+class AdoptionPhase(StrEnum):
+    """Phase of an adoption. Closed set."""
+
+    SWITCHING = "switching"  # processes change to the adopted settings
+    WATCHED = "watched"  # the next window decides
+    KEPT = "kept"
+    RETURNING = "returning"  # processes change to the former settings
+    RETURNED = "returned"
+    OVERRULED = "overruled"  # a person applied something else
+
+
+class Adoption(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that the autopilot put in force.
+
+    Attributes:
+        settings, before: The same keys, as in Advice: as adopted, and as they were.
+        at_ns: When they were adopted, unix ns.
+        until_ns: Of one that was taken back: it is not adopted again before, unix ns.
+        pause_ns: How long that is.
+        evidence: One sentence: why it is in this phase.
+        missed: Figures of the former settings at that time, replayed over recorded; of the share within the objectives
+            (``within``) the difference.
+    """
+
+    settings: str
+    before: str
+    phase: AdoptionPhase = AdoptionPhase.SWITCHING
+    at_ns: int = 0
+    until_ns: int = 0
+    pause_ns: int = 0
+    evidence: str = ""
+    missed: dict[str, float] = {}
+
+
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Other settings of the cluster, by replays of the last windows of its load.
 
     Attributes:
         settings: Keys that would have been better, ``KEY=VALUE`` with blanks in between; empty for none.
         evidence: One sentence: by how much and why, or why there is nothing to advise.
+        adopted: What was put in force, and what became of it.
     """
 
     settings: str = ""
     evidence: str = ""
+    adopted: list[Adoption] = []
 
 
 class Plan(Body, frozen=True, kw_only=True, tag="Plan/1"):

@@ -60,11 +60,13 @@ class UpdateCluster(Body, frozen=True, kw_only=True, tag="UpdateCluster/1"):
         take: That one is in force from now on: what starts, starts by it.
         processes: Of the specification in force: those to start where they are added, to end where they are removed,
             and to start anew where they have changed.
+        reason: For the log of orders.
     """
 
     wanted: bool = False
     take: bool = False
     processes: list[str] = []
+    reason: str = ""
 
 
 class ProcessChange(StrEnum):

@@ -302,13 +302,11 @@ class RecordingFolder:
         self._file: IO[bytes] | None = None
         self._opened_ns = 0
 
-    def on_cluster(self, cluster: str) -> bool:
-        """The cluster's file from now on: another one begins a segment. Returns whether there was another one."""
-        before = self._began.cluster
-        if cluster != before:
+    def on_cluster(self, cluster: str) -> None:
+        """The cluster's file from now on: another one begins a segment."""
+        if cluster != self._began.cluster:
             self._began = msgspec.structs.replace(self._began, cluster=cluster)
             self.close()
-        return before not in ("", cluster)
 
     def append(self, rows: Sequence[RecordingRow], now_ns: int) -> None:
         """Writes rows so that a kill loses none of them.

@@ -62,7 +62,8 @@ function planSection(cluster, name, plan, shape, orders) {
   });
   const better = plan.expects ? `Expected cost ${plan.expects.cost.toPrecision(3)}, with one stage ${plan.expects.one_stage_cost.toPrecision(3)}, from ${count(plan.expects.requests)} requests.` : "";
   const advised = plan.advice ? el("p", {}, `Autopilot: ${[plan.advice.settings, plan.advice.evidence].filter(Boolean).join(": ")}.`) : null;
-  return el("section", {}, el("h2", {}, name), el("p", {}, `Plan ${plan.epoch} by ${plan.coordinator}${plan.policy ? ` (policy ${plan.policy})` : ""}: ${plan.reason || "no reason given"}. ${better}`), advised, bar,
+  const adopted = (plan.advice?.adopted ?? []).map((each) => el("p", {}, `Autopilot, ${each.phase}: ${each.settings} in place of ${each.before}: ${each.evidence}.`));
+  return el("section", {}, el("h2", {}, name), el("p", {}, `Plan ${plan.epoch} by ${plan.coordinator}${plan.policy ? ` (policy ${plan.policy})` : ""}: ${plan.reason || "no reason given"}. ${better}`), advised, adopted, bar,
     table("Stages", ["stage", "lengths", "boundary", "instances", "roles", "expected", "now"], rows),
     cluster.c.page?.recorded || cluster.c.page?.simulated ? null : [1, -1].map((change) => offer(orders.open, { verb: "scale", what: plan.model, to: change > 0 ? "+1" : "-1", label: change > 0 ? "One instance more" : "One less", effect: () => scaleEffect(cluster, plan.model, change, cluster.t) })));
 }

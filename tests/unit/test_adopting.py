@@ -1,0 +1,299 @@
+"""Adoptions of the autopilot: what is advised twice is put in force, kept where it shows, and else taken back."""
+
+import pytest
+from millrace.actor.config import BusConfig
+from millrace.actor.effects import Effect, Publish
+from millrace.cluster.reading import parse_cluster
+from millrace.cluster.settings import present_settings, with_cluster_settings
+from millrace.cluster.toml_text import cluster_toml
+from millrace.contracts.coordinator import PlanProposed
+from millrace.contracts.local import KeyChanged, TimerFired
+from millrace.contracts.message import Body, Message
+from millrace.contracts.observers import RequestFinished
+from millrace.contracts.plan import Adoption, Advice, Lease, Plan, Stage
+from millrace.workloads.recording import ADVISED_MIN
+
+from services.coordinator.adopting import PAUSE_WINDOWS, ApplySettings, live_figures, shortfall
+from services.coordinator.autopilot import (
+    AutopilotActor,
+    ClusterChanged,
+    LoadReplayed,
+    ReplayLoad,
+    SettingsApplied,
+)
+from services.coordinator.config import CoordinatorConfig
+from services.coordinator.metrics import AutopilotMetrics
+from tests.testbed.messages import plain
+
+S = 1_000_000_000
+T0 = 1_700_000_000 * S
+INTERVAL_S = 60
+DONE = plain(RequestFinished, request="r", prompt_tokens=9, output_tokens=[9], arrival_ns=T0, e2e_ns=9)
+FILE = """
+[[models]]
+name = "m"
+path = "millrace-mini"
+[policies.dispatch]
+name = "round_robin"
+"""
+FORECAST, ROUND_ROBIN = "policies.dispatch.name=forecast", 'policies.dispatch.name="round_robin"'
+BOUNDS = "coordinator.step_bounds={ttft_s=0.4,tpot_s=0.02}"
+TAILS = ("ttft_p99", "tpot_p99", "e2e_p99")
+
+
+def replayed(settings: str, *, beside: str = "", old: float = 1.0, missed: float = 1.0) -> LoadReplayed:
+    """A window. ``old``: every tail of the settings beside it over the present ones; ``missed``: over the recorded."""
+    return LoadReplayed(
+        advice=Advice(settings=settings, evidence="because"),
+        requests=ADVISED_MIN,
+        cpu_s=1.0,
+        missed=dict.fromkeys(TAILS, missed) | {"within": 0.0},
+        told={each: dict.fromkeys(TAILS, by) | {"within": 0.0} for each, by in ((settings, 0.5), (beside, old))},
+    )
+
+
+class Autopilot:
+    """One that is on and leads a model.
+
+    Attributes:
+        applied: Settings that it put in force, in order.
+        plan: The one that it finds, with the last advice that it gave.
+    """
+
+    def __init__(self, *, mode: str = "on", adopted: list[Adoption] | None = None, file: str = FILE) -> None:
+        config = CoordinatorConfig(
+            bus=BusConfig(cluster="c"), recording="somewhere", autopilot=mode, autopilot_interval_s=INTERVAL_S
+        )
+        self.actor = AutopilotActor(config, incarnation=7, metrics=AutopilotMetrics())
+        self.now_ns = T0
+        self.applied: list[str] = []
+        self.spec = parse_cluster(file)
+        stage = Stage(name="s0", length_min=0, length_max=None, instances=["i"])
+        self.plan = Plan(model="m", epoch=1, stages=[stage], coordinator="c", advice=Advice(adopted=adopted or []))
+        self.actor.start(T0)
+        lease = Lease(model="m", holder="coordinator-0", incarnation=7, until_ns=T0 * 2)
+        self.hear(KeyChanged(bucket="plan", key="m", value=self.plan, revision=1))
+        self.hear(KeyChanged(bucket="lease", key="m", value=lease, revision=1))
+        self.tick()
+        self.person()
+
+    def hear(self, body: Body) -> list[Effect]:
+        effects = self.actor.handle(Message(body), self.now_ns)
+        self.actor.check_invariants()
+        for each in effects:
+            if isinstance(each, Publish) and isinstance(each.body, PlanProposed) and each.body.advice is not None:
+                self.plan = self.plan.__class__(
+                    model="m", epoch=1, stages=self.plan.stages, coordinator="c", advice=each.body.advice
+                )
+        self.applied += [each.settings for each in effects if isinstance(each, ApplySettings)]
+        return effects
+
+    def tick(self, seconds: float = 0) -> ReplayLoad | None:
+        self.now_ns += round(seconds * S)
+        return next((each for each in self.hear(TimerFired(name="tick")) if isinstance(each, ReplayLoad)), None)
+
+    def person(self, *settings: str) -> None:
+        """The cluster's file is read, with settings that a person applied."""
+        self.spec = with_cluster_settings(self.spec, settings)
+        self.hear(ClusterChanged(text=cluster_toml(self.spec)))
+
+    def window(self, settings: str, *, old: float = 1.0, missed: float = 1.0) -> str:
+        """A window whose replay says that; returns what was replayed beside it."""
+        for _ in range(ADVISED_MIN):
+            self.hear(DONE)
+        replay = self.tick(INTERVAL_S)
+        assert replay is not None
+        self.hear(replayed(settings, beside=replay.beside, old=old, missed=missed))
+        return replay.beside
+
+    def carried_out(self, failed: str = "") -> None:
+        """The last change is done; one that failed left the file as it was."""
+        if not failed:
+            self.person(*self.applied[-1].split())
+        self.hear(SettingsApplied(failed=failed))
+
+    def adopt(self, settings: str = FORECAST) -> None:
+        self.window(settings)
+        self.window(settings)
+        self.carried_out()
+
+    @property
+    def phases(self) -> list[str]:
+        return [str(each.phase) for each in self.plan.advice.adopted]
+
+
+def test_what_two_windows_say_is_put_in_force_and_stands_in_the_plan() -> None:
+    pilot = Autopilot()
+    pilot.window(FORECAST)
+    assert not pilot.applied
+    pilot.window(FORECAST)
+    assert pilot.applied == [FORECAST]
+    (adopted,) = pilot.plan.advice.adopted
+    assert (adopted.settings, adopted.before, adopted.phase) == (FORECAST, ROUND_ROBIN, "switching")
+    assert (adopted.evidence, adopted.missed["e2e_p99"]) == ("because", 1.0)
+    pilot.carried_out()
+    assert pilot.phases == ["watched"]
+
+
+@pytest.mark.parametrize("mode", ["advise"])
+def test_only_on_adopts(mode: str) -> None:
+    pilot = Autopilot(mode=mode)
+    pilot.window(FORECAST)
+    pilot.window(FORECAST)
+    assert pilot.applied == []
+    assert pilot.phases == []
+
+
+def test_what_shows_live_is_kept_with_its_evidence() -> None:
+    pilot = Autopilot()
+    pilot.adopt()
+    assert pilot.window("", old=2.0) == ROUND_ROBIN
+    assert (pilot.applied, pilot.phases) == ([FORECAST], ["kept"])
+    evidence = pilot.plan.advice.adopted[0].evidence
+    assert (
+        "live, against the former settings: ttft_p99 -50%, tpot_p99 -50%, e2e_p99 -50%, within +0.0 points" in evidence
+    )
+    assert evidence.endswith("because")
+
+
+def test_nothing_is_adopted_while_another_adoption_is_undecided() -> None:
+    pilot = Autopilot()
+    pilot.window(FORECAST)
+    pilot.window(FORECAST)
+    pilot.window(BOUNDS)
+    pilot.window(BOUNDS)
+    assert pilot.applied == [FORECAST]
+    pilot.carried_out()
+    pilot.window("", old=2.0)
+    pilot.window(BOUNDS)
+    pilot.window(BOUNDS)
+    assert pilot.applied == [FORECAST, BOUNDS]
+
+
+def test_what_does_not_show_is_taken_back_and_left_alone_for_a_time_that_doubles() -> None:
+    pilot = Autopilot()
+    pilot.adopt()
+    waited = []
+    for _ in range(3):
+        pilot.window("", old=0.5)
+        assert pilot.applied[-1] == ROUND_ROBIN
+        pilot.carried_out()
+        assert pilot.phases == ["returned"]
+        assert "longer than before: ttft_p99, tpot_p99, e2e_p99; live" in pilot.plan.advice.adopted[0].evidence
+        taken_back_ns = pilot.now_ns
+        while pilot.applied[-1] == ROUND_ROBIN:
+            pilot.window(FORECAST)
+        waited.append(pilot.now_ns - taken_back_ns)
+        pilot.carried_out()
+    assert waited == [PAUSE_WINDOWS * INTERVAL_S * S * factor for factor in (1, 2, 4)]
+
+
+def test_a_change_that_cannot_be_carried_out_is_taken_back_until_that_is_done() -> None:
+    pilot = Autopilot()
+    pilot.window(FORECAST)
+    pilot.window(FORECAST)
+    pilot.hear(SettingsApplied(failed="ingress-1 does not start"))
+    assert (pilot.applied, pilot.phases) == ([FORECAST, ROUND_ROBIN], ["returning"])
+    assert "ingress-1 does not start" in pilot.plan.advice.adopted[0].evidence
+    pilot.hear(SettingsApplied(failed="another `millrace apply` is under way"))
+    pilot.window("")
+    assert pilot.applied == [FORECAST, ROUND_ROBIN, ROUND_ROBIN]
+    pilot.carried_out()
+    assert pilot.phases == ["returned"]
+
+
+def test_a_person_who_applies_something_else_wins_for_good() -> None:
+    pilot = Autopilot()
+    pilot.adopt()
+    pilot.person("policies.dispatch.name=join_shortest_queue")
+    assert pilot.phases == ["overruled"]
+    for _ in range(3 * PAUSE_WINDOWS):
+        pilot.window(FORECAST)
+    assert pilot.applied == [FORECAST]
+
+
+def test_a_person_who_applies_what_is_no_contradiction_leaves_an_adoption_in_force() -> None:
+    pilot = Autopilot()
+    pilot.adopt()
+    pilot.person("worker.max_num_seqs=8")
+    assert pilot.phases == ["watched"]
+    pilot.window("", old=0.5)
+    pilot.carried_out()
+    assert pilot.spec.settings.worker == {"max_num_seqs": 8}
+    assert pilot.phases == ["returned"]
+
+
+@pytest.mark.parametrize("phase", ["watched", "kept"])
+def test_the_next_coordinator_knows_what_was_adopted(phase: str) -> None:
+    before = Autopilot()
+    before.adopt()
+    if phase == "kept":
+        before.window("", old=2.0)
+    after = Autopilot(adopted=before.plan.advice.adopted, file=cluster_toml(before.spec))
+    assert (after.applied, after.phases) == ([], [phase])
+    if phase == "watched":
+        assert after.window("", old=0.5) == ROUND_ROBIN
+        assert after.applied == [ROUND_ROBIN]
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["the file says it already", "the file does not say it yet"])
+def test_the_next_coordinator_ends_a_switch_that_its_own_restart_interrupted(taken: bool) -> None:
+    before = Autopilot()
+    before.window(FORECAST)
+    before.window(FORECAST)
+    file = cluster_toml(with_cluster_settings(before.spec, [FORECAST] if taken else []))
+    after = Autopilot(adopted=before.plan.advice.adopted, file=file)
+    assert (after.applied, after.phases) == ([], ["switching"])
+    after.window("")
+    assert after.applied == [FORECAST]
+    after.window("")
+    assert after.applied == [FORECAST], "one change at a time"
+    after.carried_out()
+    assert after.phases == ["watched"]
+
+
+def test_the_next_coordinator_obeys_a_person_who_applied_something_else_meanwhile() -> None:
+    before = Autopilot()
+    before.adopt()
+    after = Autopilot(adopted=before.plan.advice.adopted)
+    assert (after.applied, after.phases) == ([], ["overruled"])
+
+
+def test_a_live_figure_is_free_of_the_load_and_of_what_replays_miss() -> None:
+    """Twice the load: all tails are 3 times as long, and a replay of either settings has 0.8 of the recorded tail."""
+    told = {"e2e_p99": 90 / 60, "within": 0.85 - 0.9}
+    live = live_figures({"e2e_p99": 0.8, "within": 0.02}, {"e2e_p99": 0.8, "within": 0.02}, told)
+    assert live == {"e2e_p99": pytest.approx(60 / 90), "within": pytest.approx(0.05)}
+
+
+@pytest.mark.parametrize(
+    ("live", "why"),
+    [
+        ({"e2e_p99": 0.8, "within": 0.0}, ""),
+        ({"e2e_p99": 1.1, "within": 0.03}, ""),
+        ({"e2e_p99": 1.0, "within": 0.0}, "nothing is better than before"),
+        ({"e2e_p99": 0.5, "ttft_p99": 1.3, "within": 0.1}, "longer than before: ttft_p99"),
+        ({"e2e_p99": 0.5, "within": -0.03}, "fewer requests within the objectives than before"),
+    ],
+)
+def test_an_adoption_shows_where_something_is_better_and_nothing_far_worse(live: dict[str, float], why: str) -> None:
+    assert shortfall(live) == why
+
+
+@pytest.mark.parametrize(
+    ("settings", "present"),
+    [
+        (FORECAST, ROUND_ROBIN),
+        (
+            "policies.trading.name=delay policies.trading.parameters={}",
+            'policies.trading.name="" policies.trading.parameters={}',
+        ),
+        (BOUNDS, "coordinator.step_bounds={}"),
+    ],
+)
+def test_settings_that_take_others_back(settings: str, present: str) -> None:
+    spec = parse_cluster(FILE)
+    assert " ".join(present_settings(spec, settings.split())) == present
+    changed = with_cluster_settings(spec, settings.split())
+    again = with_cluster_settings(changed, present.split())
+    assert present_settings(again, settings.split()) == present.split()
