@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -24,8 +24,8 @@ from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect
 from millrace.actor.errors import ConfigError
 from millrace.actor.runtime_nats import ActorHandle
+from millrace.actor.task_shell import TaskShell
 from millrace.contracts.catalog import Role
-from millrace.contracts.message import Body
 from millrace.hosting.service import host
 
 from services.supervisor.actor import ACCEPTS, SupervisorActor
@@ -82,8 +82,8 @@ def list_command(compose: Sequence[str]) -> list[str]:
     return [*compose, "ps", "--services", "--status", "running"]
 
 
-class ComposeShell:
-    """Carries out a supervisor's effects on containers.
+class ComposeShell(TaskShell):
+    """Carries out a supervisor's effects on containers, which go on where it ends.
 
     Attributes:
         running: Spare services that ran when it was made, with the numbers that stand for their processes.
@@ -95,10 +95,9 @@ class ComposeShell:
         Raises:
             ConfigError: docker cannot be called, or does not know the project.
         """
+        super().__init__()
         self._compose = config.compose
         self._numbers = count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._handle: ActorHandle | None = None
         listed = _listed(config.compose)
         self.running = {name: next(self._numbers) for name in config.services if name in listed}
 
@@ -107,46 +106,32 @@ class ComposeShell:
 
     def attach(self, handle: ActorHandle) -> None:
         """The actor runs: from now on it hears what becomes of containers."""
-        self._handle = handle
+        super().attach(handle)
         for service, pid in self.running.items():
-            self._keep(self._wait(service, pid))
-
-    def close(self) -> None:
-        """Containers go on; whoever waits for them ends."""
-        for task in self._tasks:
-            task.cancel()
+            self.spawn(self._wait(service, pid))
 
     def start(self, effect: StartChild) -> None:
-        self._keep(self._start(effect.spec.name))
+        self.spawn(self._start(effect.spec.name))
 
     def signal(self, effect: SignalChild) -> None:
         """Carries out SignalChild. One that has ended is no error."""
-        self._keep(self._signal(effect.name, effect.signal))
+        self.spawn(self._signal(effect.name, effect.signal))
 
     async def _start(self, service: str) -> None:
         status, detail = await _run(start_command(self._compose, service))
         if status != 0:
-            self._tell(ChildExited(name=service, pid=0, status=status, detail=detail))
+            self.tell(ChildExited(name=service, pid=0, status=status, detail=detail))
             return
         pid = next(self._numbers)
-        self._tell(ChildStarted(name=service, pid=pid))
+        self.tell(ChildStarted(name=service, pid=pid))
         await self._wait(service, pid)
 
     async def _wait(self, service: str, pid: int) -> None:
         status, detail = await _run(wait_command(self._compose, service))
-        self._tell(ChildExited(name=service, pid=pid, status=status, detail="" if status == 0 else detail))
+        self.tell(ChildExited(name=service, pid=pid, status=status, detail="" if status == 0 else detail))
 
     async def _signal(self, service: str, number: int) -> None:
         await _run(signal_command(self._compose, service, number))
-
-    def _tell(self, body: Body) -> None:
-        if self._handle is not None:
-            self._handle.deliver(body)
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def build_host(config: ComposeHostConfig, deps: ActorDeps, running: Mapping[str, int]) -> SupervisorActor:
