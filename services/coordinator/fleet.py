@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
+from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole
 from millrace.contracts.status import InstanceRecord, InstanceSummary
-from millrace.policies.provisioning import InstanceLoad, LatencySample, ProvisioningDecision, ProvisioningView
+from millrace.policies.provisioning import InstanceLoad, LatencySample, ProvisioningView
 
 from services.coordinator.scaling import WaitingScale
 
@@ -164,30 +164,3 @@ class Fleet:
             utilisation=utilisation,
             stoppable=record.instance not in self.unstoppable,
         )
-
-
-def decided(
-    view: ProvisioningView,
-    decision: ProvisioningDecision,
-    orders: Sequence[Order],
-    by: str,
-    *,
-    coordinator: str,
-    now_ns: int,
-) -> ProvisioningDecided:
-    """A decision as observers are told of it. ``by``: the strategy's name, or ``operator``."""
-    return ProvisioningDecided(
-        model=view.model,
-        coordinator=coordinator,
-        strategy=by,
-        action=orders[0].action,
-        count=len(orders),
-        instances=list(decision.stop),
-        reason=decision.reason,
-        serving=len(view.serving),
-        starting=view.starting,
-        stopping=view.stopping,
-        signal_ns=decision.signal_ns,
-        utilisation=decision.utilisation,
-        at_ns=now_ns,
-    )

@@ -142,7 +142,7 @@ class Controller:
             case TimerFired():
                 return [_tick(now_ns), *self._on_tick(now_ns)]
             case StopRequested():
-                return [Stop(reason="asked to stop")]
+                return [*self._on_stop(now_ns), Stop(reason="asked to stop")]
             case body:
                 return self._on(body, message.reply_to, now_ns)
 
@@ -151,6 +151,9 @@ class Controller:
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
         raise NotImplementedError
+
+    def _on_stop(self, now_ns: int) -> list[Effect]:
+        return []
 
     def _on(self, body: Body, reply_to: str, now_ns: int) -> list[Effect]:
         raise NotImplementedError

@@ -35,7 +35,7 @@ from millrace.contracts.local import (
     RequestFailure,
 )
 from millrace.contracts.message import Body
-from millrace.contracts.observers import DecisionMade, RequestFinished
+from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
 from millrace.contracts.status import InstanceSummary
@@ -50,7 +50,7 @@ from millrace.policies.provisioning.by_order import (
 )
 
 from services.coordinator.config import CoordinatorConfig, provisioning_policy
-from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, RegisteredInstance, decided
+from services.coordinator.fleet import SAMPLES_MAX, Fleet, Order, RegisteredInstance
 from services.coordinator.led_models import Controller
 from services.coordinator.metrics import ProvisioningMetrics
 from services.coordinator.roles import old_plan
@@ -178,7 +178,21 @@ class ProvisioningActor(Controller):
         if not orders:
             return []
         model, action = view.model, orders[0].action
-        body = decided(view, decision, orders, by, coordinator=self.name, now_ns=now_ns)
+        body = ProvisioningDecided(
+            model=model,
+            coordinator=self.name,
+            strategy=by,
+            action=action,
+            count=len(orders),
+            instances=list(decision.stop),
+            reason=decision.reason,
+            serving=len(view.serving),
+            starting=view.starting,
+            stopping=view.stopping,
+            signal_ns=decision.signal_ns,
+            utilisation=decision.utilisation,
+            at_ns=now_ns,
+        )
         fields = {"model": model, "action": action, "count": len(orders), "reason": decision.reason}
         return [
             Publish(subject=self._subjects.provisioning(model), body=body),

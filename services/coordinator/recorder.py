@@ -23,20 +23,16 @@ from collections import OrderedDict
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, Log, StartTimer, Stop, Subscribe
-from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
-from millrace.contracts.message import Body, Message
+from millrace.actor.effects import Effect, Log
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.status import EngineTotals, InstanceRecord, InstanceSummary
-from millrace.contracts.subjects import Subjects
 from millrace.kvcache.chain import unpack_hashes
 from millrace.workloads.recording import InstanceSeen, RecordingRow, RequestServed, StepsComputed
 
 from services.coordinator.config import CoordinatorConfig
-from services.coordinator.led_models import LedModels
-
-#: How often rows are written.
-TICK_NS = 1_000_000_000
+from services.coordinator.led_models import Controller
 
 #: Requests under way.
 OPEN_MAX = 65_536
@@ -69,14 +65,12 @@ class _Busy:
         self.preemptions = before.preemptions
 
 
-class RecorderActor:
+class RecorderActor(Controller):
     """Records the load of the models that are led here."""
 
     def __init__(self, config: CoordinatorConfig, *, incarnation: int) -> None:
-        self.name = config.name
-        self._subjects = Subjects(config.bus.cluster)
-        self._led = LedModels(config.name, incarnation)
-        self._number = 0
+        super().__init__(config, by="recorder", incarnation=incarnation)
+        self._requests = 0
         self._open: OrderedDict[str, RequestServed] = OrderedDict()
         self._blocks: OrderedDict[int, int] = OrderedDict()
         self._busy: dict[str, _Busy] = {}
@@ -85,33 +79,27 @@ class RecorderActor:
         self._rows: list[RecordingRow] = []
         self._failed = ""
 
-    def start(self, now_ns: int) -> list[Effect]:
-        subjects = (self._subjects.summaries(), self._subjects.decisions(), self._subjects.outcomes())
-        begin = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
-        return [*self._led.start(), *(Subscribe(subject=subject) for subject in subjects), begin]
+    def _hears(self) -> list[str]:
+        return [self._subjects.summaries(), self._subjects.decisions(), self._subjects.outcomes()]
 
-    def handle(self, message: Message, now_ns: int) -> list[Effect]:
-        match message.body:
-            case InstanceSummary() as body:
+    def _on(self, body: Body, reply_to: str, now_ns: int) -> list[Effect]:
+        match body:
+            case InstanceSummary():
                 record = self._led.on_summary(body)
                 if record is not None and self._led.leads(record.model, now_ns):
                     self._on_summary(body)
-            case DecisionMade() as body:
+            case DecisionMade():
                 if body.kind == "dispatch" and body.chosen and self._led.leads(body.model, now_ns):
                     self._on_decision(body)
-            case RequestFinished() as body:
+            case RequestFinished():
                 if not body.attempts and self._led.leads(body.model, now_ns):
                     self._on_finished(body)
-            case KeyChanged() as body:
+            case KeyChanged():
                 self._led.on_key(body, now_ns)
                 if isinstance(body.value, InstanceRecord):
                     self._on_instance(body.value)
-            case RecordingFailed() as body:
+            case RecordingFailed():
                 return self._on_failed(body)
-            case TimerFired():
-                return [StartTimer(name="tick", at_ns=now_ns + TICK_NS), *self._kept(now_ns)]
-            case StopRequested():
-                return [*self._kept(now_ns), Stop(reason="asked to stop")]
         return []
 
     def _on_instance(self, record: InstanceRecord) -> None:
@@ -123,7 +111,7 @@ class RecorderActor:
     def _on_decision(self, body: DecisionMade) -> None:
         if body.request in self._open:
             return  # another choice of it
-        number, self._number = self._number, self._number + 1
+        number, self._requests = self._requests, self._requests + 1
         hashes = unpack_hashes(body.block_hashes)
         like, shared = self._beginning(hashes)
         self._keep_blocks(hashes[shared:], number)
@@ -194,7 +182,10 @@ class RecorderActor:
         pairs = zip(*map(msgspec.structs.astuple, (busy.counted, was, now)), strict=True)
         busy.counted = EngineTotals(*(sum_ + later - earlier for sum_, earlier, later in pairs))
 
-    def _kept(self, now_ns: int) -> list[Effect]:
+    def _on_stop(self, now_ns: int) -> list[Effect]:
+        return self._on_tick(now_ns)
+
+    def _on_tick(self, now_ns: int) -> list[Effect]:
         for known in (self._busy, self._seen):
             for name in known.keys() - self._led.records.keys():
                 del known[name]
