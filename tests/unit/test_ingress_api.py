@@ -344,31 +344,23 @@ def test_thoughts_and_effort_reach_the_template():
         assert prompt_of([said], template, chat_template_kwargs={"enable_thinking": 1}).endswith(" 1")
 
 
-def test_parts_of_an_output_have_fields_of_their_own_in_streams_and_whole_answers():
+def test_a_calls_id_is_the_outputs_own_or_made_of_its_places_and_stands_with_its_beginning():
     deltas = [
-        ChoiceDelta(0, "", 1, reasoning="hm"),
         ChoiceDelta(0, "a", 1, calls=[CallPart(0, "f", '{"x"')]),
-        ChoiceDelta(
-            0, "", 1, "tool_calls", calls=[CallPart(0, arguments=":1}"), CallPart(1, "g", "{}", "functions.g:1")]
-        ),
+        ChoiceDelta(0, "", 1, calls=[CallPart(0, arguments=":1}"), CallPart(1, "g", "{}", "functions.g:1")]),
     ]
-    head, usage = ResponseHead("chatcmpl-7", 1, "m", 1), Usage(1, 3, reasoning_tokens=1)
+    head, usage = ResponseHead("chatcmpl-7", 1, "m", 1), Usage(1, 3)
     whole = ChatResponse(head, NO_TOOLS)
     whole.deltas(deltas)
-    document = json.loads(whole.body(usage))
-    message = document["choices"][0]["message"]
-    assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("hm", "hm", "a")
+    message = json.loads(whole.body(usage))["choices"][0]["message"]
     calls = [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]]
     assert calls == [("call_7_0_0", "f", '{"x":1}'), ("functions.g:1", "g", "{}")]
-    assert document["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
     stream = ChatStream(head, include_usage=False, continuous=False)
     _role, *events = [json.loads(e[6:]) for d in deltas for e in stream.deltas([d], usage).strip().split(b"\n\n")]
-    said = [event["choices"][0]["delta"] for event in events]
-    assert said[0] == {"reasoning": "hm", "reasoning_content": "hm"}
+    first, second = [event["choices"][0]["delta"] for event in events]
     begun = {"index": 0, "id": "call_7_0_0", "type": "function", "function": {"name": "f", "arguments": '{"x"'}}
-    assert said[1] == {"content": "a", "tool_calls": [begun]}
-    assert said[2]["tool_calls"][0] == {"index": 0, "function": {"arguments": ":1}"}}
-    assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, "tool_calls"]
+    assert first == {"content": "a", "tool_calls": [begun]}
+    assert second["tool_calls"][0] == {"index": 0, "function": {"arguments": ":1}"}}
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from services.ingress.api.errors import ApiError
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct, parse_chat_request
 from services.ingress.api.parsed_requests import parse_completion_request as parse_completion
-from services.ingress.api.responses import CompletionResponse
-from services.ingress.api.streams import ChatStream, CompletionStream, ResponseHead
+from services.ingress.api.streams import CompletionStream, ResponseHead
 from services.ingress.api.tokenizer import ModelTokenizer
 from services.ingress.calls.messages import AttemptReport, Call, CascadeReport, ChoiceDelta, Usage
 from tests.live.ingress_rig import TEMPLATE, TOOL_TEMPLATE, write_model_folder
@@ -123,32 +122,17 @@ def test_models_lists_the_cascade_after_its_members_and_readiness_skips_what_the
     assert list(models.waiting_for()) == ["large"]
 
 
-def test_a_body_says_who_answered_and_what_all_attempts_cost():
-    response = CompletionResponse(ResponseHead("cmpl-r", 1, "large", 1), [])
-    response.deltas([ChoiceDelta(0, "yes", 2, "stop")])
-    body = json.loads(response.body(Usage(4, 2), REPORT))
-    assert (body["model"], body["cascade"]["name"], body["cascade"]["tier"]) == ("large", "auto", 1)
-    assert (body["cascade"]["score"], body["cascade"]["reason"]) == (91.24, "score")
-    assert [a["outcome"] for a in body["cascade"]["attempts"]] == ["rejected", "delivered"]
-    assert body["usage"]["total_tokens"] == 6
-    assert [a["total_tokens"] for a in body["usage"]["cascade"]["attempts"]] == [8, 6]
-    assert "cascade" not in json.loads(response.body(Usage(4, 2)))
-
-
 @pytest.mark.parametrize("include_usage", [False, True])
-@pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_the_last_chunks_of_a_stream_say_what_the_cascade_did(kind: str, include_usage: bool):
+def test_the_last_chunks_of_a_stream_say_what_the_cascade_did(include_usage: bool):
+    """Of completions; chats, and whole answers: tests/live/test_ingress_cascade.py."""
     head = ResponseHead("x-r", 1, "large", 1)
-    if kind == "chat":
-        stream = ChatStream(head, include_usage=include_usage, continuous=False)
-    else:
-        stream = CompletionStream(head, include_usage=include_usage, continuous=False, echo=[])
+    stream = CompletionStream(head, include_usage=include_usage, continuous=False, echo=[])
     before = stream.opening() + stream.deltas([ChoiceDelta(0, "ye", 1)], Usage(4, 1))
     assert b"cascade" not in before
     stream.tell(REPORT)
     after = stream.deltas([ChoiceDelta(0, "s", 1, "stop")], Usage(4, 2)) + stream.closing(Usage(4, 2))
     events = [json.loads(line[6:]) for line in after.decode().split("\n\n") if line.startswith("data: {")]
-    assert all(event["cascade"]["tier"] == 1 for event in events)
+    assert all(event["cascade"]["score"] == 91.24 for event in events)
     assert events[-1]["model"] == "large"
     if include_usage:
-        assert len(events[-1]["usage"]["cascade"]["attempts"]) == 2
+        assert [a["total_tokens"] for a in events[-1]["usage"]["cascade"]["attempts"]] == [8, 6]

@@ -33,18 +33,7 @@ from services.ingress.calls.messages import (
 from services.ingress.config import IngressConfig, LimitsConfig, TaggingConfig
 from services.ingress.dispatch.tag_client import PROMPT_HEAD_MAX, tag_request
 from tests.testbed.messages import plain
-from tests.unit.ingress_core import (
-    NO_TAG,
-    PLAIN,
-    SECOND,
-    START,
-    Bench,
-    chunk,
-    ids,
-    instance_of,
-    make_call,
-    running,
-)
+from tests.unit.ingress_core import NO_TAG, PLAIN, SECOND, START, Bench, chunk, ids, instance_of, make_call, running
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 TRACED = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -515,6 +504,15 @@ def test_an_abandoned_call_is_cancelled_everywhere_and_nothing_more_is_delivered
     assert bench.actor.snapshot()["unacknowledged"] == 1, "its end is acknowledged, so that the worker forgets it"
     bench.send(CallAbandoned(request="r", reason=reason))
     assert len(bench.sent(RequestFinished)) == 1
+
+
+def test_a_call_abandoned_while_its_tag_is_open_leaves_nothing():
+    bench = tagged_bench()
+    bench.call()
+    bench.send(CallAbandoned(request="r", reason="client_gone"))
+    assert bench.actor.state.pending == {}
+    bench.reply(bench.asked(TagRequest)[0], LengthTag(request="r"))
+    assert not bench.submissions()
 
 
 def test_a_stray_sequence_is_cancelled_but_not_with_every_token():

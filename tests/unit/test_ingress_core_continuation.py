@@ -5,11 +5,7 @@ from millrace.contracts.ingress import FinishReason, ReturnReason, SequencesRetu
 from millrace.contracts.local import BusDisconnected, BusReconnected, RequestFailure
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.observers import DecisionMade, RequestFinished
-from millrace.contracts.worker import (
-    CancelSequence,
-    ResendTokens,
-    Sampling,
-)
+from millrace.contracts.worker import CancelSequence, ResendTokens, Sampling
 
 from services.ingress.calls.messages import CompleteCall, DeliverDeltas, FailCall, RefusalKind, RefuseCall, Usage
 from services.ingress.config import ContinuationConfig, IngressConfig

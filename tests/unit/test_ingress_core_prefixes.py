@@ -56,6 +56,11 @@ def test_question_and_decision_name_the_full_blocks_of_the_prompt() -> None:
     made = bench.sent(DecisionMade)[-1]
     assert (made.block_size, made.block_hashes) == (BLOCK, asked.block_hashes)
     assert [forecast.cached_tokens for forecast in made.forecasts] == [32, 0]
+    bench.call("s", prompts=[PROMPT])
+    bench.gathered()
+    made = bench.sent(DecisionMade)[-1]
+    assert made.fallback, "no predictor answered"
+    assert made.block_hashes == asked.block_hashes
 
 
 def test_a_salt_keeps_the_blocks_of_a_prompt_apart() -> None:
@@ -84,15 +89,6 @@ def test_where_nobody_is_asked_nothing_is_named() -> None:
     assert bench.sent(DecisionMade)[-1].block_hashes == b""
     told = finish(bench, [1] * 25)
     assert (told.block_hashes, told.predicted_cached_tokens) == (b"", None)
-
-
-def test_while_nobody_answers_decisions_still_say_who_will_have_the_prompt() -> None:
-    bench = asking()
-    bench.call(prompts=[PROMPT])
-    bench.gathered()
-    made = bench.sent(DecisionMade)[-1]
-    assert made.fallback
-    assert list(unpack_hashes(made.block_hashes)) == names(PROMPT)
 
 
 def test_blocks_have_the_size_that_instances_cache_and_without_a_cache_there_are_none() -> None:

@@ -16,10 +16,7 @@ from millrace.contracts.ingress import (
     TokensResent,
 )
 from millrace.contracts.local import RequestFailure
-from millrace.contracts.worker import (
-    ResendTokens,
-    Sampling,
-)
+from millrace.contracts.worker import ResendTokens, Sampling
 
 from services.ingress.calls.messages import CompleteCall, DeliverDeltas, FailCall, RefuseCall
 from tests.unit.ingress_core import Bench, chunk, ids, running

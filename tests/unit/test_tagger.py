@@ -18,11 +18,9 @@ from services.tagger.actor import MODELS_MAX, TaggerActor
 from services.tagger.config import LearningConfig
 from services.tagger.effects import (
     KeepingFailed,
-    KeepModel,
     KeepOutcomes,
     LengthsLoaded,
     LengthsTrained,
-    LoadLengths,
     TrainingFailed,
     TrainLengths,
 )
@@ -198,20 +196,6 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_answers_go_on() -> Non
     assert talk.tell(KeepingFailed(model="m", detail="disk full")) == []
     assert talk.tagger.metrics.file_problems == 2
     assert talk.ask("Hello").source == "unknown"
-
-
-def test_a_tagger_begins_with_what_files_hold() -> None:
-    assert LoadLengths() in _actor(LEARNING).start(0)
-    before = Talk(_actor(LEARNING))
-    rng = Random(3)
-    for _ in range(220):
-        before.asked_and_finished(*_counting(rng), temperature=1.0)
-    kept = next(e for e in before.others if isinstance(e, KeepModel)).payload
-    before.tell(TimerFired(name="heartbeat"))
-    (outcomes,) = [e.samples for e in before.others if isinstance(e, KeepOutcomes)]
-    after = Talk(_actor(LEARNING))
-    after.tell(LengthsLoaded(models={"m": kept}, outcomes={"m": outcomes}, problems={}))
-    assert after.ask("Count from 1 to 90.").source == "model"
 
 
 def test_a_model_of_another_version_falls_back_to_history_with_one_log_line() -> None:
