@@ -1,5 +1,7 @@
 """Bench that tests of migrations at ingress share, with the messages of a migration."""
 
+from typing import Any
+
 from millrace.actor.effects import Reply, Request
 from millrace.contracts.ingress import TokenChunk, TokensResent
 from millrace.contracts.leases import KvRefused
@@ -14,9 +16,9 @@ from tests.unit.ingress_core import Bench, instance_of
 class MoveBench(Bench):
     """Three instances; ``source`` runs call ``r``, ``target`` and ``third`` are the others."""
 
-    def __init__(self, **fields: object) -> None:
+    def __init__(self, **fields: Any) -> None:
         super().__init__(instances=3)
-        self.source = self.run_call(**fields)  # type: ignore[arg-type]
+        self.source = self.run_call(**fields)
         self.target, self.third = sorted(set(self.incarnations) - {self.source})
 
     @property
@@ -29,50 +31,26 @@ class MoveBench(Bench):
         instance = self.sequence.instance
         return ("" if instance is None else instance.name, self.sequence.epoch)
 
-    def ask(
-        self,
-        migration: str = "m",
-        *,
-        source: str = "",
-        target: str = "",
-        epoch: int = 0,
-        incarnation: int | None = None,
-        sequence: str = "r.0",
-    ) -> EpochAllotted | KvRefused:
+    def ask(self, migration: str = "m", **changes: Any) -> EpochAllotted | KvRefused:
         """A source's migrator asks for an epoch."""
-        target = target or self.target
-        asked = AllotEpoch(
-            migration=migration,
-            sequence=sequence,
-            epoch=epoch,
-            source=source or self.source,
-            target=target,
-            incarnation=self.incarnations.get(target, 1) if incarnation is None else incarnation,
-        )
+        fields = {"sequence": "r.0", "epoch": 0, "source": self.source, "target": self.target} | changes
+        asked = AllotEpoch(migration=migration, **{"incarnation": self.incarnations.get(fields["target"], 1)} | fields)
         (reply,) = [e for e in self.send(asked, reply_to="_INBOX.1") if isinstance(e, Reply)]
         assert reply.to == "_INBOX.1"
         assert isinstance(reply.body, EpochAllotted | KvRefused)
         return reply.body
 
-    def allot(self, migration: str = "m", **fields: object) -> int:
+    def allot(self, migration: str = "m", **changes: Any) -> int:
         """The epoch that is allotted."""
-        answer = self.ask(migration, **fields)  # type: ignore[arg-type]
+        answer = self.ask(migration, **changes)
         assert isinstance(answer, EpochAllotted), answer
         return answer.epoch
 
-    def moved(self, first_index: int, *, epoch: int = 1, instance: str = "", sequence: str = "r.0") -> None:
+    def moved(self, first_index: int, **changes: Any) -> None:
         """A worker's word that it has the sequence."""
-        instance = instance or self.target
-        self.send(
-            SequenceMoved(
-                migration="m",
-                sequence=sequence,
-                epoch=epoch,
-                instance=instance,
-                incarnation=self.incarnations[instance],
-                first_index=first_index,
-            )
-        )
+        fields = {"migration": "m", "sequence": "r.0", "epoch": 1, "instance": self.target} | changes
+        incarnation = self.incarnations[fields["instance"]]
+        self.send(SequenceMoved(first_index=first_index, incarnation=incarnation, **fields))
 
     def cancels(self) -> list[tuple[str, int]]:
         """Return the instances told to drop the sequence, each with the epoch up to which it must."""

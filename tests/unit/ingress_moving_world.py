@@ -17,7 +17,6 @@ from millrace.contracts.local import Replied, RequestFailed, RequestFailure, Tim
 from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, SequenceMoved
 from millrace.contracts.observers import RequestFinished
-from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import (
     AcknowledgeSequences,
     CancelSequence,
@@ -256,14 +255,8 @@ class World:
 
     def _die(self, worker: Worker) -> None:
         worker.up, worker.held = False, None
-        dead = ServicePresence(
-            role="worker",
-            name=worker.name,
-            incarnation=worker.incarnation,
-            at_ns=self.bench.now_ns,
-            state=PresenceState.DEAD,
-        )
-        self._fly(lambda: self._send(dead))
+        incarnation = worker.incarnation
+        self._fly(lambda: self._route(self.bench.die(worker.name, incarnation)))
 
     def _come_back(self, worker: Worker) -> None:
         worker.up, worker.fence = True, -1

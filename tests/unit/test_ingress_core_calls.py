@@ -217,22 +217,14 @@ def test_calls_and_choices_beyond_the_bounds_are_refused_until_one_ends():
     assert bench.metrics.refusals.counts == {("queue_full",): 2}
 
 
-def test_a_key_is_limited_in_requests_tokens_and_concurrency():
+def test_a_key_is_limited_in_requests_and_other_keys_are_not():
     bench = Bench()
     limits = KeyLimits(requests_per_minute=2)
-    bench.call("a", key="k", limits=limits)
-    bench.call("b", key="k", limits=limits)
-    bench.call("c", key="k", limits=limits)
+    for request in "abc":
+        bench.call(request, key="k", limits=limits)
     assert refusal(bench).kind is RefusalKind.RATE_LIMITED
     assert 29 < refusal(bench).retry_after_s <= 30.1
     bench.call("d", key="other", limits=limits)
-    assert len(bench.made(RefuseCall)) == 1
-
-    bench, instance = running("a", key="k", limits=KeyLimits(concurrency=1))
-    bench.call("b", key="k", limits=KeyLimits(concurrency=1))
-    assert refusal(bench).kind is RefusalKind.CONCURRENCY
-    bench.tokens(instance, chunk("x", sequence="a.0", finish=LENGTH))
-    bench.call("c", key="k", limits=KeyLimits(concurrency=1))
     assert len(bench.made(RefuseCall)) == 1
 
 

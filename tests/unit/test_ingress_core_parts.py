@@ -63,10 +63,11 @@ def test_a_refused_call_is_not_counted():
     door = AdmissionLimits(LimitsConfig(calls_open_max=5))
     call = make_call("a", key="k", limits=KeyLimits(concurrency=1))
     assert door.admit(call, 2, 3, START) is None
-    assert door.admit(call, 2, 3, START) is not None
+    assert door.admit(call, 2, 3, START).kind is RefusalKind.CONCURRENCY
     assert (door.calls_open, door.sequences_open, door._keys["k"].calls_open) == (1, 2, 1)
     door.release(call, 2, 10, START)
     assert (door.calls_open, door.sequences_open, door._keys["k"].calls_open) == (0, 0, 0)
+    assert door.admit(call, 2, 3, START) is None
 
 
 def test_keys_that_rest_are_forgotten_when_there_are_too_many(monkeypatch):

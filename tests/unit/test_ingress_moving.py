@@ -93,9 +93,6 @@ def test_an_epoch_that_nobody_waits_for_is_not_given_out():
     assert bench.sequence.grant is None
 
 
-# The switch.
-
-
 def test_the_targets_word_makes_it_the_owner_and_the_source_lets_go_at_its_migrators_word():
     bench = moved()
     assert bench.owner == (bench.target, 1)
@@ -109,9 +106,6 @@ def test_the_targets_word_makes_it_the_owner_and_the_source_lets_go_at_its_migra
     assert bench.outcomes() == {"moved": 1}
     assert bench.metrics.continuations.counts == {}
     assert (bench.metrics.migration_gap.count, bench.metrics.gap.count) == (1, 0)
-
-
-# The source goes on.
 
 
 def test_a_source_that_thawed_and_went_on_keeps_it():
@@ -304,9 +298,6 @@ def test_each_choice_moves_on_its_own():
     bench.tokens(bench.target, chunk("c$", 2, epoch=1, finish=STOP))
     assert (bench.text(), bench.text(index=1)) == ("abc", "xyz")
     assert len(bench.made(CompleteCall)) == 1
-
-
-# What else follows from the log.
 
 
 def test_a_moved_sequence_stalls_like_a_stream_not_like_a_queue():

@@ -30,12 +30,14 @@ def busy(bench: Bench, home: str) -> None:
         bench.summary(other, running=50, waiting=50, running_tokens=5000, waiting_prefill_tokens=5000)
 
 
-def pass_busy(bench: Bench, seconds: float, *alive: str) -> None:
-    """Time in which these instances live, with work of others."""
+def pass_busy(bench: Bench, seconds: float, *alive: str, idle: str = "") -> None:
+    """Time in which these instances live, with work of others, and one without."""
     for _ in range(int(seconds * 4)):
         bench.now_ns += 250 * MILLISECOND
         for name in alive:
             bench.summary(name, running=3)
+        if idle:
+            bench.summary(idle)
         for timer in bench.due():
             bench.send(TimerFired(name=timer))
 
@@ -63,9 +65,7 @@ def test_a_suspect_of_an_instance_that_stays_silent_is_tried_alone_or_refused():
     others = sorted(bench.summary_at.keys() - {home})
     pass_busy(bench, 8, *others)
     assert sent_to(bench, "bad") == [home], "nobody is idle"
-    for _ in range(8):
-        bench.summary(others[0], running=3)
-        bench.pass_time(0.25, alive=(others[1],))
+    pass_busy(bench, 2, others[0], idle=others[1])
     assert sent_to(bench, "bad") == [home, others[1]]
 
 
@@ -143,9 +143,7 @@ def test_a_trial_that_others_joined_holds_up_no_other_suspect():
     give_back(bench, other)
     assert sent_to(bench, "stream")[-1] == home, "there is no other"
     bench.come_back(other)
-    for _ in range(16):
-        bench.summary(other)
-        pass_busy(bench, 0.25, home)
+    pass_busy(bench, 4, home, idle=other)
     assert sent_to(bench, waiting) == [home, other]
 
 
@@ -163,9 +161,7 @@ def test_a_suspect_that_holds_its_instance_up_in_its_trial_is_refused():
     bench, home, _ = bench_with_neighbour(3)
     others = sorted(bench.summary_at.keys() - {home})
     bench.die(home)
-    for _ in range(8):
-        bench.summary(others[0], running=3)
-        bench.pass_time(0.25, alive=(others[1],))
+    pass_busy(bench, 2, others[0], idle=others[1])
     bench.accept()
     assert sent_to(bench, "bad") == [home, others[1]]
     pass_busy(bench, 8, others[0])
