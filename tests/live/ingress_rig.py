@@ -18,7 +18,7 @@ from millrace.actor.stored_values import KeyConflict
 from millrace.cluster.model_parsers import ModelParsers
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.message import Body
-from millrace.contracts.worker import Pooled, Sampling
+from millrace.contracts.worker import Pooled
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.server import HttpServer
 from prometheus_client import CollectorRegistry
@@ -284,8 +284,3 @@ async def served(
             running.cancel()
             await asyncio.wait([running])
         await server.stop(0.2)
-
-
-def sampling(**fields: Any) -> Sampling:
-    """Sampling with max_tokens 16 unless said otherwise."""
-    return Sampling(**({"max_tokens": 16} | fields))

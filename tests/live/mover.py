@@ -29,13 +29,11 @@ class Mover(Operator):
         *,
         seed: int = 1,
         modes: tuple[MigrationMode, ...] = (MigrationMode.LIVE,),
-        at_once: int = AT_ONCE,
     ) -> None:
         """Without ``modes`` it only looks."""
         super().__init__(rig)
         self._rng = random.Random(seed)
         self._modes = modes
-        self._at_once = at_once
         self._moving: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.finished: list[MigrationFinished] = []
@@ -86,7 +84,7 @@ class Mover(Operator):
     async def _go_on(self) -> None:
         while True:
             places = [(instance, sequence) for instance, sequence in self.places() if sequence not in self._moving]
-            if places and len(self._moving) < self._at_once and len(self.snapshots) > 1:
+            if places and len(self._moving) < AT_ONCE and len(self.snapshots) > 1:
                 instance, sequence = self._rng.choice(places)
                 target = self._rng.choice([name for name in sorted(self.snapshots) if name != instance])
                 self._moving.add(sequence)

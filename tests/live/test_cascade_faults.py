@@ -11,7 +11,7 @@ from millrace.contracts.cascade import CascadePlan
 
 from tests.live.cascading import MISSING, ask, barrage, client_of, plan_in_force, swap_thresholds
 from tests.live.clusters import described_cluster
-from tests.live.faults import PATIENCE_S, kill, shown
+from tests.live.faults import PATIENCE_S, kill
 from tests.testbed.timed_streams import TimedStream, client, play
 from tests.testbed.up_cluster import UpRig, prompt_text
 
@@ -98,19 +98,6 @@ async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRi
     assert [tier.threshold for tier in plan.tiers] == [100.0, 100.0, 0.0]
     orders = [json.loads(line) for line in (rig.folder / "run" / "orders.log").read_text().splitlines()]
     assert [100.0, 100.0, 0.0] in [order["thresholds"] for order in orders if order["what"] == "CascadePlan"]
-
-
-async def test_explain_and_trace_show_attempts_scores_and_thresholds(rig: UpRig) -> None:
-    async with client_of(rig) as client:
-        raw = await client.chat.completions.with_raw_response.create(
-            model=CASCADE, messages=[{"role": "user", "content": PROMPTS[1]}], max_tokens=8
-        )
-    request = raw.parse().id
-    for verb in ("explain", "trace"):
-        await shown(rig, verb, request, *TIERS, "rejected")
-    told = rig.cli("explain", request)
-    assert "100" in told, told
-    assert "last_tier" in told or "last tier" in told, told
 
 
 async def test_a_drain_says_what_it_leaves_and_why(rig: UpRig) -> None:

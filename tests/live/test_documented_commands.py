@@ -32,6 +32,9 @@ from tests.testbed.up_cluster import UpRig, free_port, prompt_text
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")))
 
+#: What a command may take, seconds, whatever else this machine does.
+LIMIT_S = 180.0
+
 #: A line of code: indented, or within a fence. A fence that is no shell shows files or messages.
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:\./task |millrace |curl |hf |docker |python -m |\.venv/bin/)")
@@ -230,7 +233,7 @@ def test_a_tap_tells_the_whole_story_of_a_move(busy: Busy) -> None:
 
 def verb(rig: UpRig, *words: str) -> tuple[int, str]:
     environment = os.environ | {"MILLRACE_DIR": str(rig.folder), "COLUMNS": "160"}
-    return output_of(command_line(), words, environment=environment, limit_s=110)
+    return output_of(command_line(), words, environment=environment, limit_s=LIMIT_S)
 
 
 @pytest.mark.parametrize("command", UP)
@@ -248,12 +251,12 @@ def test_every_service_of_a_documented_cluster_takes_its_configuration(tmp_path:
 def test_a_cluster_starts_as_documented(tmp_path: Path, command: str) -> None:
     ports = ("--port", str(free_port()), "--nats-port", str(free_port()), "--dir", str(tmp_path), "-d")
     words = [*words_of(command), "--engine", "modelled", *ports]
-    status, output = output_of(command_line(), words, environment=dict(os.environ))
+    status, output = output_of(command_line(), words, environment=dict(os.environ), limit_s=LIMIT_S)
     try:
         assert status == 0, output
         assert "Millrace is up" in output
     finally:
-        output_of(command_line(), ["down", "--dir", str(tmp_path)], environment=dict(os.environ))
+        output_of(command_line(), ["down", "--dir", str(tmp_path)], environment=dict(os.environ), limit_s=LIMIT_S)
 
 
 @pytest.mark.parametrize("command", SIM)
@@ -261,7 +264,7 @@ def test_a_simulation_runs_as_documented(tmp_path: Path, command: str) -> None:
     words = [str(tmp_path / word) if word in ("out/", "check.toml") else word for word in words_of(command)]
     if words[0] == "sim":
         words += ["--set", "workload.count=40", "--set", "workload.warm_up=0"]
-    status, output = output_of(command_line(), words, environment=dict(os.environ))
+    status, output = output_of(command_line(), words, environment=dict(os.environ), limit_s=LIMIT_S)
     assert status == 0, output
 
 

@@ -113,22 +113,6 @@ def test_statuses_are_those_of_python(tmp_path: Path) -> None:
     assert "no_such_module" in log
 
 
-def test_programs_run_on_when_the_fork_server_is_killed_and_the_owner_hears_that_it_is_lost(tmp_path: Path) -> None:
-    program = "import time; time.sleep(60)"
-    act = """
-        pid = started()
-        os.kill(server.pid, signal.SIGKILL)
-        os.waitpid(server.pid, 0)
-        try:
-            started()
-        except ForkServerLost as lost:
-            alive = os.waitpid(pid, os.WNOHANG) == (0, 0)
-            os.kill(pid, signal.SIGTERM)
-            tell(lost=str(lost) != "", alive=alive, status=status(pid))
-    """
-    assert said_by(owner(tmp_path, program, act)) == {"lost": True, "alive": True, "status": -15}
-
-
 def test_fork_server_and_programs_end_with_their_owner(tmp_path: Path) -> None:
     act = """
         tell(pid=started(), server=server.pid)

@@ -65,23 +65,6 @@ def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI):
     assert (stopped.finish_reason, stopped.model_extra["stop_reason"]) == ("stop", stop)
 
 
-async def test_many_streams_at_once_are_each_whole(rig: UpRig):
-    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
-
-        async def one(i: int) -> tuple[int, int]:
-            stream = await client.completions.create(
-                model=MODEL, prompt=f"story {i}", max_tokens=30 + i, stream=True, temperature=0,
-                stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
-            )  # fmt: skip
-            used = 0
-            async for chunk in stream:
-                used = chunk.usage.completion_tokens if chunk.usage else used
-            return i, used
-
-        for i, used in await asyncio.gather(*map(one, range(60))):
-            assert used == 30 + i
-
-
 async def serve(rig: UpRig) -> None:
     """One completion over a connection of its own, so that either ingress gets it."""
     async with httpx.AsyncClient(base_url=rig.url, timeout=60) as http:
@@ -169,11 +152,6 @@ def test_ingresses_share_a_port_and_the_other_goes_on_when_one_is_killed(rig: Up
     while len(after := answered_by(rig)) < 2:
         assert time.monotonic() < until, "the new process never answered"
     assert len(after & before) == 1
-
-
-def test_an_adapter_where_no_engine_takes_one_is_the_clients_error(rig: UpRig):
-    answer = httpx.post(f"{rig.url}/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "/a"}, timeout=30)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "adapters_not_served")
 
 
 def test_streams_in_the_background_go_on_after_their_ingress_was_killed(rig: UpRig, client: openai.OpenAI):

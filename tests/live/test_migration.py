@@ -3,12 +3,10 @@ nats-server: asked for by a person, by the dozen, and while instances drain.
 """
 
 import asyncio
-import json
 import os
 import re
 import signal
 
-import pytest
 from millrace.contracts.broker import MoveReason
 from millrace.contracts.migration import MigrationMode, MigrationOutcome
 
@@ -64,31 +62,6 @@ async def test_dozens_of_migrations_under_load_change_no_token_and_leave_no_bloc
     assert mover.moved >= 30, mover.outcomes()
     assert not [body for body in mover.finished if body.outcome is MigrationOutcome.LOST]
     await expect_empty(rig)
-
-
-async def test_status_shows_what_moves_while_it_moves_and_nothing_afterwards(rig: UpRig) -> None:
-    expected = await expected_outcomes(rig, **LENGTH)
-    async with Mover(rig, at_once=6):
-        load = asyncio.create_task(offer(rig, rate=12, count=48, prompts=8, **LENGTH))
-        # A heartbeat a second says what is under way at that moment; with six asked for at once something is, mostly.
-        while not load.done():
-            report = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))
-            if report["migrations"]:
-                break
-        else:
-            pytest.fail(f"no migration was ever told: {report}")
-        expect_identical(await load, expected)
-    for row in report["migrations"]:
-        assert row["source"] in {"worker-0", "worker-1", "worker-2"}
-        assert row["target"] in {"", "worker-0", "worker-1", "worker-2"}
-        assert row["step"]
-        assert 0 <= row["age_s"] < 20
-    leaving = {row["instance"]: row["leaving"] for row in report["instances"]}
-    assert report["totals"]["migrations"] == sum(leaving.values()) >= len(report["migrations"])
-    assert {row["source"] for row in report["migrations"]} <= {name for name, count in leaving.items() if count}
-    await expect_empty(rig)
-    afterwards = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))
-    assert afterwards["migrations"] == []
 
 
 async def test_a_worker_that_is_asked_to_end_moves_its_work_and_nothing_is_computed_anew(rig: UpRig) -> None:
