@@ -48,16 +48,13 @@ async def garble(client: Client) -> None:
     await client.flush()
 
 
-async def test_requests_go_on_and_owners_write_their_keys_anew(rig: UpRig) -> None:
+async def test_requests_go_on_and_owners_write_their_keys_anew_also_those_that_start_beside_such_values(
+    rig: UpRig,
+) -> None:
     client = await keeper(rig)
     await garble(client)
     assert [(await asked(rig))[0] for _ in range(20)] == [200] * 20
     await until(lambda: whole(client), look_s=0.1)
-    await client.close()
-
-
-async def test_an_ingress_and_a_coordinator_that_start_beside_such_values_serve(rig: UpRig) -> None:
-    client = await keeper(rig)
     for pid in (*rig.pids("services.coordinator"), *rig.pids("ingress-0.json")):
         os.kill(pid, signal.SIGKILL)
     await garble(client)

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 #: A second or more of processor time each; what needs one imports it where it is used.
 HEAVY = ("scipy", "torch", "vllm", "sklearn", "transformers")
 
@@ -20,24 +22,19 @@ for module in sys.argv[2].split():
         sys.exit(f"{module} imports {', '.join(found)}")
 """
 
+VERB = """
+import sys; from millrace.cli.__main__ import main
+try: main(["drain", "--help"])
+except SystemExit: pass
+sys.exit(", ".join({"numpy", "aiohttp"} & set(sys.modules)) or 0)
+"""
 
-def test_no_service_imports_a_heavy_package_at_its_start():
-    command = [sys.executable, "-c", PROGRAM, " ".join(HEAVY), " ".join(MODULES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_verb_that_looks_at_the_cluster_imports_no_numbers_and_no_websockets():
-    program = (
-        "import sys; from millrace.cli.__main__ import main\n"
-        "try: main(['drain', '--help'])\nexcept SystemExit: pass\n"
-        "sys.exit(', '.join({'numpy', 'aiohttp'} & set(sys.modules)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+NIXL = "import sys; from millrace.kvcopy.nixl_agent import why_not; why_not(); sys.exit('torch' in sys.modules)"
 
 
-def test_nixl_is_looked_for_without_torch():
-    program = "import sys; from millrace.kvcopy.nixl_agent import why_not; why_not(); sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+@pytest.mark.parametrize(
+    "words", [(PROGRAM, " ".join(HEAVY), " ".join(MODULES)), (VERB,), (NIXL,)], ids=["services", "verb", "nixl"]
+)
+def test_no_heavy_package_is_imported_where_it_is_not_used(words: tuple[str, ...]):
+    done = subprocess.run([sys.executable, "-c", *words], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
