@@ -30,7 +30,8 @@ PROCESSES = ("tests/contract", "tests/live", "tests/engine")
 #: real engines imports vLLM once more. A group without I/O has one process on one core: two workers of pytest-xdist
 #: would both import all of its tests.
 GROUPS = PURE | {
-    "live-a-l": ("tests/live/test_[a-l]*.py",),
+    "live-a-d": ("tests/live/test_[a-d]*.py",),
+    "live-e-l": ("tests/live/test_[e-l]*.py",),
     "live-m-z": ("tests/live/*",),
     "clusters": (
         "tests/engine/two_*",
@@ -44,7 +45,7 @@ GROUPS = PURE | {
 #: Chromium draws by software, minutes of processor time: `./task test:page`.
 APART = ("tests/live/test_page_browser.py",)
 #: Groups that wait for most of their time, for half a core or less: beside the lanes.
-WAITING = ("live-a-l", "live-m-z")
+WAITING = ("live-a-d", "live-e-l", "live-m-z")
 #: Lanes of the other groups, and the order in which they take them: the longest first, and what fails quickly.
 LANES = 2
 COMPUTING = ("engines", "unit", "clusters", "sim", "contract")
