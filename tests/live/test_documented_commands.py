@@ -27,7 +27,7 @@ from deployment.config_check import check_files
 from services.supervisor.config import LaunchOptions
 from services.supervisor.layout import Layout
 from tests.testbed.programs import command_line, output_of
-from tests.testbed.up_cluster import UpRig, free_port, prompt_text
+from tests.testbed.up_cluster import UpRig, prompt_text
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")))
@@ -99,8 +99,6 @@ def with_names(command: str) -> str:
 RUN = [(document, command) for document, command in documented() if not elsewhere(command)]
 COMMANDS = tuple(dict.fromkeys(command for _, command in RUN))
 UP = [command for command in COMMANDS if re.match(r"(\./task|millrace) up ", command)]
-#: What of them other tests start: roles, stages, several models, spares.
-STARTED = [command for command in UP if "--thresholds" in command or re.search(r"modelled.* --policy", command)]
 SIM = [command for command in COMMANDS if re.match(r"(\./task|millrace) (sim|profile|train) ", command)]
 REST = list(dict.fromkeys(with_names(command) for command in COMMANDS if command not in {*UP, *SIM}))
 
@@ -245,18 +243,6 @@ def test_every_service_of_a_documented_cluster_takes_its_configuration(tmp_path:
     layout.plan()
     layout.write()
     check_files(layout.spec, layout.configurations())
-
-
-@pytest.mark.parametrize("command", STARTED)
-def test_a_cluster_starts_as_documented(tmp_path: Path, command: str) -> None:
-    ports = ("--port", str(free_port()), "--nats-port", str(free_port()), "--dir", str(tmp_path), "-d")
-    words = [*words_of(command), "--engine", "modelled", *ports]
-    status, output = output_of(command_line(), words, environment=dict(os.environ), limit_s=LIMIT_S)
-    try:
-        assert status == 0, output
-        assert "Millrace is up" in output
-    finally:
-        output_of(command_line(), ["down", "--dir", str(tmp_path)], environment=dict(os.environ), limit_s=LIMIT_S)
 
 
 @pytest.mark.parametrize("command", SIM)
