@@ -89,7 +89,7 @@ class Answer(msgspec.Struct, kw_only=True):
     error: str = ""
 
     def take(self, told: Any) -> None:
-        """What the body, or the last chunk, says."""
+        """Takes what the body, or the last chunk, says."""
         self.cascade = (told.model_extra or {}).get("cascade") or {}
         self.usage = told.usage.model_dump()
 
@@ -153,7 +153,7 @@ async def barrage(rig: UpRig, count: int, faults: Mapping[int, Callable[[], Any]
 
 @asynccontextmanager
 async def plan_in_force(rig: UpRig) -> AsyncIterator[tuple[CascadePlan, Callable[[CascadePlan], Any]]]:
-    """The published plan of the cascade, and what puts another one in force."""
+    """The published plan of the cascade, with a function that puts another one in force."""
     bus, bucket = await rig.operator_bus(store=True), Subjects(rig.cluster_file()["cluster"]).bucket("cascade")
     (plan,) = [decode(value) for value in await read_bucket(bus, bucket)]
     yield plan, lambda after: bus.jetstream().publish(f"$KV.{bucket}.{CASCADE}", encode(after))

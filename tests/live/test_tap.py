@@ -37,7 +37,7 @@ def observed(folder: Path) -> NatsProcess:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where such a cluster runs."""
+    """The folder of such a cluster."""
     folder = tmp_path_factory.mktemp("observed")
     server = observed(folder)
     yield folder
