@@ -1,4 +1,4 @@
-"""Each family of models in a cluster of two real engines: text over HTTP is plain vLLM's, whole and streamed, handed
+"""Each family of models in a cluster of two real engines: text over HTTP is plain vLLM's, handed
 from prefill to decode, drained, and after kill -9 of an engine.
 
 `./task test` hands over one, `./task test:families` does all of it with each.
@@ -93,12 +93,6 @@ async def told(tasks: list[asyncio.Task[TimedStream]]) -> list[list[int]]:
     return [stream.token_ids for stream in streams]
 
 
-async def answer(http: httpx.AsyncClient, rig: UpRig) -> list[int]:
-    """Tokens of a whole answer."""
-    said = await http.post(f"{rig.url}/v1/completions", json={"model": rig.model, "prompt": PROMPT, **TEXT})
-    return said.json()["choices"][0]["token_ids"]
-
-
 def moves(onlooker: Mover) -> set[tuple[str, str, MoveReason]]:
     moved: list[MigrationFinished] = [body for body in onlooker.heard if body.outcome is MigrationOutcome.MOVED]
     return {(body.source, body.target, body.reason) for body in moved}
@@ -125,21 +119,16 @@ async def test_streams_move_when_an_instance_is_drained(rig: UpRig, expected: li
 
 
 @pytest.mark.skipif(not MOVES, reason="MILLRACE_FAMILIES asks for it")
-async def test_answers_are_plain_vllms_whole_and_streamed_also_of_an_engine_that_is_killed(
+async def test_streams_are_plain_vllms_also_of_an_engine_that_is_killed(
     rig: UpRig, expected: list[int], note: Note
 ) -> None:
-    """The last: it leaves the cluster with one engine. Each half of the answers is one that nothing happens to."""
+    """The last: it leaves the cluster with one engine. To each other stream nothing happens."""
     before = await rig.metric(CONTINUATIONS)
     async with client() as http:
-        dispatched = await rig.metric(DISPATCHES)
-        whole = [asyncio.create_task(answer(http, rig)) for _ in range(2)]
-        while await rig.metric(DISPATCHES) < dispatched + 2:  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.01)
         tasks = []
         for at, later in zip(KILLED_AT, [*KILLED_AT[1:], 0], strict=True):
             tasks += await begin_at(http, rig, "worker-0", tokens=at - later, **TEXT)
         kill(rig.log_pids("worker-0")[-1])
         assert await told(tasks) == [expected] * len(tasks)
-        assert await asyncio.gather(*whole) == [expected] * 2
-    assert await rig.metric(CONTINUATIONS) - before >= len(tasks) / 2 + 1
+    assert await rig.metric(CONTINUATIONS) - before >= len(tasks) / 2
     note("kills", len(KILLED_AT))

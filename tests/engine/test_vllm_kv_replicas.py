@@ -83,7 +83,8 @@ def test_a_replica_gives_way_before_anybody_is_preempted(pair: Pair) -> None:
     pair.target.until(lambda: (seen := pair.target.snapshot()) is not None and seen.at_ns > began_ns)
     assert pair.target.idle(), "its blocks count as free"
     # Five sequences of 11 blocks fit into 64, and not beside a replica of 16.
-    crowd = [pair.target.add(prompt_of(150, salt=90 + index), GREEDY) for index in range(5)]
+    short = Sampling(max_tokens=20, ignore_eos=True)
+    crowd = [pair.target.add(prompt_of(330, salt=90 + index), short) for index in range(5)]
     pair.target.finish(*crowd)
     assert not sum(pair.target.decoded[name].preemptions for name in crowd)
     gone = PullIntoEngine(
