@@ -45,33 +45,26 @@ class Pair:
         return f"g{next(_SERIALS)}"
 
 
-def tell(engine: BenchEngine, *commands: KvCommand) -> None:
-    """Commands without answer, or whose answer is awaited later."""
+def tell(engine: BenchEngine, command: KvCommand) -> None:
+    """A command without answer."""
 
     async def move() -> None:
-        for command in commands:
-            engine.engine.move(command)
+        engine.engine.move(command)
 
     engine.loop.run_until_complete(move())
-
-
-def answer(engine: BenchEngine, migration: str, since: int) -> Any:
-    """The first answer about a migration after so many events."""
-    found: list[Any] = []
-
-    def answered() -> bool:
-        found[:] = [e for e in engine.events[since:] if isinstance(e, _ANSWERS) and e.migration == migration]
-        return bool(found)
-
-    engine.until(answered)
-    return found[0]
 
 
 def ask(engine: BenchEngine, command: KvCommand) -> Any:
     """A command's answer."""
     since = len(engine.events)
     tell(engine, command)
-    return answer(engine, command.migration, since)
+
+    def answers() -> list[Any]:
+        events = engine.events[since:]
+        return [each for each in events if isinstance(each, _ANSWERS) and each.migration == command.migration]
+
+    engine.until(lambda: bool(answers()))
+    return answers()[0]
 
 
 class Journey(msgspec.Struct, kw_only=True):
@@ -82,10 +75,8 @@ class Journey(msgspec.Struct, kw_only=True):
     name: str
     prompt: list[int]
     sampling: Sampling
-    block_tokens: int = 32
     before: list[int] = []
     leased: KvLeaseTaken | None = None
-    room: KvRoomReserved | None = None
     stopped: SequenceStopped | None = None
     have: int = 0
     descriptors: int = 0
@@ -103,22 +94,18 @@ class Journey(msgspec.Struct, kw_only=True):
 
     def reserve(self, blocks: int = 0) -> Any:
         assert self.leased is not None, self.pair.source.events[-1]
-        tokens = [*self.prompt, *self.before, *self.pair.source.decoded[self.name].tokens][
-            : self.leased.prompt_tokens + self.leased.output_tokens
-        ]
-        said = ask(
-            self.pair.target,
-            ReserveInEngine(
-                migration=self.migration,
-                sequence=self.name,
-                endpoint=self.endpoint(),
-                token_ids=tokens[:1] if self.sampling.cache_salt else tokens,
-                blocks=blocks or len(tokens) // self.block_tokens + 2,
-                adapter=self.sampling.adapter,
-            ),
+        known = self.leased.prompt_tokens + self.leased.output_tokens
+        tokens = [*self.prompt, *self.before, *self.pair.source.decoded[self.name].tokens][:known]
+        command = ReserveInEngine(
+            migration=self.migration,
+            sequence=self.name,
+            endpoint=self.endpoint(),
+            token_ids=tokens[:1] if self.sampling.cache_salt else tokens,
+            blocks=blocks or len(tokens) // self.endpoint().block_tokens + 2,
+            adapter=self.sampling.adapter,
         )
+        said = ask(self.pair.target, command)
         if isinstance(said, KvRoomReserved):
-            self.room = said
             self.have = said.matched_blocks
         return said
 
@@ -198,12 +185,10 @@ def whole(journey: Journey) -> Decoded:
 def there_and_back(pair: Pair, prompt: list[int], sampling: Sampling, at: int) -> Decoded:
     """The sequence as its client saw it: it moved at so many tokens, and back after some more."""
     there = begin(pair, prompt, sampling, at=at)
-    there.block_tokens = there.endpoint().block_tokens
     there.go()
     before = there.stopped.output_token_ids
     until_tokens(pair.target, there.name, 30)
     back = begin(pair.turned(), prompt, sampling, at=0, before=before, name=there.name)
-    back.block_tokens = there.block_tokens
     back.go()
     return whole(back)
 

@@ -62,14 +62,6 @@ def test_the_chat_template_gives_the_prompts_of_training(tokenizer: Tokenizer) -
         [{"role": "developer", "content": "Be brief."}, turn, {"role": "assistant", "content": "3 4"}], tokenize=False
     )
     assert whole == ("<|bos|><|system|>Be brief.<|eos|><|user|>Count from 3 to 12.<|eos|><|assistant|>3 4<|eos|>")
-    called = {"function": {"name": "paint", "arguments": {"litres": 3}}}
-    turns = [turn, {"role": "assistant", "content": None, "tool_calls": [called]}, {"role": "tool", "content": "dry"}]
-    tools = [{"type": "function", "function": {"name": "paint"}}]
-    told = loaded.apply_chat_template(turns, tools=tools, tokenize=False)
-    assert told == (
-        "<|bos|><|system|>Functions: paint<|eos|><|user|>Count from 3 to 12.<|eos|>"
-        '<|assistant|>paint {"litres": 3}<|eos|><|user|>dry<|eos|>'
-    )
     with pytest.raises(Exception, match="system, user, assistant and tool, not critic"):
         loaded.apply_chat_template([{"role": "critic", "content": "x"}], tokenize=False)
 

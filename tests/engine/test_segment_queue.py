@@ -142,6 +142,17 @@ def test_every_call_of_the_queue_does_what_vllms_own_does() -> None:
         queue.popleft()
 
 
+def test_a_block_that_was_hit_waits_for_its_turn() -> None:
+    blocks = pool().blocks
+    queue = SegmentQueue([blocks[7], blocks[2]], blocks, window=5, hit_window=0)
+    queue.table = [blocks[1]]
+    assert queue.popleft() is blocks[2], "the next behind the table's last"
+    queue.append(blocks[2])
+    queue.remove(blocks[2])
+    queue.append(blocks[2])
+    assert queue.popleft() is blocks[7]
+
+
 def test_the_queue_is_installed_with_the_same_blocks() -> None:
     made = pool()
     before = free_ids(made)

@@ -86,7 +86,6 @@ def _move(traveller: Traveller, fault: str) -> int:
     if not isinstance(journey.lease(), KvLeaseTaken):
         _wait_a_token(at.source, traveller)
         return 0
-    journey.block_tokens = journey.endpoint().block_tokens
     reserved = isinstance(journey.reserve(), KvRoomReserved)
     pulled = journey.pull() if reserved and fault != "unpulled" else None
     stopped = journey.freeze() if reserved else None
