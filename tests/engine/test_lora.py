@@ -118,13 +118,6 @@ def test_a_sequence_goes_there_and_back_and_on_elsewhere_with_its_adapter(
     settled(engines)
 
 
-def test_prefixes_are_shared_within_one_adapter_only(engines: Pair, adapters: dict[str, Adapter]) -> None:
-    prompt = prompt_of(130, salt=77)
-    for chosen in (None, adapters["sql"], adapters["law"]):
-        found = [engines.source.run(prompt, sampling(chosen, 2)).first for _ in range(2)]
-        assert [output and output.cached_tokens for output in found] == [0, 128]
-
-
 def test_an_adapter_comes_with_a_sequence(engines: Pair, adapters: dict[str, Adapter]) -> None:
     prompt = prompt_of(40, salt=5)
     since = len(engines.target.events)

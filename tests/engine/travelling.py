@@ -1,5 +1,7 @@
 """Many moves of sequences that decode beside each other, some of them going wrong: every token as unmoved."""
 
+from __future__ import annotations
+
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +11,7 @@ from millrace.actor.engine import KvDenied, KvLeaseTaken, KvRoomReserved, Sequen
 from millrace.contracts.worker import Sampling
 
 from tests.engine.bench_engine import BenchEngine
-from tests.engine.moving import Journey, Pair, prompt_of, settled
+from tests.engine.moving import Pair, begin, prompt_of, settled
 
 SEED = 20
 #: (prompt's length, sampling); each begins anew as soon as it has ended.
@@ -26,11 +28,12 @@ FAULTS = ("", "", "", "thaw", "unpulled", *COMPUTED_AGAIN)
 
 
 class Traveller(msgspec.Struct, kw_only=True):
-    """One sequence, wherever it is."""
+    """One sequence, wherever it is; ``expected`` is what one says that stays."""
 
     name: str
-    kinds: Kinds
-    kind: int
+    prompt: list[int]
+    sampling: Sampling
+    expected: list[int]
     at: Pair
     before: list[int] = []
 
@@ -43,46 +46,39 @@ class Traveller(msgspec.Struct, kw_only=True):
         decoded = self.at.source.decoded.get(self.name)
         return decoded is not None and decoded.finish is not None
 
+    def again(self, at: Pair) -> Traveller:
+        """One of the same kind that begins there."""
+        return msgspec.structs.replace(self, name=at.source.add(self.prompt, self.sampling), at=at, before=[])
+
 
 def travel(pair: Pair, moves: int, *, kinds: Kinds = KINDS, faults: Sequence[str] = FAULTS) -> None:
     """Six sequences at a time move so often, all together; each says what one says that stays."""
     rng = random.Random(SEED)
-    names = [pair.source.add(_prompt(kinds, kind), how) for kind, (_, how) in enumerate(kinds)]
-    expected = [stayed.tokens for stayed in pair.source.finish(*names)]
-    travellers = [_begin(pair if index % 2 else pair.turned(), kinds, index % len(kinds)) for index in range(6)]
+    prompts = [prompt_of(length, salt=300 + kind) for kind, (length, _) in enumerate(kinds)]
+    names = [pair.source.add(prompt, how) for prompt, (_, how) in zip(prompts, kinds, strict=True)]
+    stayed = [
+        Traveller(name=name, prompt=prompt, sampling=how, expected=decoded.tokens, at=pair)
+        for name, prompt, (_, how), decoded in zip(names, prompts, kinds, pair.source.finish(*names), strict=True)
+    ]
+    travellers = [stayed[index % len(stayed)].again(pair if index % 2 else pair.turned()) for index in range(6)]
     moved = 0
     while moved < moves:
         index = rng.randrange(len(travellers))
         traveller = travellers[index]
         moved += _move(traveller, rng.choice(faults))
         if traveller.ended():
-            assert traveller.tokens() == expected[traveller.kind], f"{traveller.name} after {moved} moves"
-            travellers[index] = _begin(traveller.at, kinds, rng.randrange(len(kinds)))
+            assert traveller.tokens() == traveller.expected, f"{traveller.name} after {moved} moves"
+            travellers[index] = rng.choice(stayed).again(traveller.at)
     for traveller in travellers:
         traveller.at.source.finish(traveller.name)
-        assert traveller.tokens() == expected[traveller.kind]
+        assert traveller.tokens() == traveller.expected
     settled(pair)
-
-
-def _prompt(kinds: Kinds, kind: int) -> list[int]:
-    return prompt_of(kinds[kind][0], salt=300 + kind)
-
-
-def _begin(at: Pair, kinds: Kinds, kind: int) -> Traveller:
-    return Traveller(name=at.source.add(_prompt(kinds, kind), kinds[kind][1]), kinds=kinds, kind=kind, at=at)
 
 
 def _move(traveller: Traveller, fault: str) -> int:
     """Tries to move it, now and then the wrong way; returns whether it has moved."""
     at = traveller.at
-    journey = Journey(
-        pair=at,
-        migration=at.migration(),
-        name=traveller.name,
-        prompt=_prompt(traveller.kinds, traveller.kind),
-        sampling=traveller.kinds[traveller.kind][1],
-        before=traveller.before,
-    )
+    journey = begin(at, traveller.prompt, traveller.sampling, at=0, before=traveller.before, name=traveller.name)
     if not isinstance(journey.lease(), KvLeaseTaken):
         _wait_a_token(at.source, traveller)
         return 0
