@@ -1,5 +1,7 @@
 """Drives one real engine from synchronous tests: its own event loop, decode to the end, stop where asked."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import tempfile
@@ -66,7 +68,7 @@ def config(model: Path, **fields: Any) -> WorkerConfig:
 
 
 class BenchEngine:
-    """A started VllmEngine with everything it said."""
+    """A started VllmEngine with everything it said; ``with`` stops it."""
 
     def __init__(self, config: WorkerConfig, names: str = "r") -> None:
         from services.worker.vllm_engine.engine import VllmEngine
@@ -175,7 +177,10 @@ class BenchEngine:
         last = self.snapshot()
         return last is not None and not last.running and not last.waiting and last.blocks_free == last.blocks_total
 
-    def stop(self) -> None:
+    def __enter__(self) -> BenchEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.loop.run_until_complete(self.engine.stop())
         self.loop.close()
 

@@ -84,11 +84,10 @@ def pair(model: Path) -> Iterator[Pair]:
     from tests.engine.moving import Pair
 
     fields = {"kv_blocks": 65, "kv_bytes": 0, "migration": MigrationConfig(copy_bytes_per_step=64 << 10)}
-    source = BenchEngine(config(model, **fields, engine_cores=[min(os.sched_getaffinity(0))]))
-    target = BenchEngine(config(model, **fields, seed=99, max_num_batched_tokens=64, enable_prefix_caching=False), "t")
-    yield Pair(source, target)
-    for engine in (source, target):
-        engine.stop()
+    source = config(model, **fields, engine_cores=[min(os.sched_getaffinity(0))])
+    target = config(model, **fields, seed=99, max_num_batched_tokens=64, enable_prefix_caching=False)
+    with BenchEngine(source) as here, BenchEngine(target, "t") as there:
+        yield Pair(here, there)
 
 
 @pytest.fixture(scope="package")

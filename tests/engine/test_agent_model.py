@@ -24,14 +24,11 @@ def test_vllm_writes_behind_its_grammar_what_the_evaluation_counts() -> None:
     drawn = [corpus.draw(kept=True, kind=kind) for kind in ("named", "required", "json") for _ in range(EACH)]
     prompts = [corpus.ids(corpus.prompt(conversation)) for conversation in drawn]
     schemas = [schema_text(conversation) or "" for conversation in drawn]
-    engine = BenchEngine(config(FOLDER, max_num_batched_tokens=512))
-    try:
+    with BenchEngine(config(FOLDER, max_num_batched_tokens=512)) as engine:
         constraints = [StructuredOutput(json_schema=schema) for schema in schemas]
         samplings = [Sampling(max_tokens=TOKENS_MAX, temperature=0.0, structured=each) for each in constraints]
         names = [engine.add(prompt, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
         answers = [result.tokens for result in engine.finish(*names)]
-    finally:
-        engine.stop()
     end = token_id(corpus.tokenizer, EOS)
     expected = [decoder.answer(prompt, schema) for prompt, schema in zip(prompts, schemas, strict=True)]
     assert [[token for token in answer if token != end] for answer in answers] == expected

@@ -29,11 +29,8 @@ def test_a_mamba_model_has_no_prefix_cache(tmp_path: Path) -> None:
 
 def test_a_hybrid_model_takes_a_prompt_of_several_blocks_on_a_cpu(tmp_path: Path) -> None:
     """Plain vLLM's engine dies of it where it caches prefixes, as it would choose."""
-    engine = start(moving_families.build(tmp_path, moving_families.FAMILIES["granite4-hybrid"]))
-    try:
+    with start(moving_families.build(tmp_path, moving_families.FAMILIES["granite4-hybrid"])) as engine:
         assert len(engine.run(prompt_of(100), PLAIN).tokens) == PLAIN.max_tokens
-    finally:
-        engine.stop()
 
 
 def test_a_configuration_is_valid_again_for_the_text_part_of_a_model(model: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from millrace.actor.engine import SequenceAdded
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.worker import Sampling, StructuredOutput
+from tokenizers.pre_tokenizers import ByteLevel
 
 from services.worker.vllm_engine import grammar_check
 from tests.engine.bench_engine import BenchEngine
@@ -123,7 +124,7 @@ def test_a_sequence_that_is_cancelled_on_trial_is_not_added(engine: BenchEngine)
 def test_a_grammar_that_gets_slow_to_match_ends_its_own_sequence(
     engine: BenchEngine, constraint: StructuredOutput
 ) -> None:
-    wanted = sorted_letter("a")
+    wanted = sorted(ByteLevel.alphabet()).index("a")
     slow = engine.add(PROMPT, Sampling(max_tokens=900, logit_bias={wanted: 100.0}, structured=constraint))
     beside = engine.run(PROMPT, Sampling(max_tokens=200, ignore_eos=True))
     assert len(beside.tokens) == 200
@@ -131,9 +132,3 @@ def test_a_grammar_that_gets_slow_to_match_ends_its_own_sequence(
     assert engine.decoded[slow].finish is FinishReason.ERROR
     assert set(engine.decoded[slow].tokens) == {wanted}
     assert not engine.failures
-
-
-def sorted_letter(letter: str) -> int:
-    from tokenizers import pre_tokenizers
-
-    return sorted(pre_tokenizers.ByteLevel.alphabet()).index(letter)

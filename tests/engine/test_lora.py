@@ -42,10 +42,8 @@ def engines(model: Path, adapters: dict[str, Adapter]) -> Iterator[Pair]:
         "engine_args": {"max_cpu_loras": 4},
         "migration": MigrationConfig(copy_bytes_per_step=64 << 10),
     }
-    pair = Pair(BenchEngine(config(model, **fields)), BenchEngine(config(model, **fields, seed=99), "t"))
-    yield pair
-    for engine in (pair.source, pair.target):
-        engine.stop()
+    with BenchEngine(config(model, **fields)) as source, BenchEngine(config(model, **fields, seed=99), "t") as target:
+        yield Pair(source, target)
 
 
 def sampling(adapter: Adapter | None, tokens: int, **fields: Any) -> Sampling:

@@ -38,11 +38,8 @@ def engines(family: Family, folder: Path) -> Iterator[Pair]:
         "migration": MigrationConfig(copy_bytes_per_step=64 << 10),
         "engine_args": moving_families.engine_args(family, folder),
     }
-    source = BenchEngine(config(folder, **fields))
-    target = BenchEngine(config(folder, **fields, seed=99), "t")
-    yield Pair(source, target)
-    for engine in (source, target):
-        engine.stop()
+    with BenchEngine(config(folder, **fields)) as source, BenchEngine(config(folder, **fields, seed=99), "t") as target:
+        yield Pair(source, target)
 
 
 @pytest.fixture(scope="module")

@@ -19,20 +19,10 @@ CLASSIFIER = {
     "architectures": ["BertForSequenceClassification"],
     "id2label": {"0": "relevant"},
 }
-#: Family, what of its configuration is changed, the task, what is asked for, and of what vLLM calls it.
-MODELS: list[tuple[str, dict[str, Any], Pooling, dict[str, Any]]] = [
-    (
-        "qwen3-embedding",
-        {"head_dim": 32},
-        Pooling(task="embed", use_activation=False),
-        {"task": "embed", "use_activation": False},
-    ),
-    (
-        "bert",
-        CLASSIFIER,
-        Pooling(task="classify", second_from=5),
-        {"task": "classify", "extra_kwargs": {"compressed_token_type_ids": 5}},
-    ),
+#: Family, what of its configuration is changed, what is asked for, and where a second text begins.
+MODELS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("qwen3-embedding", {"head_dim": 32}, {"task": "embed", "use_activation": False}, {}),
+    ("bert", CLASSIFIER, {"task": "classify"}, {"second_from": 5}),
 ]
 
 
@@ -42,17 +32,17 @@ def value_of(parts: list[bytes] | None) -> Any:
     return np.frombuffer(pooled.values, "<f4").reshape(pooled.shape)
 
 
-@pytest.mark.parametrize(("family", "changes", "pooling", "asked"), MODELS)
+@pytest.mark.parametrize(("family", "changes", "asked", "second"), MODELS)
 def test_a_batch_gives_what_plain_vllm_gives(
-    tmp_path: Path, family: str, changes: dict[str, Any], pooling: Pooling, asked: dict[str, Any]
+    tmp_path: Path, family: str, changes: dict[str, Any], asked: dict[str, Any], second: dict[str, int]
 ) -> None:
     folder = tiny_families.build(tmp_path, family, **changes)
+    pooling = Pooling(**asked, **second)
+    types = {"extra_kwargs": {"compressed_token_type_ids": second["second_from"]}} if second else {}
     prompts = [prompt_of(length) for length in (8, 40, 100)]
-    plain = reference(
-        folder, [(prompt, dict(asked)) for prompt in prompts], load_format="dummy", max_num_batched_tokens=1024
-    )
-    engine = BenchEngine(config(folder, load_format="dummy", max_num_batched_tokens=0))
-    try:
+    calls = [(prompt, asked | types) for prompt in prompts]
+    plain = reference(folder, calls, load_format="dummy", max_num_batched_tokens=1024)
+    with BenchEngine(config(folder, load_format="dummy", max_num_batched_tokens=0)) as engine:
         assert (engine.info.task, engine.info.kv) == (pooling.task, None)
         assert engine.info.blocks_total > 0
         names = [engine.add(prompt, Sampling(max_tokens=1, pooling=pooling)) for prompt in prompts]
@@ -64,8 +54,6 @@ def test_a_batch_gives_what_plain_vllm_gives(
         rejected = engine.add(prompts[0], Sampling(max_tokens=1, pooling=Pooling(task="token_classify", dimensions=3)))
         assert "token_classify" in engine.rejection(rejected)
         assert "generation" in engine.rejection(engine.add(prompts[0], Sampling(max_tokens=4)))
-    finally:
-        engine.stop()
 
 
 def test_a_large_output_is_cut_into_pieces() -> None:

@@ -33,9 +33,8 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(thinker: Path) -> Iterator[BenchEngine]:
-    engine = BenchEngine(config(thinker))
-    yield engine
-    engine.stop()
+    with BenchEngine(config(thinker)) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")

@@ -40,15 +40,15 @@ def compiled(**fields: Any) -> BenchEngine:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[BenchEngine]:
-    engine = compiled()
-    yield engine
-    engine.stop()
+    with compiled() as engine:
+        yield engine
 
 
 def test_a_second_start_compiles_nothing(engine: BenchEngine) -> None:
     before = artefacts()
     assert before
-    compiled().stop()
+    with compiled():
+        pass
     assert artefacts() == before
 
 
@@ -62,8 +62,7 @@ def test_the_warm_up_computes_a_piece_of_a_prompt_and_no_whole_batch(monkeypatch
 
 
 def test_tokens_are_the_eager_engines_and_a_move_changes_none(engine: BenchEngine) -> None:
-    eager = BenchEngine(config(MODEL), "t")
-    try:
+    with BenchEngine(config(MODEL), "t") as eager:
         expected = eager.run(PROMPT, GREEDY).tokens
         assert engine.run(PROMPT, GREEDY).tokens == expected
         for pair in (Pair(engine, eager), Pair(eager, engine)):
@@ -71,8 +70,6 @@ def test_tokens_are_the_eager_engines_and_a_move_changes_none(engine: BenchEngin
             journey.go()
             assert whole(journey).tokens == expected
             settled(pair)
-    finally:
-        eager.stop()
 
 
 def test_log_probabilities_compile_nothing_while_others_wait(engine: BenchEngine) -> None:
@@ -105,8 +102,7 @@ def test_kv_computed_again_in_bf16_is_longer_that_of_the_decode_steps() -> None:
     too: with caches of 512 KiB 1,650 tokens in vLLM's pieces, all of these in ours.
     """
     fields = {"dtype": "bfloat16", "enable_prefix_caching": False, "max_num_batched_tokens": 2048}
-    engine = compiled(**fields, engine_args={"long_prefill_token_threshold": startup.PIECE_TOKENS})
-    try:
+    with compiled(**fields, engine_args={"long_prefill_token_threshold": startup.PIECE_TOKENS}) as engine:
         first = engine.add(PROMPT, ENDLESS)
         until_tokens(engine, first, 2300)
         known, expected = engine.decoded[first].tokens[:2300], _sums(engine, first)
@@ -114,13 +110,8 @@ def test_kv_computed_again_in_bf16_is_longer_that_of_the_decode_steps() -> None:
         engine.cancel(first)
         engine.until(engine.idle)
         ours = min(ours, _agreeing(engine, known, expected))
-    finally:
-        engine.stop()
-    engine = compiled(**fields, engine_args={"long_prefill_token_threshold": 2048})
-    try:
+    with compiled(**fields, engine_args={"long_prefill_token_threshold": 2048}) as engine:
         own = _agreeing(engine, known, expected)
-    finally:
-        engine.stop()
     print(
         f"of {BLOCKS} blocks of KV agree: {own} in pieces of 2,048 tokens, {ours} in pieces of {startup.PIECE_TOKENS}"
     )

@@ -1,5 +1,6 @@
 """A sequence broken at any token goes on elsewhere as if it had never stopped."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,30 +18,19 @@ SCHEMA = (
     '"items":{"enum":["x","yy"]},"minItems":1,"maxItems":3}},"required":["name","tags"],"additionalProperties":false}'
 )
 
-#: Name, prompt, sampling, break points.
-CASES: list[tuple[str, list[int], Sampling, list[int]]] = [
-    ("seed_long_prompt", LONG, Sampling(max_tokens=30, seed=3), [1, 2, 17, 29]),
-    (
-        "json_schema",
-        PROMPT,
-        Sampling(max_tokens=80, seed=6, structured=StructuredOutput(json_schema=SCHEMA)),
-        list(range(1, 60)),
-    ),
-    (
-        "regex",
-        PROMPT,
+#: Sampling, and where it breaks.
+CASES: dict[str, tuple[Sampling, Sequence[int]]] = {
+    "seed": (Sampling(max_tokens=30, seed=3), [1, 2, 17, 29]),
+    "json_schema": (Sampling(max_tokens=80, seed=6, structured=StructuredOutput(json_schema=SCHEMA)), range(1, 60)),
+    "regex": (
         Sampling(max_tokens=60, temperature=0.0, structured=StructuredOutput(regex="(abc|de){3,9}!")),
-        list(range(1, 28)),
+        range(1, 28),
     ),
-    (
-        "choice",
-        PROMPT,
+    "choice": (
         Sampling(max_tokens=30, seed=1, structured=StructuredOutput(choice=["certainly", "certainly not"])),
-        list(range(1, 12)),
+        range(1, 12),
     ),
-    (
-        "grammar",
-        PROMPT,
+    "grammar": (
         Sampling(
             max_tokens=40,
             temperature=0.0,
@@ -49,14 +39,12 @@ CASES: list[tuple[str, list[int], Sampling, list[int]]] = [
         ),
         [1, 2, 3, 5, 11],
     ),
-    (
-        "json_object",
-        PROMPT,
+    "json_object": (
         # Without the bias against a closing brace it is empty.
         Sampling(max_tokens=40, seed=2, logit_bias={92: -20.0}, structured=StructuredOutput(json_object=True)),
         [1, 7, 20],
     ),
-]
+}
 
 
 def _same(whole: Decoded, rest: Decoded, split: int) -> None:
@@ -68,9 +56,10 @@ def _same(whole: Decoded, rest: Decoded, split: int) -> None:
         assert other.logprobs == pytest.approx(one.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", [case[0] for case in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_a_break_changes_nothing_on_another_engine(pair: Pair, name: str) -> None:
-    _, prompt, sampling, splits = next(case for case in CASES if case[0] == name)
+    prompt = LONG if name == "seed" else PROMPT
+    sampling, splits = CASES[name]
     whole = pair.source.run(prompt, sampling)
     assert len(whole.tokens) >= 8, "too short to break"
     splits = [split for split in splits if split < len(whole.tokens)]
@@ -100,16 +89,13 @@ def test_a_preempted_continuation_is_still_the_same(engine: BenchEngine) -> None
 
 def test_a_shipped_model_goes_on_the_same_in_its_own_precision() -> None:
     """bfloat16 leaves room for a difference between recomputing and decoding; a trained model's choices leave none."""
-    engine = BenchEngine(config(SHIPPED, dtype="auto", max_model_len=1024, enable_prefix_caching=False))
-    try:
+    with BenchEngine(config(SHIPPED, dtype="auto", max_model_len=1024, enable_prefix_caching=False)) as engine:
         prompts = [[1, 4, 20 + index, 40, 50 + 2 * index, 60, 2, 5] for index in range(12)]
         greedy = Sampling(max_tokens=80, temperature=0.0, ignore_eos=True)
         wholes = engine.finish(*[engine.add(prompt, greedy) for prompt in prompts])
         splits = [1 + 6 * index for index in range(12)]
         broken = [whole.tokens[:split] for whole, split in zip(wholes, splits, strict=True)]
         rests = engine.finish(*[engine.add(*each) for each in zip(prompts, [greedy] * 12, broken, strict=True)])
-    finally:
-        engine.stop()
     for whole, rest, split in zip(wholes, rests, splits, strict=True):
         _same(whole, rest, split)
 

@@ -3,8 +3,6 @@ and estimates in snapshots.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +32,10 @@ SAMPLINGS = [
 ]
 ASKED = list(zip(PROMPTS, SAMPLINGS, strict=True))
 ESTIMATED = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
-QUIET = MigrationConfig(enabled=False)
 
 
-@contextmanager
-def started(model: Path, **fields: Any) -> Iterator[BenchEngine]:
-    engine = BenchEngine(config(model, migration=QUIET, **fields))
-    try:
-        yield engine
-    finally:
-        engine.stop()
+def started(model: Path, **fields: Any) -> BenchEngine:
+    return BenchEngine(config(model, migration=MigrationConfig(enabled=False), **fields))
 
 
 def random_head(fingerprint: str) -> RemainingHead:
