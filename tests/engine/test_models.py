@@ -105,7 +105,8 @@ def test_the_load_model_is_the_same_from_the_same_seed_and_written_once(tmp_path
         assert not write_random_model(tmp_path / name, size="nano", seed=5)
     first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
     assert first == second
-    assert 80e6 < parameter_count(Llama(SHAPES["load-100m"])) < 120e6
+    with torch.device("meta"):
+        assert 80e6 < parameter_count(Llama(SHAPES["load-100m"])) < 120e6
 
 
 def test_fresh_answers_are_right_as_often_as_the_card_says(tokenizer: Tokenizer) -> None:
