@@ -110,6 +110,11 @@ def test_a_line_is_cut_at_the_width_whether_it_is_painted_or_not() -> None:
     assert len(re.sub(r"\x1b\[\d+m", "", painted)) == 70 < len(painted)
 
 
+def test_a_painted_line_reads_as_the_plain_one() -> None:
+    painted = line(SUBMIT, headers=HEADERS, width=200, paint=True)
+    assert re.sub(r"\x1b\[\d+m", "", painted) == line(SUBMIT, headers=HEADERS, width=200)
+
+
 def test_the_json_form_is_complete() -> None:
     whole = message_object(reading(encode(SUBMIT), HEADERS))
     assert len(whole["body"].prompt_token_ids) == 5_000

@@ -146,12 +146,12 @@ _PLAIN, _DIM, _BOLD, _CYAN, _YELLOW, _RED = "", "2", "1", "36", "33", "31"
 
 def _fit(parts: list[tuple[str, str]], width: int, paint: bool) -> str:
     """Joins painted parts; cuts at ``width`` visible characters. Control characters never reach the terminal."""
-    line, room = "", width
+    line, last, room = "", "", width
     for index, (color, text) in enumerate(parts):
         text = "".join(character if character.isprintable() else "·" for character in text)
-        text = text if index == 0 or line.endswith(" ") else " " + text
+        text = text if index == 0 or last.endswith(" ") else " " + text
         if len(text) > room:
             text = text[: max(0, room - 1)] + "…" * (room > 0)
-        room -= len(text)
+        last, room = text, room - len(text)
         line += f"\x1b[{color}m{text}\x1b[0m" if paint and color and text else text
     return line.rstrip()
