@@ -14,7 +14,7 @@ from models.training.train import MODELS
 from tests.engine.bench_engine import BenchEngine, config
 
 FOLDER = MODELS / AGENT_MODEL
-EACH = 4
+EACH = 2
 
 
 def test_vllm_writes_behind_its_grammar_what_the_evaluation_counts() -> None:

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.timeout(900)
 
 #: Output tokens at which a sequence moves: before its window of 64 is full, across its end, long after it.
 POINTS = (20, 60, 260)
-#: Lengths of prompts to each of which 300 tokens are said.
+#: Lengths of prompts whose answers are compared.
 TEXTS = (9, 40, 100, 170)
-TEXT = Sampling(max_tokens=300, temperature=0.0, ignore_eos=True)
+TEXT = Sampling(max_tokens=300 if MOVES else 100, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
