@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Effect, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.effects import Effect, Reply, Stop, Subscribe
 from millrace.contracts.catalog import Role
 from millrace.contracts.judge import AnswerJudged, JudgeAnswer
 from millrace.contracts.local import StopRequested, TimerFired
@@ -30,9 +30,6 @@ from millrace.policies.judges import Judged, JudgePolicy, Verdict
 from services.judge.config import JudgeConfig
 from services.judge.effects import AskingFailed, AskModel, ModelAnswered
 from services.judge.metrics import JudgeMetrics
-
-#: How often the judge says that it is there.
-HEARTBEAT_NS = 1_000_000_000
 
 #: Judges share the work; the name is fixed so that replicas need no configuration.
 QUEUE_GROUP = "judge"
@@ -72,7 +69,7 @@ class JudgeActor:
 
     def start(self, now_ns: int) -> list[Effect]:
         subscribe = Subscribe(subject=f"{self._subjects.prefix}.judge.*", queue_group=QUEUE_GROUP)
-        return [subscribe, *self._tick(now_ns)]
+        return [subscribe, *self._heartbeat.beat(now_ns)]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         match message.body:
@@ -83,7 +80,7 @@ class JudgeActor:
             case AskingFailed() as body:
                 return self._on_failure(body, now_ns)
             case TimerFired():
-                return self._tick(now_ns)
+                return self._heartbeat.beat(now_ns)
             case StopRequested():
                 return self._on_stop(now_ns)
             case _:
@@ -144,10 +141,6 @@ class JudgeActor:
         verdict = Verdict(None, "the judge stops")
         judged = [self._judged(asked, verdict, now_ns, result="refused") for asked in waiting]
         return [*judged, self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
-
-    def _tick(self, now_ns: int) -> list[Effect]:
-        timer = StartTimer(name="heartbeat", at_ns=now_ns + HEARTBEAT_NS)
-        return [self._heartbeat.presence(now_ns), timer]
 
     def snapshot(self) -> dict[str, Any]:
         return {"name": self.name, "waiting": len(self._waiting), "judged": self.metrics.judged.plain()}

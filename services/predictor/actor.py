@@ -13,7 +13,7 @@ that no snapshot shows yet, and what its steps cost (calibration); for each mode
 | MigrationFinished(moved) | its sequence's blocks are cached where it came to, too | |
 | RequestFinished | its sequences are on no way any more, their blocks stay; learnt from; predictions judged | |
 | PredictLatency | state rolled forward to now | LatencyPrediction, NoPrediction or ErrorReply |
-| TimerFired(tick) | placements nobody showed in time are dropped | ServicePresence, next timer |
+| TimerFired(heartbeat) | placements nobody showed in time are dropped | ServicePresence, next timer |
 | StopRequested | | ServicePresence(LEAVING), Stop |
 
 Invariants: every question with a reply subject gets exactly one answer; a sequence is on its way to one instance at
@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
-from millrace.actor.effects import Effect, Log, Reply, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, Reply, Stop, Subscribe, Unsubscribe, WatchKeys
 from millrace.contracts.catalog import Role
 from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
@@ -61,9 +61,6 @@ from services.predictor.state import LENGTH_MAX, Instance, PlacedSequence
 
 #: Predictors of the same instance share its questions.
 QUEUE_GROUP = "predictor"
-
-#: How often presence is shown and placements are looked through.
-TICK_NS = 1_000_000_000
 
 #: Models whose lengths and corrections are learnt.
 MODELS_MAX = 256
@@ -119,7 +116,7 @@ class PredictorActor:
         effects += [Subscribe(subject=f"{self._subjects.prefix}.{subject}") for subject in everywhere]
         if self._serves_all():
             effects.append(Subscribe(subject=f"{self._subjects.prefix}.predict.*.*", queue_group=QUEUE_GROUP))
-        return [*effects, *self._tick(now_ns)]
+        return [*effects, *self._heartbeat.beat(now_ns)]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         self._now_ns = now_ns
@@ -141,7 +138,8 @@ class PredictorActor:
             case ServicePresence() as body:
                 return self._on_presence(body)
             case TimerFired():
-                return self._on_tick(now_ns)
+                self._placements.expire(now_ns)
+                return self._heartbeat.beat(now_ns)
             case StopRequested():
                 return [self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
             case _:
@@ -283,10 +281,6 @@ class PredictorActor:
     def _judges(self, body: RequestFinished) -> bool:
         return len(body.instances) == 1 and subject_token(body.instances[0] or "-") in self._instances
 
-    def _on_tick(self, now_ns: int) -> list[Effect]:
-        self._placements.expire(now_ns)
-        return self._tick(now_ns)
-
     # questions
 
     def _on_question(self, message: Message, body: PredictLatency, now_ns: int) -> list[Effect]:
@@ -344,10 +338,6 @@ class PredictorActor:
             return []
         self._said.add(what)
         return [Log(level=level, event=event, fields=fields)]
-
-    def _tick(self, now_ns: int) -> list[Effect]:
-        timer = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
-        return [self._heartbeat.presence(now_ns), timer]
 
     def _gauges(self) -> list[tuple[str, float, int]]:
         now_ns = self._now_ns

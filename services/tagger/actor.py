@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.actor.effects import Effect, Log, Reply, StartTimer, Stop, Subscribe
+from millrace.actor.effects import Effect, Log, Reply, Stop, Subscribe
 from millrace.contracts.catalog import Role
-from millrace.contracts.local import BusDisconnected, BusReconnected, StopRequested, TimerFired
+from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.observers import RequestFinished
 from millrace.contracts.subjects import Subjects, subject_token
@@ -48,9 +48,6 @@ from services.tagger.effects import (
 )
 from services.tagger.metrics import TaggerMetrics
 from services.tagger.state import PENDING_MAX, SAMPLES_MAX, PendingRequests, ServedLengths
-
-#: How often the tagger says that it is there. Receivers call a service silent after several of these.
-HEARTBEAT_NS = 1_000_000_000
 
 #: Taggers share the work; the name is fixed so that replicas need no configuration.
 QUEUE_GROUP = "tagger"
@@ -98,7 +95,7 @@ class TaggerActor:
             Subscribe(subject=f"{self._subjects.prefix}.tag.*", queue_group=QUEUE_GROUP),
             Subscribe(subject=f"{self._subjects.prefix}.outcome.*"),
             *([LoadLengths()] if loads else []),
-            *self._tick(now_ns),
+            *self._heartbeat.beat(now_ns),
         ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
@@ -116,11 +113,9 @@ class TaggerActor:
             case KeepingFailed() as body:
                 return self._problem(body.model, body.detail)
             case TimerFired():
-                return [*self._keep(), *self._tick(now_ns)]
+                return [*self._keep(), *self._heartbeat.beat(now_ns)]
             case StopRequested():
                 return [*self._keep(), self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
-            case BusDisconnected() | BusReconnected():
-                return []
             case _:
                 return []
 
@@ -235,10 +230,6 @@ class TaggerActor:
             return []
         self._problems_logged.add(name)
         return [Log(level="warning", event="lengths_problem", fields={"name": name, "reason": why[:500]})]
-
-    def _tick(self, now_ns: int) -> list[Effect]:
-        timer = StartTimer(name="heartbeat", at_ns=now_ns + HEARTBEAT_NS)
-        return [self._heartbeat.presence(now_ns), timer]
 
     def snapshot(self) -> dict[str, Any]:
         models = {

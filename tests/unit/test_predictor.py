@@ -131,7 +131,7 @@ def test_a_placement_is_forgotten_after_a_while_whatever_happens() -> None:
     predictor = served()
     predictor.send(decision("r", "w0"))
     predictor.now_ns += PLACEMENT_NS_MAX + 1
-    predictor.send(TimerFired(name="tick"))
+    predictor.send(TimerFired(name="heartbeat"))
     predictor.send(snapshot())
     assert predictor.ask().others == 0
     assert predictor.metrics.placements.plain() == {"expired": 1}
@@ -317,7 +317,7 @@ def test_a_shard_beyond_the_last_is_refused() -> None:
 
 def test_it_shows_presence_and_leaves_in_order() -> None:
     predictor = Predictor()
-    told = predictor.send(TimerFired(name="tick")) + predictor.send(StopRequested())
+    told = predictor.send(TimerFired(name="heartbeat")) + predictor.send(StopRequested())
     assert [type(effect) for effect in told] == [Publish, StartTimer, Publish, Stop]
     alive, leaving = (effect.body for effect in told if isinstance(effect, Publish))
     assert (alive.role, alive.name, alive.incarnation) == ("predictor", "predictor-0", 7)

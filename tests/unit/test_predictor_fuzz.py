@@ -99,7 +99,7 @@ class Speaker:
                 self.move(),
                 self.move(),
                 ServicePresence(role="worker", name=name, at_ns=3, **presence),
-                TimerFired(name="tick"),
+                TimerFired(name="heartbeat"),
                 BusDisconnected(),
                 BusReconnected(),
             ]

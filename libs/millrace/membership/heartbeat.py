@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millrace.actor.effects import Publish
+from millrace.actor.effects import Effect, Publish, StartTimer
 from millrace.contracts.status import (
     DrainedInstance,
     InstanceMigrations,
@@ -54,6 +54,10 @@ class Heartbeat:
         told = {"moving": list(moving), "migrations": list(migrations), "drained": list(drained)}
         body = msgspec.structs.replace(self._fixed, at_ns=now_ns, state=state, trouble=trouble, store=store, **told)
         return Publish(subject=self._subject, body=body)
+
+    def beat(self, now_ns: int) -> list[Effect]:
+        """The presence of now, and the timer ``heartbeat`` for the next one."""
+        return [self.presence(now_ns), StartTimer(name="heartbeat", at_ns=now_ns + HEARTBEAT_NS)]
 
     def leaving(self, now_ns: int) -> Publish:
         return self.presence(now_ns, PresenceState.LEAVING)
