@@ -147,6 +147,14 @@ def test_the_state_at_the_end_is_checked_in_full():
         simulation.finish()
 
 
+def test_timers_of_a_killed_actor_never_fire():
+    simulation, asker, _ = cluster(1)
+    first = asker.actor
+    simulation.after(SECOND, simulation.faults.kill, asker)
+    simulation.run_for(2 * SECOND)
+    assert first.asked <= 100
+
+
 def test_a_short_partition_costs_messages_and_nobody_is_told():
     simulation, asker, _ = cluster(1)
     simulation.after(SECOND, simulation.faults.partition, "b")

@@ -1,9 +1,7 @@
-"""The checker of trading finds what it looks for: starvation, moves too close or too many, two asks about one
-sequence, asks that stay open.
-"""
+"""The checker of trading finds what it looks for: starvation, moves too close or too many, two asks at once."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -44,64 +42,33 @@ def test_brokers_without_a_cool_down_move_to_and_fro_and_are_found_to():
         SoakRun(0, shape=shape, faults=False, cluster=Hasty).run()
 
 
-class Watched:
-    """A watch over brokers and workers that say what they are told to."""
-
-    def __init__(self) -> None:
-        self.disturbed = False
-        self.now_ns = SECOND
-        self.owns: dict[str, dict[str, Any]] = {}
-        self.held: dict[str, dict[str, list[Any]]] = {}
-        workers = [_actor(name, lambda name=name: {"sequences": self.held.get(name, {})}) for name in ("w0", "w1")]
-        brokers = [_actor("b", lambda: {"instances": {name: self._own(name) for name in ("w0", "w1")}})]
-        self.engines = {name: SimpleNamespace(engine=SimpleNamespace(scheduler=_IDLE)) for name in ("w0", "w1")}
-        cluster: Any = SimpleNamespace(
-            workers=workers, engines=self.engines, of_role=lambda role: brokers if role is Role.BROKER else []
-        )
-        self.watch = TradingWatch(cluster, disturbed=lambda: self.disturbed)
-
-    def _own(self, name: str) -> dict[str, Any]:
-        nothing = {"out": {}, "in": {}, "bids": 0, "resting": 0, "boundary": None, "above": []}
-        return nothing | self.owns.get(name, {})
-
-    def look(self) -> None:
-        self.now_ns += SECOND
-        self.watch.on_interval(SimpleNamespace(now_ns=self.now_ns))  # type: ignore[arg-type]
-
-    def moved(self, *, reason: MoveReason = MoveReason.BALANCE, after_ns: int = 0) -> None:
-        self.now_ns += after_ns
-        ended = plain(MigrationFinished, sequence="r0.0", reason=reason)
-        effects: list[Any] = [Publish(subject="migration.m.w0.w1", body=ended)]
-        self.watch.on_handled(SimpleNamespace(now_ns=self.now_ns), None, effects)  # type: ignore[arg-type]
+def _actor(name: str, snapshot: dict[str, Any]) -> Any:
+    return SimpleNamespace(name=name, process=object(), actor=SimpleNamespace(snapshot=lambda: snapshot))
 
 
-_IDLE = SimpleNamespace(running=[])
-
-
-def _actor(name: str, snapshot: Any) -> Any:
-    return SimpleNamespace(name=name, process=object(), actor=SimpleNamespace(snapshot=snapshot))
-
-
-def asking(sequence: str) -> dict[str, Any]:
-    return {"out": {"feed": [sequence, "balance", "", "asking"]}}
-
-
-@pytest.mark.parametrize("disturbed", [False, True])
-def test_two_open_asks_about_a_sequence_of_one_epoch_are_found(disturbed: bool):
-    watched = Watched()
-    watched.disturbed = disturbed
-    watched.owns = {"w0": asking("r0.0"), "w1": asking("r0.0")}
-    watched.held = {"w0": {"r0.0": [3, 10, ""]}, "w1": {"r0.0": [4, 10, ""]}}
-    watched.look()
-    watched.held["w1"] = {"r0.0": [3, 10, ""]}
+def test_two_open_asks_about_a_sequence_of_one_epoch_are_found():
+    asks = {"out": {"feed": ["r0.0", "balance", "", "asking"]}}
+    broker = _actor("b", {"instances": {"w0": asks, "w1": asks}})
+    epochs = {"w0": {"r0.0": [3]}, "w1": {"r0.0": [4]}}
+    workers = [_actor(name, {"sequences": held}) for name, held in epochs.items()]
+    cluster: Any = SimpleNamespace(workers=workers, of_role=lambda role: [broker] if role is Role.BROKER else [])
+    watch = TradingWatch(cluster, disturbed=lambda: True)
+    watch.on_interval(SimpleNamespace(now_ns=2 * SECOND))  # type: ignore[arg-type]
+    epochs["w1"]["r0.0"] = [3]
     with pytest.raises(AssertionError, match="two open asks"):
-        watched.look()
+        watch.on_interval(SimpleNamespace(now_ns=3 * SECOND))  # type: ignore[arg-type]
 
 
 def test_a_fourth_move_for_balance_is_found_whatever_came_between():
-    watched = Watched()
-    for _ in range(3):
-        watched.moved(after_ns=9 * SECOND)
-    watched.moved(reason=MoveReason.DRAIN)
+    watch = TradingWatch(cast(SoakCluster, None), disturbed=lambda: False)
+
+    def moved(at_s: int, reason: MoveReason = MoveReason.BALANCE) -> None:
+        ended = plain(MigrationFinished, sequence="r0.0", reason=reason)
+        effects: list[Any] = [Publish(subject="migration.m.w0.w1", body=ended)]
+        watch.on_handled(SimpleNamespace(now_ns=at_s * SECOND), None, effects)  # type: ignore[arg-type]
+
+    for at_s in (10, 20, 30):
+        moved(at_s)
+    moved(31, MoveReason.DRAIN)
     with pytest.raises(AssertionError, match="was moved 4 times for balance"):
-        watched.moved(after_ns=9 * SECOND)
+        moved(40)

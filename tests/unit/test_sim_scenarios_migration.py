@@ -1,16 +1,21 @@
-"""Scenarios whose sequences move: what is refused by name, who gets which role, what is heard and told."""
+"""Scenarios whose sequences move: what is refused by name, and who gets which role."""
 
 import argparse
 
 import pytest
 from millrace.cli.errors import CliError
+from millrace.contracts.kv import KvRefusal
+from millrace.contracts.message import Message
+from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.plan import InstanceRole
 
 from services.migrator.config import MigratorLimits
 from services.worker.config import MigrationConfig
 from simulator.commands import sim
 from simulator.scenarios.migration_spec import MigrationSpec
+from simulator.scenarios.observer import Observer
 from simulator.scenarios.reading import ScenarioError, scenario_of
+from tests.testbed.messages import plain
 
 GROUPS = {"cluster": {"groups": [{"name": "front", "instances": 2}, {"name": "back", "instances": 11}]}}
 
@@ -54,6 +59,13 @@ def test_workers_allow_what_the_migrators_limits_ask_for() -> None:
     told = MigrationSpec(limits=MigratorLimits(freeze_ms=5_000, copy_freeze_ms=100)).worker_bounds()
     assert told.freeze_ms_max == 5_000
     assert MigrationSpec().worker_bounds() == MigrationConfig()
+
+
+def test_what_an_observer_notes_of_a_move_names_its_refusal() -> None:
+    watching = Observer(name="observer", cluster="c", begin_ns=0, migrations=True)
+    refused = plain(MigrationFinished, sequence="r1.0", outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_BLOCKS)
+    watching.handle(Message(refused), 5)
+    assert [each.outcome for each in watching.migrations] == ["refused no_blocks"]
 
 
 def test_random_migrations_are_refused_with_a_scenario() -> None:
