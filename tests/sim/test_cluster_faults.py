@@ -13,7 +13,7 @@ from millrace.sim.runtime_sim import SECOND
 from simulator.soak.run import SoakReport, SoakRun
 from tests.sim.soak_seeds import passed, soak_seeds
 
-SEEDS = soak_seeds(20)
+SEEDS = soak_seeds(12)
 #: Those that are always run say whether enough happens.
 FIXED = SEEDS[: len(SEEDS) // 2]
 

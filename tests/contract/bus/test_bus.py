@@ -180,6 +180,14 @@ async def test_a_gather_ends_at_its_deadline_with_what_it_has(bus: Harness):
     assert len(asker.got) == 1
 
 
+async def test_a_gather_that_nobody_hears_is_empty_at_once(bus: Harness):
+    asker = Probe("asker")
+    await bus.add(asker)
+    bus.tell(asker, Gather(subjects=(ASK,), body=question(), correlation="g", timeout_ns=60 * SECOND, answers_max=2))
+    await bus.until(lambda: asker.got)
+    assert asker.bodies() == [Gathered(correlation="g", answers=[])]
+
+
 async def test_a_gather_over_several_subjects_counts_those_that_nobody_hears_as_answered(bus: Harness):
     for index in range(2):
         tagger = Subscribe(subject=f"mr.contract.tag.m{index}", queue_group="tagger")
