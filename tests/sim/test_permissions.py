@@ -38,8 +38,8 @@ class Starts(StandIn):
         return []
 
 
-def start(role: Role, effect: Effect, cluster: str = CLUSTER) -> None:
-    simulation = Simulation(1, cluster=cluster)
+def start(role: Role, effect: Effect) -> None:
+    simulation = Simulation(1, cluster=CLUSTER)
     simulation.add(lambda _incarnation: Starts([effect]), node="n", accepts=(), role=role)
     simulation.run_for(SECOND)
 
@@ -61,11 +61,6 @@ REFUSED = [
 def test_what_the_catalog_does_not_allow_ends_the_run(role: Role, effect: Effect) -> None:
     with pytest.raises(SimulationFailed, match=rf"starter may not .* does not let role {role}"):
         start(role, effect)
-
-
-def test_a_simulation_of_no_cluster_allows_all() -> None:
-    for role, effect in REFUSED:
-        start(role, effect, cluster="")
 
 
 def test_every_role_may_do_what_its_actors_do() -> None:

@@ -111,7 +111,7 @@ def test_a_head_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found.info == head().info
 
 
-@pytest.mark.parametrize("damage", ["torn", "no number", "narrow"])
+@pytest.mark.parametrize("damage", ["torn", "empty", "no number", "narrow"])
 def test_a_damaged_head_is_refused_with_its_file(tmp_path: Path, damage: str) -> None:
     path, broken = tmp_path / "head.safetensors", head()
     if damage == "no number":
@@ -120,8 +120,8 @@ def test_a_damaged_head_is_refused_with_its_file(tmp_path: Path, damage: str) ->
         layers = [broken.layers[0], (broken.layers[1][0][:4], broken.layers[1][1])]
         broken = RemainingHead(broken.info, layers, broken.survival)
     write_head(path, broken)
-    if damage == "torn":
-        path.write_bytes(path.read_bytes()[:-20])
+    if damage in ("torn", "empty"):
+        path.write_bytes(path.read_bytes()[:-20] if damage == "torn" else b"")
     with pytest.raises(HeadUnreadable, match=r"head\.safetensors"):
         read_head(path)
 

@@ -113,6 +113,12 @@ def _damaged(trained: QuantileModel, **fields) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(msgspec.structs.replace(trained.file, **fields)))
 
 
+@pytest.mark.parametrize("payload", [b"", *map(zlib.compress, (b"\x93\x01\x02\x03", b"\x81\xa1\xff\x01"))])
+def test_what_is_no_model_is_refused(payload: bytes) -> None:
+    with pytest.raises(ModelUnreadable):
+        decode_model(payload)
+
+
 def test_a_model_of_other_features_is_refused_and_says_so(trained: QuantileModel) -> None:
     with pytest.raises(ModelUnreadable, match="train it again"):
         decode_model(_damaged(trained, feature_version=99))

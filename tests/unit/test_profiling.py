@@ -48,11 +48,9 @@ def test_every_round_fits_into_the_engines_memory_and_batch(seed: int) -> None:
 def test_a_profile_finds_the_coefficients_of_the_engine_it_measures() -> None:
     found = measured().model
 
-    assert found.fixed == pytest.approx(TRUE.fixed, rel=0.02)
-    assert found.per_decode == pytest.approx(TRUE.per_decode, rel=0.05)
-    assert found.per_prefill_token == pytest.approx(TRUE.per_prefill_token, rel=0.1)
-    assert found.per_context_token == pytest.approx(TRUE.per_context_token, rel=0.05)
-    assert found.per_prompted_step == pytest.approx(TRUE.per_prompted_step, rel=0.1)
+    bounds = {"fixed": 0.02, "per_decode": 0.05, "per_prefill_token": 0.1, "per_context_token": 0.05}
+    for name, rel in (bounds | {"per_prompted_step": 0.1}).items():
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=rel), name
 
 
 def test_what_any_prompt_costs_is_left_out_of_a_fit_that_is_not_asked_for_it() -> None:

@@ -128,7 +128,9 @@ def test_azure_rows_have_lengths_and_times_from_the_first_row(tmp_path: Path) ->
     ("text", "complaint"),
     [
         ("TIMESTAMP,ContextTokens\n", r"trace.csv:1: the column GeneratedTokens is missing"),
+        ("", r"trace.csv:1: the column TIMESTAMP, ContextTokens, GeneratedTokens is missing"),
         (AZURE + "2023-11-16 18:15:46,5\n", r"trace.csv:2: 2 columns instead of 3"),
+        (AZURE + "2023-11-16 18:15:46,5.5,9\n", r"trace.csv:2: ContextTokens is 5.5, which is no whole number"),
         (AZURE + "2023-11-16 18:15:46,-5,4\n", r"trace.csv:2: ContextTokens is -5"),
         (AZURE + "2023-11-16 18:15:46,5,99999999\n", r"trace.csv:2: GeneratedTokens is 99999999"),
         (AZURE + "2023-11-16 18:15:46,nan,9\n", r"trace.csv:2: ContextTokens is nan"),
@@ -170,6 +172,7 @@ def test_mooncake_requests_of_one_time_are_spread_up_to_the_next(tmp_path: Path)
         (mooncake_row(input_length=0), "2: input_length is 0"),
         (mooncake_row(timestamp="late"), "2: timestamp is 'late'"),
         (mooncake_row(hash_ids=[1]), "2: 1 hash_ids for 700 tokens"),
+        (mooncake_row(hash_ids=["a", "b"]), "2: hash_ids must be a list of whole numbers"),
         ("{", "2: is no JSON object"),
     ],
 )
@@ -210,6 +213,7 @@ def test_servegen_clients_send_at_their_rates_with_their_lengths(tmp_path: Path)
     ("windows", "complaint"),
     [
         ("0,2.0\n", "chunk-1-trace.csv:1: 2 columns"),
+        ("0,-2.0,1\n", "chunk-1-trace.csv:1: rate -2"),
         ("0,fast,1\n", "chunk-1-trace.csv:1: 0,fast,1 are no numbers"),
         ("600,1,1\n0,1,1\n", "chunk-1-trace.csv:2: the window does not begin after"),
         ("0,0,0\n", "no client sends anything"),

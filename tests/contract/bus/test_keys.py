@@ -130,6 +130,8 @@ async def test_a_watch_begins_anew_after_a_restart_that_keeps_or_loses_the_store
     await bus.until(lambda: watcher.bodies(BusDisconnected) and writer.bodies(BusDisconnected))
     await bus.start_bus()
     await bus.until(lambda: len(watcher.bodies(BucketReady)) == 2 and writer.bodies(BusReconnected))
+    told = watcher.bodies(BusReconnected, KeyChanged, BucketReady)
+    assert [type(body) for body in told[-3:]] == [BusReconnected, KeyChanged, BucketReady]
     before, after = watcher.bodies(KeyChanged)
     assert after == before if kept else (after.key, after.value) == ("a", None)
     await _write_until_taken(bus, writer, "b")
