@@ -1,7 +1,7 @@
 """Fixtures of whole clusters of modelled engines, one for all tests of a module: ``rig = modelled_cluster(...)``."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -21,22 +21,6 @@ def modelled_cluster(
         folder = tmp_path_factory.mktemp("up")
         model = write_model_folder(folder / "model", max_model_len=max_model_len)
         with UpRig(folder / "cluster", model_path=model, engine="modelled", instances=instances, extra=words) as rig:
-            yield rig
-
-    return rig
-
-
-def described_cluster(text: str, models: Sequence[str], served: str = "") -> Any:
-    """The cluster of a file, beside which its models lie. Served: the model that is asked by default."""
-
-    @pytest.fixture(scope="module")
-    def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
-        folder = tmp_path_factory.mktemp("up")
-        for name in models:
-            write_model_folder(folder / name)
-        (folder / "cluster.toml").write_text(text)
-        words = ["--cluster", str(folder / "cluster.toml")]
-        with UpRig.of_words(folder / "cluster", words, model=served or models[0]) as rig:
             yield rig
 
     return rig

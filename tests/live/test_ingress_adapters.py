@@ -15,7 +15,7 @@ SQL = {"lora_name": "sql", "lora_path": "/a/sql", "base_model_name": "tiny"}
 
 
 class AdapterCore(FakeCore):
-    """Does as it is told, but for paths that end in ``none``."""
+    """Does as it is told, but for paths that end in ``none`` or ``nowhere``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,11 +28,15 @@ class AdapterCore(FakeCore):
         order, refusal = body.order, ""
         if not order.path:
             del self.adapters[order.name]
-        elif order.path.endswith("none"):
+        elif order.path.endswith(("none", "nowhere")):
             refusal = f"w0: No adapter found for {order.path}"
         else:
             self.adapters[order.name] = body.model, Adapter(name=order.name, path=order.path, fingerprint="f")
-        self._do(AdapterDone(request=body.request, refusal=refusal, missing=bool(refusal)))
+        self._do(
+            AdapterDone(
+                request=body.request, refusal=refusal, missing=bool(refusal), taken=not order.path.endswith("nowhere")
+            )
+        )
 
 
 async def test_an_adapter_is_a_model_from_its_load_to_its_unload(tmp_path: Path) -> None:
@@ -66,6 +70,8 @@ async def test_an_adapter_is_a_model_from_its_load_to_its_unload(tmp_path: Path)
             ({"lora_name": "sql", "lora_path": "/a"}, 400),
         ):
             assert (await client.post("/v1/load_lora_adapter", json=body)).status_code == status
+        nowhere = await client.post("/v1/load_lora_adapter", json=SQL | {"lora_path": "/nowhere"})
+        assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (400, "adapters_not_served")
         assert not rig.bugs
 
 

@@ -2,31 +2,50 @@
 
 import importlib.util
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import pytest_asyncio
 from millrace.cluster.model_parsers import ModelParsers
 
 from services.ingress.parsing.process import ParserProcess
 from tests.live.ingress_rig import Rig, served
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 OUTPUT = 'Where?</think>I look. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with served(tmp_path, parsers={"tools": ModelParsers("qwen3", "hermes")}) as rig:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served_rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    """One for all: its parser process imports vLLM."""
+    async with served(tmp_path_factory.mktemp("served"), parsers={"tools": ModelParsers("qwen3", "hermes")}) as rig:
         rig.core.words = lambda call, i: OUTPUT[i]
         rig.core.finish = "stop"
         yield rig
+
+
+@pytest.fixture
+def rig(served_rig: Rig) -> Iterator[Rig]:
+    for kept in (served_rig.core.calls, served_rig.spans):
+        kept.clear()
+    yield served_rig
+    assert not served_rig.bugs
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 async def test_reasoning_text_and_calls_come_apart_whole_and_streamed(client: openai.AsyncOpenAI, rig: Rig):
@@ -46,7 +65,6 @@ async def test_reasoning_text_and_calls_come_apart_whole_and_streamed(client: op
         arguments += "".join(call.function.arguments or "" for call in delta.tool_calls or [])
         finish = chunk.choices[0].finish_reason or finish
     assert (reasoning, text.strip(), json.loads(arguments), finish) == ("Where?", "I look.", {"a": 1}, "tool_calls")
-    assert not rig.bugs
 
 
 async def test_a_traced_call_has_a_span_of_its_parser_and_one_of_its_reasoning(client: openai.AsyncOpenAI, rig: Rig):
@@ -83,7 +101,6 @@ async def test_a_request_that_vllm_refuses_is_a_400(rig: Rig):
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
         body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}]
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 400
-    assert not rig.bugs
 
 
 async def test_calls_are_503_where_the_parsers_do_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -5,12 +5,14 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 from millrace.cli.cluster_view import ClusterView
 
-from tests.live.clusters import described_cluster
+from tests.live.ingress_rig import write_model_folder
 from tests.testbed.timed_streams import client
 from tests.testbed.up_cluster import PORTS, UpRig, free_port, prompt_text, stream
 
@@ -33,7 +35,13 @@ metrics_port = {port}
 """
 
 
-rig = described_cluster(CLUSTER.format(port=free_port()), ["model"], "m")
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
+    folder = tmp_path_factory.mktemp("up")
+    write_model_folder(folder / "model")
+    (folder / "cluster.toml").write_text(CLUSTER.format(port=free_port()))
+    with UpRig.of_words(folder / "cluster", ["--cluster", str(folder / "cluster.toml")], model="m") as rig:
+        yield rig
 
 
 def services(rig: UpRig) -> dict[str, dict[str, Any]]:
