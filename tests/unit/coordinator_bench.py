@@ -12,6 +12,7 @@ from millrace.contracts.local import BucketReady, KeyChanged, KeyFailure, KeyNot
 from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import InstanceRole, Plan
 from millrace.contracts.status import InstanceRecord, InstanceSummary
+from prometheus_client import CollectorRegistry
 
 from services.coordinator.build import build
 from services.coordinator.config import CoordinatorConfig
@@ -32,6 +33,7 @@ class Bench:
         name: str = "coordinator-0",
         incarnation: int = 1,
         roles: Mapping[str, InstanceRole] | None = None,
+        registry: CollectorRegistry | None = None,
         **config: Any,
     ) -> None:
         """Args:
@@ -39,7 +41,7 @@ class Bench:
         config: Further fields of the configuration.
         """
         settings = CoordinatorConfig(name=name, roles=dict(roles or {}), **config)
-        self.actor = build(settings, ActorDeps(incarnation=incarnation, rng=Random(1)))
+        self.actor = build(settings, ActorDeps(incarnation=incarnation, rng=Random(1), registry=registry))
         self.now_ns = 100 * S
         self.revision = 0
         self.summaries = 0

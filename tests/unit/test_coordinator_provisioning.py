@@ -3,15 +3,16 @@
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from millrace.actor.deps import ActorDeps
-from millrace.actor.effects import Effect, Log, Publish, PutKey, Request, Subscribe
+from millrace.actor.effects import Effect, Log, Publish, Request, Subscribe
 from millrace.actor.errors import ConfigError
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
-from millrace.contracts.local import BucketReady, KeyChanged, KeyPut, Replied, RequestFailed, RequestFailure, TimerFired
-from millrace.contracts.message import Body, ErrorReply, Message
+from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure
+from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.observers import CandidateForecast, ProvisioningDecided, RequestFinished
-from millrace.contracts.plan import Lease, Plan
+from millrace.contracts.plan import Lease
 from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
 from prometheus_client import CollectorRegistry
 
@@ -20,70 +21,53 @@ from services.coordinator.config import CoordinatorConfig, ProvisioningConfig
 from services.coordinator.fleet import SAMPLES_MAX
 from services.coordinator.leased_plans import LEASE_NS
 from services.coordinator.provisioning import STOP_GRACE_NS
-from tests.testbed.messages import decision, plain_record, plain_summary
-from tests.unit.coordinator_bench import timers
+from tests.testbed.messages import decision
+from tests.unit.coordinator_bench import MODEL, Bench, S, summary
 
-S = 1_000_000_000
-MODEL = "m"
 RULES = {"threshold_s": 10, "cooldown_s": 5, "instances_max": 4, "low_s": 10, "low_utilisation": 0.3}
 
 
-class Bench:
+class Provisioned(Bench):
     """A leading coordinator with instances that stay well, unless told otherwise."""
 
     def __init__(self, *names: str, strategy: str = "preempt", hosts: list[str] | None = None, **rules: Any) -> None:
-        config = ProvisioningConfig(strategy=strategy, parameters=RULES | rules, hosts=hosts or ["local"])
-        self.registry = CollectorRegistry()
-        deps = ActorDeps(incarnation=1, rng=Random(1), registry=self.registry)
-        self.actor = build(CoordinatorConfig(name="c", provisioning=config), deps)
         self.incarnations: dict[str, int] = {}
-        self.now_ns = 100 * S
-        self.effects = self.actor.start(self.now_ns)
-        self.alive = list(names)
         self.draining: set[str] = set()
-        self.requests = 4
-        for bucket in ("instance", "plan", "lease"):
-            self.send(BucketReady(bucket=bucket))
+        self.requests = 32
+        self.registry = CollectorRegistry()
+        config = ProvisioningConfig(strategy=strategy, parameters=RULES | rules, hosts=hosts or ["local"])
+        super().__init__(registry=self.registry, name="c", provisioning=config)
         self.lease()
         for name in names:
             self.register(name)
         self.tick()
 
-    def send(self, body: Body) -> list[Effect]:
-        effects = self.actor.handle(Message(body), self.now_ns)
-        self.actor.check_invariants()
-        for effect in effects:
-            if isinstance(effect, PutKey) and isinstance(effect.value, Plan):
-                self.send(KeyPut(correlation=effect.correlation, revision=effect.value.epoch))
-                told = {"bucket": "plan", "key": MODEL, "value": effect.value, "revision": effect.value.epoch}
-                effects += self.send(KeyChanged(**told))
-        return effects
-
     def lease(self, holder: str = "c") -> None:
-        lease = Lease(model=MODEL, holder=holder, incarnation=1, until_ns=self.now_ns + 1000 * LEASE_NS)
-        self.send(KeyChanged(bucket="lease", key=MODEL, value=lease, revision=1))
+        until_ns = self.now_ns + 1000 * LEASE_NS
+        self.told("lease", MODEL, Lease(model=MODEL, holder=holder, incarnation=1, until_ns=until_ns))
 
-    def register(self, name: str) -> None:
-        record = plain_record(name, incarnation=self.now_ns, model=MODEL, token_budget=2048, block_size=32)
-        self.incarnations[name] = self.now_ns
-        self.send(KeyChanged(bucket="instance", key=name, value=record, revision=1))
-        self.alive = sorted({*self.alive, name})
+    def register(self, name: str, incarnation: int = 0) -> None:
+        self.incarnations[name] = incarnation or self.now_ns
+        super().register(name, self.incarnations[name])
 
     def gone(self, name: str) -> None:
-        self.alive.remove(name)
+        del self.incarnations[name]
         self.send(KeyChanged(bucket="instance", key=name, value=None, revision=2))
 
     def tick(self, seconds: float = 1.0) -> list[Effect]:
         self.now_ns += int(seconds * S)
-        fields = {"model": MODEL, "at_ns": self.now_ns, "running": self.requests, "block_size": 32}
-        for name in self.alive:
-            told = {"incarnation": self.incarnations[name], "draining": name in self.draining}
-            self.send(plain_summary(name, **fields, **told))
-        return [effect for name in timers(self.actor) for effect in self.send(TimerFired(name=name))]
+        for name, incarnation in self.incarnations.items():
+            told = summary(name, incarnation, draining=name in self.draining)
+            self.send(msgspec.structs.replace(told, at_ns=self.now_ns, running=self.requests))
+        return super().tick(0)
 
     def placed(self, e2e_s: float, *, note: str = "", kind: str = "dispatch") -> None:
         chosen = CandidateForecast("a", e2e_ns=int(e2e_s * S), note=note)
-        self.send(decision("r", kind=kind, chosen="a", forecasts=[CandidateForecast("other", e2e_ns=99 * S), chosen]))
+        self.send(
+            decision(
+                "r", model=MODEL, kind=kind, chosen="a", forecasts=[CandidateForecast("other", e2e_ns=99 * S), chosen]
+            )
+        )
 
     def slow(self) -> list[Effect]:
         """A cool-down passes and a slow forecast comes: whatever is asked for then."""
@@ -135,7 +119,7 @@ def test_without_a_strategy_nothing_is_heard_and_nothing_asked() -> None:
 
 
 def test_a_slow_forecast_asks_the_provisioner_for_one_more_and_says_why() -> None:
-    bench = Bench("a")
+    bench = Provisioned("a")
     effects = bench.slow()
     (request,) = asked(effects)
     assert request.subject == "mr.local.provision.local.start"
@@ -147,7 +131,7 @@ def test_a_slow_forecast_asks_the_provisioner_for_one_more_and_says_why() -> Non
 
 @pytest.mark.parametrize("fields", [{"note": "no answer"}, {"kind": "continuation"}])
 def test_only_forecasts_of_new_requests_count(fields: dict[str, str]) -> None:
-    bench = Bench("a")
+    bench = Provisioned("a")
     bench.tick(200)
     bench.placed(99, **fields)
     assert asked(bench.tick()) == []
@@ -155,7 +139,7 @@ def test_only_forecasts_of_new_requests_count(fields: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("outcome", "asks"), [("completed", 1), ("cancelled", 0), ("failed", 0)])
 def test_relief_hears_completed_requests_only(outcome: str, asks: int) -> None:
-    bench = Bench("a", strategy="relief")
+    bench = Provisioned("a", strategy="relief")
     bench.tick(200)
     bench.placed(99)
     bench.send(RequestFinished(request="r", model=MODEL, outcome=outcome, ingress="i", e2e_ns=11 * S))
@@ -163,7 +147,7 @@ def test_relief_hears_completed_requests_only(outcome: str, asks: int) -> None:
 
 
 def test_nothing_more_is_asked_while_one_starts_and_once_it_serves_all_begins_anew() -> None:
-    bench = Bench("a")
+    bench = Provisioned("a")
     assert bench.order_a_start() == []
     assert bench.state["starting"] == ["b"]
     assert asked(bench.slow()) == []
@@ -176,14 +160,14 @@ def test_nothing_more_is_asked_while_one_starts_and_once_it_serves_all_begins_an
 
 
 def test_the_bound_counts_all_that_hold_a_place() -> None:
-    bench = Bench("a", "b", "c", starting_max=4)
+    bench = Provisioned("a", "b", "c", starting_max=4)
     bench.draining.add("b")
     bench.order_a_start("d")
     assert asked(bench.slow()) == []
 
 
 def test_a_start_that_never_registers_is_given_up_and_stretches_the_cool_down() -> None:
-    bench = Bench("a", cooldown_s=300)
+    bench = Provisioned("a", cooldown_s=300)
     bench.tick(300)
     bench.placed(11)
     bench.answer(bench.tick(), InstanceOrdered(instance="b"))
@@ -195,7 +179,7 @@ def test_a_start_that_never_registers_is_given_up_and_stretches_the_cool_down() 
     assert logged(bench.tick()) == ["provisioning_order_ended"]  # it is not there, so it is gone
     bench.placed(11)
     assert asked(bench.tick()) != []  # 601 s have passed: the stretched cool-down is over
-    bench = Bench("a", cooldown_s=301)
+    bench = Provisioned("a", cooldown_s=301)
     bench.tick(301)
     bench.placed(11)
     bench.answer(bench.tick(), InstanceOrdered(instance="b"))
@@ -205,7 +189,7 @@ def test_a_start_that_never_registers_is_given_up_and_stretches_the_cool_down() 
 
 
 def test_a_refusal_goes_to_the_next_host_and_the_last_one_is_said_once() -> None:
-    bench = Bench("a", hosts=["one", "two"])
+    bench = Provisioned("a", hosts=["one", "two"])
     refusal = OrderRefused(reason=OrderRefusal.AT_BOUND, detail="2 of 2")
     (again,) = asked(bench.answer(bench.slow(), refusal))
     assert again.subject == "mr.local.provision.two.start"
@@ -217,7 +201,7 @@ def test_a_refusal_goes_to_the_next_host_and_the_last_one_is_said_once() -> None
 
 
 def test_without_a_provisioner_or_with_an_answer_that_is_none_the_cluster_stays_as_it_is() -> None:
-    bench = Bench("a")
+    bench = Provisioned("a")
     assert logged(bench.fail(bench.slow(), RequestFailure.NO_RESPONDERS)) == ["provisioning_failed"]
     assert bench.orders("start", "no_responders") == 1
     assert bench.state == {"asked": 0, "starting": [], "stopping": [], "failures": 1}
@@ -226,7 +210,7 @@ def test_without_a_provisioner_or_with_an_answer_that_is_none_the_cluster_stays_
 
 
 def test_an_order_without_an_answer_is_repeated_under_its_name_and_then_given_up() -> None:
-    bench = Bench("a", hosts=["one", "two"])
+    bench = Provisioned("a", hosts=["one", "two"])
     first = bench.slow()
     second = bench.fail(first, RequestFailure.TIMEOUT)
     assert [r.body for r in asked(second)] == [r.body for r in asked(first)]
@@ -235,7 +219,7 @@ def test_an_order_without_an_answer_is_repeated_under_its_name_and_then_given_up
 
 
 def test_after_low_load_the_youngest_is_stopped_and_nobody_else_until_it_is_gone() -> None:
-    bench = Bench("a")
+    bench = Provisioned("a")
     bench.tick()
     bench.register("b")
     effects = bench.order_a_stop()
@@ -253,9 +237,9 @@ def test_after_low_load_the_youngest_is_stopped_and_nobody_else_until_it_is_gone
 
 
 def test_one_that_does_not_go_is_said_and_counted() -> None:
-    bench = Bench("a", "b")
+    bench = Provisioned("a", "b")
     bench.answer(bench.order_a_stop(), InstanceOrdered(instance="b"))
-    bench.requests = 4
+    bench.requests = 32
     effects = bench.tick((30 * S + STOP_GRACE_NS) / S)
     assert logged(effects) == ["provisioning_order_ended"]
     assert bench.orders("stop", "late") == 1
@@ -263,7 +247,7 @@ def test_one_that_does_not_go_is_said_and_counted() -> None:
 
 @pytest.mark.parametrize("reason", [OrderRefusal.SHARED_PROCESS, OrderRefusal.UNKNOWN_INSTANCE])
 def test_who_cannot_be_stopped_is_not_asked_again_until_it_was_restarted(reason: OrderRefusal) -> None:
-    bench = Bench("a", instances_min=1)
+    bench = Provisioned("a", instances_min=1)
     bench.tick()
     bench.register("b")
     bench.answer(bench.order_a_stop(), OrderRefused(reason=reason))
@@ -277,7 +261,7 @@ def test_who_cannot_be_stopped_is_not_asked_again_until_it_was_restarted(reason:
 
 
 def test_whoever_loses_the_lease_forgets_and_whoever_gets_it_cools_down_first() -> None:
-    bench = Bench("a")
+    bench = Provisioned("a")
     effects = bench.slow()
     bench.lease("somebody else")
     bench.tick()
@@ -292,7 +276,7 @@ def test_whoever_loses_the_lease_forgets_and_whoever_gets_it_cools_down_first() 
 
 
 def test_windows_are_bounded() -> None:
-    bench = Bench("a")
+    bench = Provisioned("a")
     for _ in range(SAMPLES_MAX + 9):
         bench.placed(1)
     bench.actor.check_invariants()
