@@ -26,6 +26,8 @@ def test_an_answer_at_its_threshold_is_accepted_and_the_last_tier_is_never_judge
     assert routed.answered_by.tolist() == [0, 0, 0, 2]
     assert routed.shares == (1.0, 0.25, 0.25)
     assert routed.quality == (90 + 50 + 40 + 99) / 4
+    with pytest.raises(ValueError, match="1 thresholds for 3 tiers"):
+        route(THREE, (50,))
 
 
 def test_an_entry_tier_skips_the_ones_before() -> None:
@@ -73,11 +75,6 @@ def test_a_malformed_sample_is_refused_by_field(change: dict[str, np.ndarray], t
     fields = {name: getattr(THREE, name) for name in ("scores", "quality", "prompt_tokens", "output_tokens")}
     with pytest.raises(ValueError, match=told):
         JudgedSample(**{**fields, **change})
-
-
-def test_a_wrong_number_of_thresholds_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 thresholds for 3 tiers"):
-        route(THREE, (50,))
 
 
 def test_tiers_that_are_passed_over_are_not_reached_and_the_last_one_asked_delivers():

@@ -62,24 +62,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return snapshot
 
 
-def test_a_cached_repository_is_a_model_by_its_name(hub: Path) -> None:
+def test_a_cached_repository_is_a_model_by_its_name_also_in_a_file(hub: Path, tmp_path: Path) -> None:
     (model,) = cluster("--model", "Qwen/Qwen3-0.6B", "--instances", "1").models
     assert (model.name, model.path) == ("Qwen/Qwen3-0.6B", str(hub))
-
-
-def test_a_file_may_name_a_cached_repository(hub: Path, tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('[[models]]\nname = "q"\npath = "Qwen/Qwen3-0.6B"\n')
     (model,) = cluster("--cluster", str(file)).models
     assert model.path == str(hub)
 
 
-def test_a_repository_that_is_not_cached_is_refused_with_the_way_to_get_it(hub: Path) -> None:
+def test_a_repository_that_is_not_cached_is_refused_with_the_way_to_get_it_and_its_terms(hub: Path) -> None:
     with pytest.raises(CliError, match=r"nothing is downloaded at a start: `hf download Qwen/Qwen3-8B` first"):
         cluster("--model", "Qwen/Qwen3-8B")
-
-
-def test_a_gated_repository_s_terms_are_told_before_its_download_fails(hub: Path) -> None:
     with pytest.raises(CliError, match=r"terms at https://huggingface.co/meta/Llama and run `hf auth login` before"):
         cluster("--model", "meta/Llama")
 
@@ -217,12 +211,3 @@ def test_cluster_show_prints_a_file_checked_and_with_its_models_found(
     file.write_text(FILE + "[services]\nbrokerz = 1\n")
     assert main(["cluster", "show", str(file)]) == 1
     assert "cluster.toml: services: Object contains unknown field `brokerz`" in capsys.readouterr().err
-
-
-def test_cluster_show_without_a_file_or_a_cluster_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MILLRACE_DIR", raising=False)
-    assert main(["cluster", "show"]) == 1
-    assert "no cluster runs in this folder" in capsys.readouterr().err

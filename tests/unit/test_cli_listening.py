@@ -66,12 +66,9 @@ async def test_values_of_a_bucket_are_read_until_none_is_left() -> None:
     assert [(asked["seq"], asked["next_by_subj"]) for _, asked in client.asked] == [(1, "$KV.b.>"), (6, "$KV.b.>")]
 
 
-async def test_deleted_and_expired_keys_are_left_out() -> None:
+async def test_deleted_and_expired_keys_are_left_out_and_an_empty_bucket_has_none() -> None:
     deleted, expired = {"KV-Operation": "DEL"}, {"Nats-Marker-Reason": "MaxAge"}
     assert await values_of(FakeClient(value(1, b"", deleted), value(2, b"", expired), value(3, b"a"), END)) == [b"a"]
-
-
-async def test_an_empty_bucket_has_no_values() -> None:
     assert await values_of(FakeClient(({"Status": "404"}, b""))) == []
 
 

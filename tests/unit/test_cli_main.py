@@ -27,10 +27,12 @@ def test_verbs_of_another_program_are_the_simulators_and_run_there() -> None:
     assert "usage: millrace sim" in done.stdout
 
 
-def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_overview_names_every_verb_and_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(verb.summary in text for verb in VERBS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"millrace {version('millrace')}\n"
 
 
 @pytest.mark.parametrize(
@@ -61,11 +63,6 @@ def test_ctrl_c_while_a_verb_is_imported_is_no_traceback(tmp_path: Path, monkeyp
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("millrace.cli.__main__.VERBS", (Verb("interrupted", "ends", "interrupted_verb"),))
     assert main(["interrupted"]) == 130
-
-
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"millrace {version('millrace')}\n"
 
 
 def exit_code(words: list[str]) -> int:
@@ -102,6 +99,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("words", "error"),
     [
         (["status"], "millrace status: no cluster runs in this folder or a parent;"),
+        (["cluster", "show"], "millrace cluster: no cluster runs in this folder or a parent;"),
         (["trace", "r1"], "millrace trace: no .millrace folder"),
     ],
 )

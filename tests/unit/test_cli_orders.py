@@ -36,15 +36,11 @@ SHAPES = [
 
 
 def test_the_last_ready_instance_of_a_model_is_not_drained_unasked(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(
-        CliError, match=r"w0 is the last ready instance of m: its 3 requests have nowhere to go.*--force"
-    ):
+    refusal = r"w0 is the last ready instance of m: its 3 requests have nowhere to go.*--force"
+    with pytest.raises(CliError, match=refusal):
         spare_the_last([row("w0"), *OTHERS], row("w0"), force=False)
     spare_the_last([row("w0"), *OTHERS], row("w0"), force=True)
     assert "warning: w0 is the last ready instance of m" in capsys.readouterr().err
-
-
-def test_one_of_several_is_drained_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     spare_the_last([row("w0"), row("w9"), *OTHERS], row("w0"), force=False)
     spare_the_last([row("w0", "draining"), *OTHERS], row("w0", "draining"), force=False)
     assert capsys.readouterr().err == ""

@@ -7,7 +7,6 @@ from millrace.contracts.plan import InstanceRole, Lease, Plan, Stage
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.membership.config import MembershipConfig
 
-from services.coordinator.actor import TICK_NS
 from services.coordinator.leased_plans import LEASE_NS
 from services.coordinator.roles import role_of
 from tests.unit.coordinator_bench import MODEL, Bench, S, summary
@@ -20,19 +19,13 @@ def foreign_lease(until_ns: int, holder: str = "coordinator-9", incarnation: int
     return KeyChanged(bucket="lease", key=MODEL, value=lease, revision=7)
 
 
-def test_nothing_is_planned_under_somebody_elses_lease() -> None:
+def test_nothing_is_planned_under_somebody_elses_lease_and_it_is_taken_when_it_ran_out() -> None:
     bench = Bench()
     bench.send(foreign_lease(bench.now_ns + LEASE_NS))
     bench.register("a")
     bench.tick()
     assert bench.plan is None
-
-
-def test_a_lease_that_ran_out_is_taken_over_the_revision_that_was_seen() -> None:
-    bench = Bench()
-    bench.register("a")
-    bench.send(foreign_lease(bench.now_ns + S // 2), store=False)
-    effects = bench.actor.handle(Message(TimerFired(name="tick")), bench.now_ns + TICK_NS)
+    effects = bench.actor.handle(Message(TimerFired(name="tick")), bench.now_ns + LEASE_NS)
     puts = [effect for effect in effects if isinstance(effect, PutKey)]
     assert [(put.bucket, put.expected_revision) for put in puts] == [("lease", 7)]
 
@@ -78,14 +71,10 @@ def test_a_coordinator_that_stood_still_takes_nobody_for_silent() -> None:
     assert bench.planned == ["b"]
 
 
-def test_a_draining_instance_leaves_the_plan() -> None:
-    bench = Bench("a", "b")
-    bench.send(summary("a", draining=True))
-    assert bench.planned == ["b"]
-
-
-def test_an_instance_declared_dead_leaves_at_once_and_only_a_new_incarnation_returns() -> None:
-    bench = Bench("a", "b")
+def test_who_drains_or_is_declared_dead_leaves_at_once_and_of_the_dead_only_a_new_incarnation_returns() -> None:
+    bench = Bench("a", "b", "c")
+    bench.send(summary("c", draining=True))
+    assert bench.planned == ["a", "b"]
     dead = ServicePresence(role="worker", name="a", incarnation=0, at_ns=bench.now_ns, state=PresenceState.DEAD)
     bench.send(dead)
     assert bench.planned == ["b"]

@@ -286,18 +286,15 @@ def test_what_provisioning_stopped_is_not_told_of_and_may_be_started_again_by_an
     [
         ("worker-9", OrderRefusal.UNKNOWN_INSTANCE, "worker-9 is none of this host"),
         ("worker-1-0", OrderRefusal.RUNS, "worker-1-0 runs already"),
+        ("worker-2", OrderRefusal.RUNS, "worker-2 still drains"),
     ],
 )
 def test_what_cannot_be_brought_back_is_refused_with_the_reason(name: str, reason: OrderRefusal, detail: str) -> None:
-    assert Drained().back(name) == OrderRefused(reason=reason, detail=detail)
-
-
-def test_one_that_still_drains_cannot_be_brought_back_yet() -> None:
-    bench = Bench()
-    bench.send(StopInstance(instance="worker-0", drain_limit_ms=0, operator=True))
-    assert Drained.back(bench, "worker-0") == OrderRefused(  # type: ignore[arg-type]
-        reason=OrderRefusal.RUNS, detail="worker-0 still drains"
-    )
+    bench = Drained()
+    bench.back("worker-2")
+    bench.run("worker-2", 20)
+    bench.retire("worker-2")
+    assert bench.back(name) == OrderRefused(reason=reason, detail=detail)
 
 
 @pytest.fixture

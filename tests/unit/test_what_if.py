@@ -65,6 +65,7 @@ def test_step_times_are_found_in_what_was_recorded(base: LinearStepTime | None) 
     assert isinstance(found, LinearStepTime)
     for name in ("fixed", "per_decode", "per_prefill_token", "per_context_token"):
         assert getattr(found, name) == pytest.approx(1.5 * getattr(TRUE, name), rel=0.03)
+    assert fit(rows(Random(1))[:5], base, EngineParameters(), 0.0) is base, "too few leave it as it is"
 
 
 def test_a_neighbour_that_slows_the_engine_is_told_apart() -> None:
@@ -73,11 +74,6 @@ def test_a_neighbour_that_slows_the_engine_is_told_apart() -> None:
     alone = fit(found, TRUE, EngineParameters(), 0.3)
     assert isinstance(alone, LinearStepTime)
     assert alone.fixed == pytest.approx(TRUE.fixed, rel=0.03)
-
-
-def test_too_few_intervals_leave_the_set_as_it_is() -> None:
-    assert fit(rows(Random(1))[:5], TRUE, EngineParameters(), 0.0) is TRUE
-    assert fit([], None, EngineParameters(), 0.0) is None
 
 
 def test_prompts_count_in_the_interval_of_their_first_token() -> None:
@@ -157,11 +153,11 @@ def replayed(*, batch: float = 2.0, waiting: float = 0.0, lost: int = 0, preempt
     return Replayed(finished={}, batch=batch, waiting=waiting, preemptions=preemptions, lost=lost)
 
 
-def test_twice_as_long_is_a_ratio_of_two_with_no_width() -> None:
+def test_twice_as_long_is_a_ratio_of_two_with_no_width_and_what_one_side_lacks_is_left_out() -> None:
     rng = Random(3)
     ttft = [rng.uniform(1, 9) for _ in range(400)]
-    before = latencies(ttft, [10 * each for each in ttft])
-    after = latencies([2 * each for each in ttft], [20 * each for each in ttft])
+    before = latencies([*ttft, 99.0], [*(10 * each for each in ttft), float("nan")])
+    after = latencies([*(2 * each for each in ttft), 1.0], [*(20 * each for each in ttft), 5.0])
     for figure in compared(before, after).values():
         assert (figure.ratio, figure.low, figure.high) == pytest.approx((2.0, 2.0, 2.0))
 
@@ -172,11 +168,6 @@ def test_an_interval_of_noise_has_one_within() -> None:
     figure = compared(one, other)["ttft_p50"]
     assert figure.low < 1 < figure.high
     assert figure.high - figure.low < 0.4
-
-
-def test_requests_that_one_side_lacks_are_left_out() -> None:
-    before = latencies([1.0] * 10 + [99.0], [5.0] * 10 + [float("nan")])
-    assert compared(before, latencies([1.0] * 11, [5.0] * 11))["ttft_p99"].ratio == 1.0
 
 
 @pytest.mark.parametrize(
@@ -394,15 +385,12 @@ def test_stages_are_planned_often_enough_to_show_in_a_short_replay(span_s: float
 # Searches
 
 
-def test_goals_are_read_and_wrong_ones_refused() -> None:
+def test_goals_are_read_wrong_ones_refused_and_each_needs_every_request_served() -> None:
     assert parse_goal("ttft_p99<1s") == SearchGoal(latency="ttft", quantile=0.99, bound_ms=1000.0)
     assert parse_goal("tpot_p50 < 20ms").bound_ms == 20.0
     for wrong in ("ttft<1s", "ttft_p99>1s", "ttft_p99<1", "ttft_p100<1s", "load_p50<1s"):
         with pytest.raises(ScenarioError, match="--goal"):
             parse_goal(wrong)
-
-
-def test_a_goal_needs_every_request_served() -> None:
     goal = parse_goal("e2e_p50<1s")
     fast = latencies([1.0], [9.0])
     assert goal.holds(fast, replayed())
