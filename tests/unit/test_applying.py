@@ -1,17 +1,17 @@
 """The comparison behind `millrace apply`: processes with a specification, and two specifications."""
 
+from typing import Any
+
 import pytest
 from millrace.cli.apply import on_this_machine, unsafe
 from millrace.cluster.reading import parse_cluster
 from millrace.contracts.local import TimerFired
-from millrace.contracts.message import Body, Message
 from millrace.contracts.provisioner import ClusterCompared, UpdateCluster
 
-from services.supervisor.actor import SupervisorActor
 from services.supervisor.config import LaunchOptions
-from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, SpecificationRead, StartChild
+from services.supervisor.effects import ChildExited, SignalChild, SpecificationRead, StartChild
 from services.supervisor.layout import Layout
-from services.supervisor.roster import Roster
+from tests.unit.test_supervisor_provisioning import Bench
 
 CLUSTER = """
 [[models]]
@@ -29,23 +29,13 @@ def layout(text: str = CLUSTER, before: Layout | None = None) -> Layout:
     return Layout(options) if before is None else Layout.following(options, before, ["ingress-0"])
 
 
-class Bench:
+class Applied(Bench):
     """A supervisor whose children run."""
 
     def __init__(self) -> None:
         self.layout = layout()
         config = self.layout.plan()
-        children = [*config.nats, *config.children]
-        roster = Roster(host="local", workers=children)
-        self.actor = SupervisorActor(name="s", cluster="local", incarnation=1, children=children, roster=roster)
-        self.actor.start(1)
-        for pid, child in enumerate(children, 1):
-            self.send(ChildStarted(name=child.name, pid=pid))
-
-    def send(self, body: Body) -> list[object]:
-        effects = self.actor.handle(Message(body, "", "", "inbox"), 2)
-        self.actor.check_invariants()
-        return list(effects)
+        super().__init__([*config.nats, *config.children], [], model="")
 
     def take(self, text: str) -> dict[str, str]:
         self.layout = layout(text, self.layout)
@@ -53,7 +43,7 @@ class Bench:
         return changes(self.send(read))
 
 
-def changes(effects: list[object]) -> dict[str, str]:
+def changes(effects: list[Any]) -> dict[str, str]:
     (answer,) = (body for effect in effects if isinstance(body := getattr(effect, "body", None), ClusterCompared))
     return {row.name: str(row.change) for row in answer.processes if row.change != "same"}
 
@@ -73,11 +63,11 @@ def changes(effects: list[object]) -> dict[str, str]:
 )
 def test_processes_that_differ_from_the_specification_are_told_and_no_others(old, new, expected):
     text = CLUSTER.replace(old, new) if "names" not in new else CLUSTER.replace(old, new).replace("processes = 2\n", "")
-    assert Bench().take(text) == expected
+    assert Applied().take(text) == expected
 
 
 def test_a_changed_service_ends_and_starts_by_its_new_file():
-    bench = Bench()
+    bench = Applied()
     settings = "[settings.coordinator]\nroles = { worker-0 = 'prefill' }\n"
     assert bench.take(CLUSTER + settings) == {"coordinator-0": "changed"}
     (signal, _, _) = bench.send(UpdateCluster(processes=["coordinator-0", "worker-0", "nobody"]))
@@ -101,7 +91,7 @@ def test_a_new_layout_keeps_passwords_and_ports_of_what_stays():
 
 def test_what_has_nowhere_to_go_is_unsafe():
     def why(text: str) -> str:
-        bench = Bench()
+        bench = Applied()
         bench.layout = layout(text, bench.layout)
         read = SpecificationRead(take=False, reply_to="inbox", machine=bench.layout.plan())
         (reply,) = bench.send(read)

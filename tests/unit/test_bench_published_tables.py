@@ -41,7 +41,6 @@ def test_a_profile_draws_straight_lines_and_goes_on_beyond_its_last_point(size: 
 @pytest.mark.parametrize("decodes", range(1, 9))
 def test_decode_attention_lies_between_measured_batches_for_every_number_of_sequences(decodes: int) -> None:
     step = BatchComposition(decodes=decodes, context_tokens=decodes * 50)
-
     attention = LAYERS * DECODE.at(decodes, 50)
     rest = LAYERS * LINEAR.at(decodes) + 100 + 10 * (decodes - 1) + 2 * decodes + 50
     assert _ns(TABLE, step) == pytest.approx(attention + rest, rel=1e-6)
@@ -56,7 +55,6 @@ def test_prompt_attention_is_that_of_the_chunk_and_what_was_before_it(chunk: int
         prefill_context_tokens=before + chunk,
         prefill_work=chunk * (before + chunk / 2),
     )
-
     expected = LAYERS * (LINEAR.at(chunk) + PREFILL.at(chunk, before)) + 100 + 2 + 50
     assert _ns(TABLE, step) == pytest.approx(expected, rel=1e-6)
 
@@ -68,7 +66,6 @@ def test_a_group_of_gpus_waits_for_two_all_reduces_in_each_layer() -> None:
     )
     alone = KernelTableStepTime(layers=LAYERS, linear=LINEAR, decode=DECODE, prefill=PREFILL)
     step = BatchComposition(decodes=4, context_tokens=400)
-
     assert _ns(group, step) - _ns(alone, step) == pytest.approx(2 * LAYERS * (7 + 4 * 10))
 
 
@@ -76,9 +73,7 @@ def test_an_operator_faster_than_the_hardware_is_taken_for_not_measured(tmp_path
     hardware = tables.Hardware("slow", bytes_per_second=1e9, flops=1e12)
     file = tmp_path / "mlp.csv"
     _write_vidur(file, {16: 1.0, 32: 0.0001, 64: 3.0})  # a projection of 64 x 64 weights takes 0.016 ms at least
-
     linear = tables.vidur_linear(file, hardware)
-
     others = 8 * 0.5e6  # of one layer's other operators
     assert linear.at(32) - others == pytest.approx(1e6 + (3e6 - 1e6) / 3)
 
@@ -86,9 +81,7 @@ def test_an_operator_faster_than_the_hardware_is_taken_for_not_measured(tmp_path
 def test_a_matrix_product_between_measured_sizes_lies_between_their_times(tmp_path: Path) -> None:
     rows = [f"{m},{n},64,{m * n / 1e4}" for m in (1, 16) for n in (100, 300)]
     (tmp_path / "gpu_gemm.csv").write_text("\n".join(["m,n,k,latency", *rows]))
-
     product = tables_aiconfigurator.matrix_product(tables_aiconfigurator.Files(tmp_path, "gpu"), outputs=200, inputs=64)
-
     assert product.at(16) == pytest.approx(16 * 200 / 1e4 * 1e6)
 
 
@@ -96,9 +89,7 @@ def test_a_matrix_product_slower_than_one_of_more_tokens_is_left_out(tmp_path: P
     times = {1: 1.0, 16: 2.0, 64: 9.0, 128: 4.0}
     rows = [f"{m},{n},64,{ms}" for m, ms in times.items() for n in (100, 300)]
     (tmp_path / "gpu_gemm.csv").write_text("\n".join(["m,n,k,latency", *rows]))
-
     product = tables_aiconfigurator.matrix_product(tables_aiconfigurator.Files(tmp_path, "gpu"), outputs=100, inputs=64)
-
     assert 2e6 < product.at(64) < 4e6
     assert product.at(128) == pytest.approx(4e6)
 
@@ -133,9 +124,7 @@ def test_rows_with_a_prompt_chunk_and_decodes_say_what_both_at_once_cost_more(tm
     lines.append("64,64,4,100000,1000000")
     file = tmp_path / "attention.csv"
     file.write_text("\n".join(lines) + "\n")
-
     mixed, pair = tables_servingsim.mixed_attention(file, kv_tokens=10_000)
-
     assert pair == pytest.approx(10, rel=1e-6)
     assert [mixed.at(n, kv) for n, kv in ((1, 100), (4, 100), (4, 800))] == pytest.approx([5e3, 20e3, 160e3])
 
@@ -147,7 +136,6 @@ def test_a_step_with_prompt_and_decodes_has_what_both_at_once_cost_more() -> Non
         decodes=4, prefills=1, prefill_tokens=64, context_tokens=464, prefill_context_tokens=64, prefill_work=2048.0
     )
     alone = BatchComposition(decodes=4, context_tokens=400)
-
     assert _ns(table, mixed) - _ns(TABLE, mixed) == pytest.approx(LAYERS * (40 + 0.5 * 4 * 64), rel=1e-6)
     assert _ns(table, alone) == _ns(TABLE, alone)
     unequal = msgspec.structs.replace(alone, longest_context=160)

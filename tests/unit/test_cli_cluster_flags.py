@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 import pytest
-from millrace.cli import up
 from millrace.cli.__main__ import main
 from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
@@ -175,13 +174,6 @@ def test_options_that_cannot_be_are_refused_before_anything_starts(words: list[s
     with pytest.raises(CliError) as refused:
         cluster(*words)
     assert refusal in str(refused.value)
-
-
-def test_up_has_few_options() -> None:
-    parser = argparse.ArgumentParser()
-    up.add_arguments(parser)
-    options = [each for each in parser._actions if each.help != argparse.SUPPRESS and each.dest != "help"]
-    assert len(options) <= 26
 
 
 FILE = '[[models]]\nname = "n"\npath = "nano"\n[[models.groups]]\nengine = "modelled"\ncount = 3\n[api]\nport = 8001\n'

@@ -13,7 +13,6 @@ from millrace.cli.errors import CliError
 from millrace.cluster.model_folders import judge_files, llm_calibration, with_model_folders
 from millrace.cluster.reading import parse_cluster
 from millrace.cluster.spec import ClusterSpec
-from millrace.cluster.toml_text import cluster_toml
 from millrace.cluster.workers import instances_of
 from millrace.judging.calibration import IsotonicCurve
 from millrace.judging.files import LlmCalibration, write_llm_judge
@@ -61,12 +60,6 @@ def test_a_cascade_is_its_tiers_and_thresholds_of_seventy() -> None:
     assert (cascade.name, cascade.tiers, cascade.judge) == ("cascade", ["nano", "mini"], "confidence")
     assert cascade.tier_thresholds == [70.0, 0.0]
     assert cascade.judge_processes == 0
-
-
-@pytest.mark.parametrize("table", ["thresholds = [35.5]", EXTERNAL, 'quality = 50.0\nsample = "s.jsonl"'])
-def test_its_text_reads_as_the_same_cluster(table: str) -> None:
-    spec = _spec(table)
-    assert parse_cluster(cluster_toml(spec)) == spec
 
 
 @pytest.mark.parametrize(

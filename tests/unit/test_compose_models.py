@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import yaml
 from millrace.actor.config import load_config
 
 from compose import prepare
@@ -46,19 +45,6 @@ def test_a_cached_snapshot_is_mounted_with_the_files_that_it_links_to(tmp_path: 
     assert load_config(WorkerConfig, out / "worker-0.json").model_path == "/model/snapshots/5678"
     (model,) = load_config(IngressConfig, out / "ingress.json").models
     assert (model.name, model.path) == ("some", "/model/snapshots/5678")
-
-
-def test_the_second_model_of_a_cluster_may_be_a_cached_one(tmp_path: Path) -> None:
-    table = '[[models]]\nname = "{}"\npath = "{}"\n[[models.groups]]\nname = "{}"\n'
-    models = {"first": model_of(tmp_path / "first"), "second": cached_model(tmp_path)}
-    file = tmp_path / "cluster.toml"
-    file.write_text("".join(table.format(name, path, f"{name}-worker") for name, path in models.items()))
-    out = tmp_path / "generated"
-    assert prepare.main(["--cluster", str(file), "--out", str(out)]) == 0
-    mounted = f"{tmp_path / 'models--some--model'}:/models/1:ro"
-    services = yaml.safe_load((out / "workers.yaml").read_text())["services"]
-    assert services["second-worker-0"]["volumes"] == services["ingress"]["volumes"] == [mounted]
-    assert load_config(WorkerConfig, out / "second-worker-0.json").model_path == "/models/1/snapshots/5678"
 
 
 @pytest.mark.parametrize("closed", [".", "config.json", "judge", "judge/confidence.json"])

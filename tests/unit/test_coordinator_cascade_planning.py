@@ -22,15 +22,14 @@ from services.coordinator.cascade_planning import (
 )
 from services.coordinator.cascades import CascadesActor
 from services.coordinator.config import CoordinatorConfig
+from tests.testbed.messages import plain
 from tests.unit.test_coordinator_cascades import Story
 
 S = 1_000_000_000
 TIERS = [CoordinatedTier(model="nano", threshold=60.0, judge="j"), CoordinatedTier(model="mini", threshold=0.0)]
 CASCADE = CoordinatedCascade(name="c", tiers=TIERS, quality=50.0, sample="s.jsonl", pause_s=30.0)
 ALIVE = (("w0", "nano"), ("w1", "mini"))
-CHOSEN = FrontPoint(
-    thresholds=[75.0], instances=[1, 1], shares=[1.0, 0.4], quality=52.0, quality_low=50.5, p95_s=1.5
-)  # fmt: skip
+CHOSEN = FrontPoint(thresholds=[75.0], instances=[1, 1], shares=[1.0, 0.4], quality=52.0, quality_low=50.5, p95_s=1.5)
 
 
 class PlannedStory(Story):
@@ -63,10 +62,8 @@ class PlannedStory(Story):
 
     def outcome(self, tokens: int) -> RequestFinished:
         prompt = self.rng.randrange(tokens // 2, 2 * tokens)
-        return RequestFinished(
-            request="r", model="c", outcome="completed", ingress="i", prompt_tokens=prompt,
-            output_tokens=[self.rng.randrange(5, 60)], arrival_ns=self.now_ns,
-        )  # fmt: skip
+        lengths = {"prompt_tokens": prompt, "output_tokens": [self.rng.randrange(5, 60)]}
+        return plain(RequestFinished, request="r", model="c", arrival_ns=self.now_ns, **lengths)
 
     def answer(self, result: PlanningResult) -> list[Effect]:
         return self.send(CascadePlanned(key="c", result=result))

@@ -154,16 +154,15 @@ def test_only_the_pods_whose_files_change_roll(folder: Path) -> None:
     assert changed == {"coordinator"}
 
 
-def test_a_worker_s_migrator_starts_before_it_and_ends_after_it_and_both_have_the_time_to_drain(folder: Path) -> None:
-    spec = written(folder)["StatefulSet", "wide"]["spec"]["template"]["spec"]
+def test_instances_get_gpus_time_to_drain_and_a_migrator_and_models_come_from_the_claim_or_the_node(
+    folder: Path,
+) -> None:
+    objects = written(folder)
+    spec = objects["StatefulSet", "wide"]["spec"]["template"]["spec"]
     (migrator,) = spec["initContainers"]
     assert (migrator["name"], migrator["restartPolicy"]) == ("migrator", "Always")
     limits = WorkerLimits()
     assert spec["terminationGracePeriodSeconds"] * 1000 > 2 * (limits.drain_limit_ms + limits.linger_ms)
-
-
-def test_instances_get_the_gpus_of_their_group_and_models_come_from_the_claim_or_the_node(folder: Path) -> None:
-    objects = written(folder)
     for name, gpus, path in (("wide", 2, "big"), ("narrow", 1, "small")):
         spec = objects["StatefulSet", name]["spec"]["template"]["spec"]
         assert spec["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": gpus}}

@@ -55,14 +55,10 @@ def decide(
         ("preempt", view(), 0),
         ("relief", view(measured_s=10.1), 1),
         ("relief", view(predicted_s=100.0), 0),
-        ("none", view(predicted_s=100.0, measured_s=100.0), 0),
     ],
 )
 def test_each_policy_hears_its_own_latency_only(policy: str, seen: ProvisioningView, start: int) -> None:
-    registered = PROVISIONING_POLICIES.load(policy)
-    rules = RULES if policy != "none" else registered.parameters()
-    state = LONG_AGO if policy != "none" else registered.initial_state
-    decision, _ = registered.decide(seen, rules, state, NOW)
+    decision, _ = decide(seen, policy=policy)
     assert (decision.start, decision.stop) == (start, ())
     assert decision.reason
 

@@ -112,23 +112,19 @@ class Scaled(Bench):
 
     def order(self, count: int, **fields: Any) -> list[OrderAccepted | OrderRefused]:
         for name in self.registered:
-            body = msgspec.structs.replace(summary(name), running=3, running_tokens=900)
-            self.send(body)
+            self.send(msgspec.structs.replace(summary(name), running=3, running_tokens=900))
         body = SetInstances(model=MODEL, count=count, **fields)
         return self.answers(self.actor.handle(Message(body, reply_to="_INBOX.operator.1"), self.now_ns))
 
     def replied(self, request: Request, body: Any) -> list[OrderAccepted | OrderRefused]:
-        return self.answers(
-            self.actor.handle(Message(Replied(correlation=request.correlation, body=body)), self.now_ns)
-        )
+        message = Message(Replied(correlation=request.correlation, body=body))
+        return self.answers(self.actor.handle(message, self.now_ns))
 
 
 def test_more_instances_of_a_shape_and_a_role_are_started_and_come_with_it() -> None:
     bench = Scaled()
     assert bench.order(2, shape="cpu", role=DECODE) == []
-    bodies = [request.body for request in bench.asked]
-    assert all(isinstance(body, StartInstance) and body.shape == "cpu" for body in bodies)
-    assert len(bodies) == 2
+    assert [(type(request.body), request.body.shape) for request in bench.asked] == [(StartInstance, "cpu")] * 2
     assert bench.replied(bench.asked[0], InstanceOrdered(instance="w2")) == []
     answers = bench.replied(bench.asked[1], InstanceOrdered(instance="w3"))
     assert answers == [OrderAccepted(detail="w2, w3 begins", starting=["w2", "w3"])]
