@@ -1,6 +1,7 @@
 """Thresholds planned for the instances of a cascade: the whole chain, what is kept, what is changed."""
 
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 
 import msgspec
@@ -19,10 +20,8 @@ from tests.unit.cascade_cases import COST, PARAMETERS, judged, tiers
 
 
 def problem(**changes: object) -> ThresholdProblem:
-    fields: dict[str, object] = {
-        "sample": judged(), "rate": 8.0, "judge_s": (0.05, 0.05), "quality_min": 80.0, "thresholds_most": 4,
-    }  # fmt: skip
-    return ThresholdProblem(**{**fields, **changes})  # type: ignore[arg-type]
+    fields = {"rate": 8.0, "judge_s": (0.05, 0.05), "quality_min": 80.0, "thresholds_most": 4}
+    return ThresholdProblem(**{"sample": judged(), **fields, **changes})
 
 
 def planner(**changes: object) -> ThresholdPlanner:
@@ -30,18 +29,7 @@ def planner(**changes: object) -> ThresholdPlanner:
 
 
 def chosen(one: ThresholdPlanner) -> ThresholdDesign:
-    design = one.choose().design
-    assert design is not None
-    return design
-
-
-def requests(seed: int, count: int = 60) -> list[ReplicaRequest]:
-    rng, at = Random(seed), 0
-    drawn = []
-    for _ in range(count):
-        at += int(rng.expovariate(30) * 1e9)
-        drawn.append(ReplicaRequest(at, rng.randint(1, 900), rng.randint(1, 90)))
-    return drawn
+    return one.choose().design
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -55,7 +43,9 @@ def test_a_replica_is_the_modelled_engine(seed: int) -> None:
         token_budget=rng.choice([128, 2048]),
         prefix_caching=False,
     )
-    arrivals, engine = requests(seed), ModelledEngine(parameters, COST)
+    times = accumulate(int(rng.expovariate(30) * 1e9) for _ in range(60))
+    arrivals = [ReplicaRequest(at_ns, rng.randint(1, 900), rng.randint(1, 90)) for at_ns in times]
+    engine = ModelledEngine(parameters, COST)
     coming, now_ns, ends = list(enumerate(arrivals)), 0, {}
     while coming or engine.scheduler.has_work():
         if not engine.scheduler.has_work():
@@ -128,7 +118,6 @@ def test_thresholds_in_force_give_way_only_to_better_ones(seed: int, threshold: 
     one = planner(sample=judged(seed=seed), rate=12.0)
     in_force = (threshold, threshold)
     now, found = one.under(in_force), one.choose(in_force)
-    assert now is not None
     assert found.kept == (found.design.routed.thresholds == in_force)
     missed, misses = (one.problem.misses_quality(each.routed) for each in (now, found.design))
     assert misses <= missed

@@ -46,8 +46,12 @@ def only(view: ClusterView, now: int = T0) -> InstanceRow:
     return row
 
 
-def test_tokens_per_second_are_those_between_two_summaries_of_the_last_two_seconds() -> None:
-    view = ClusterView()
+@pytest.fixture
+def view() -> ClusterView:
+    return ClusterView()
+
+
+def test_tokens_per_second_are_those_between_two_summaries_of_the_last_two_seconds(view: ClusterView) -> None:
     rates = []
     for quarter in range(40):  # 400 tok/s for five seconds, then nothing
         at_ns = T0 + quarter * S // 4
@@ -57,24 +61,21 @@ def test_tokens_per_second_are_those_between_two_summaries_of_the_last_two_secon
     assert rates[-1] == 0.0
 
 
-def test_a_restarted_worker_counts_anew() -> None:
-    view = ClusterView()
+def test_a_restarted_worker_counts_anew(view: ClusterView) -> None:
     view.hear(summary(at=T0, tokens=90_000), T0)
     view.hear(summary(at=T0 + S, tokens=5, incarnation=T0 + S // 2), T0 + S)
     assert only(view, T0 + S).output_tokens_per_s is None
     assert only(view, T0 + S).uptime_s == 0.5
 
 
-def test_an_instance_without_a_heartbeat_is_suspect_and_later_gone() -> None:
-    view = ClusterView()
+def test_an_instance_without_a_heartbeat_is_suspect_and_later_gone(view: ClusterView) -> None:
     view.hear(summary(), T0)
     assert only(view, T0 + SUSPECT_NS).state == "ready"
     assert only(view, T0 + SUSPECT_NS + 1).state == "suspect"
     assert view.instances(T0 + GONE_NS + 1) == []
 
 
-def test_the_supervisor_s_word_that_a_worker_is_dead_counts_for_that_incarnation_only() -> None:
-    view = ClusterView()
+def test_the_supervisor_s_word_that_a_worker_is_dead_counts_for_that_incarnation_only(view: ClusterView) -> None:
     view.hear(summary(), T0)
     view.hear(presence("worker", "w0", PresenceState.DEAD, incarnation=0, at_ns=T0 + 1), T0 + 1)
     assert only(view, T0 + 1).state == "dead"
@@ -82,16 +83,14 @@ def test_the_supervisor_s_word_that_a_worker_is_dead_counts_for_that_incarnation
     assert only(view, T0 + S).state == "ready"
 
 
-def test_a_registered_instance_that_says_nothing_yet_is_starting() -> None:
-    view = ClusterView()
+def test_a_registered_instance_that_says_nothing_yet_is_starting(view: ClusterView) -> None:
     view.hear_stored("instance", [record("w3")], T0)
     assert (only(view).state, only(view).blocks_total) == ("starting", 100)
     view.hear_stored("instance", [], T0)
     assert view.instances(T0) == []
 
 
-def test_how_kv_moves_and_which_role_an_instance_has_are_told() -> None:
-    view = ClusterView()
+def test_how_kv_moves_and_which_role_an_instance_has_are_told(view: ClusterView) -> None:
     view.hear(summary(), T0)
     assert (only(view).role, only(view).kv) == ("both", [])
     kv = KvEndpoint(
@@ -107,8 +106,7 @@ def test_how_kv_moves_and_which_role_an_instance_has_are_told() -> None:
     assert "shared_memory, 1 other" in text
 
 
-def test_an_instance_that_moves_nothing_says_why() -> None:
-    view = ClusterView()
+def test_an_instance_that_moves_nothing_says_why(view: ClusterView) -> None:
     why = "its KV cache has several groups; its layers keep other state than full attention"
     for name in ("w0", "w1"):
         view.hear(summary(name), T0)
@@ -116,15 +114,13 @@ def test_an_instance_that_moves_nothing_says_why() -> None:
     assert f"no KV moves from or to w0, w1: {why}" in " ".join(drawn(view).split())
 
 
-def test_instances_stand_in_the_order_a_person_counts() -> None:
-    view = ClusterView()
+def test_instances_stand_in_the_order_a_person_counts(view: ClusterView) -> None:
     for name in ("w10", "w2", "w1"):
         view.hear(summary(name), T0)
     assert [row.instance for row in view.instances(T0)] == ["w1", "w2", "w10"]
 
 
-def test_services_are_alive_then_silent_and_their_trouble_is_shown() -> None:
-    view = ClusterView()
+def test_services_are_alive_then_silent_and_their_trouble_is_shown(view: ClusterView) -> None:
     trouble = "m is answered with 503"
     view.hear(presence("ingress", "ingress-0", url="http://127.0.0.1:8000", trouble=trouble), T0)
     view.hear(presence("worker", "w0"), T0)
@@ -135,8 +131,7 @@ def test_services_are_alive_then_silent_and_their_trouble_is_shown() -> None:
     assert row.state == "silent"
 
 
-def test_totals_leave_out_the_dead() -> None:
-    view = ClusterView()
+def test_totals_leave_out_the_dead(view: ClusterView) -> None:
     view.hear(summary("w0"), T0)
     view.hear(summary("w1"), T0)
     view.hear(presence("worker", "w1", PresenceState.DEAD, at_ns=T0 + 1), T0)
@@ -144,18 +139,13 @@ def test_totals_leave_out_the_dead() -> None:
     assert (totals.instances, totals.instances_ready, totals.running, totals.blocks_used) == (2, 1, 2, 70)
 
 
-def drawn(view: ClusterView, rows_max: int = 0) -> str:
-    return text_of(view, width=120, rows_max=rows_max)
-
-
-def text_of(view: ClusterView, *, width: int, rows_max: int) -> str:
+def drawn(view: ClusterView, *, rows_max: int = 0, width: int = 120) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(cluster_tables("local", view, T0, rows_max=rows_max, width=width))
     return console.export_text()
 
 
-def test_a_small_screen_shows_the_busiest_and_counts_the_rest() -> None:
-    view = ClusterView()
+def test_a_small_screen_shows_the_busiest_and_counts_the_rest(view: ClusterView) -> None:
     for index in range(20):
         view.hear(summary(f"w{index}", running=index), T0)
     text = drawn(view, rows_max=5)
@@ -165,11 +155,10 @@ def test_a_small_screen_shows_the_busiest_and_counts_the_rest() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])
-def test_nothing_is_cut_off_at_any_width(width: int) -> None:
-    view = ClusterView()
+def test_nothing_is_cut_off_at_any_width(view: ClusterView, width: int) -> None:
     for index in range(12):
         view.hear(summary(f"worker-{index}", model="a-model-with-a-long-name", blocks_total=262_144), T0)
-    text = text_of(view, width=width, rows_max=5)
+    text = drawn(view, width=width, rows_max=5)
     assert "…" not in text
     assert "running" in text
     assert ("a-model-with-a-long-name" in text) == (width >= 100)
@@ -233,8 +222,7 @@ def test_the_tables_show_what_moves_and_only_where_something_does() -> None:
     assert "migration " not in drawn(still)
 
 
-def test_what_an_operator_drained_stays_in_sight_until_it_is_started_again() -> None:
-    view = ClusterView()
+def test_what_an_operator_drained_stays_in_sight_until_it_is_started_again(view: ClusterView) -> None:
     view.hear(summary("w0"), T0)
     view.hear(presence("worker", "w0", PresenceState.DEAD, at_ns=T0), T0)
     view.hear(presence("supervisor", "s", drained=[DrainedInstance("w0", "m"), DrainedInstance("w1", "m")]), T0)
@@ -245,12 +233,11 @@ def test_what_an_operator_drained_stays_in_sight_until_it_is_started_again() -> 
     assert [(row.instance, row.state) for row in view.instances(T0)] == [("w0", "dead")]
 
 
-def staged(*, covered: bool = False) -> ClusterView:
+def staged() -> ClusterView:
     """Two stages that meet at 720 tokens: w0 below, w1 and w2 above."""
-    above = [] if covered else ["w1", "w2"]
     stages = [
         Stage(name="s0", length_min=0, length_max=720, instances=["w0"]),
-        Stage(name="s1", length_min=720, length_max=None, instances=above, covered_by="s0" if covered else ""),
+        Stage(name="s1", length_min=720, length_max=None, instances=["w1", "w2"]),
     ]
     view = ClusterView()
     view.hear(Plan(model="tiny", epoch=3, boundary_epoch=2, stages=stages, coordinator="c"), T0)

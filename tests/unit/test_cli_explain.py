@@ -10,16 +10,21 @@ from millrace.cli.errors import CliError
 from millrace.cli.explain_spans import explained_by_spans
 from millrace.cli.explain_text import told
 from millrace.cli.explained import Explained, ExplainedPlacement
+from millrace.cli.field_text import duration
 from millrace.cli.trace_reading import attribute
 from millrace.cli.trace_tree import draw
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.migration import KvReplicated
 from millrace.contracts.observers import CandidateForecast, CandidateScore
 from millrace.contracts.worker import Sampling, SequenceAccepted
+from millrace.judging.calibration import IsotonicCurve
+from millrace.judging.confidence import ConfidenceModel
+from millrace.judging.evidence import ConfidenceFeature
 from millrace.telemetry.spans import SpanLine, span_line
 
 from services.ingress.config import DispatchConfig, IngressConfig
 from tests.testbed.messages import decision
+from tests.unit.cascade_core import CascadeBench, logprob
 from tests.unit.ingress_core import MILLISECOND as MS
 from tests.unit.ingress_core import NO_TAG, START, Bench, chunk
 from tests.unit.ingress_moving import MoveBench
@@ -51,7 +56,7 @@ def served(policy: str = "forecast", *, dies: bool = False, **call: Any) -> Benc
     return bench
 
 
-def spans_of(bench: Bench) -> list[SpanLine]:
+def spans_of(bench: Bench | CascadeBench) -> list[SpanLine]:
     lines = [span_line(e, service="ingress", instance="ingress-0", actor="ingress-0") for e in bench.made(RecordSpan)]
     return [line for line in lines if line is not None]
 
@@ -178,3 +183,59 @@ def test_spans_with_unreadable_or_missing_attributes_are_told_as_far_as_they_go(
 def test_what_is_not_there_is_refused_in_a_sentence():
     with pytest.raises(CliError, match="not recorded"):
         explained_by_spans([])
+
+
+# cascades
+
+
+@pytest.fixture
+def cascade() -> CascadeBench:
+    """One traced request whose second tier answered."""
+    bench = CascadeBench(70.0, 0.0)
+    bench.ask(traceparent=TRACED)
+    bench.now_ns += 40 * MS
+    bench.answer("abc$", logprob(60))
+    bench.now_ns += 60 * MS
+    bench.answer("xy$", logprob(90))
+    return bench
+
+
+ATTEMPTS = [
+    f"attempt r~1 on tier 0, small: rejected after {duration(40 * MS)}",
+    "  score 60 by confidence_uncalibrated, below the threshold 70 of plan 0, 4 output tokens",
+    f"attempt r~2 on tier 1, middle: delivered after {duration(60 * MS)}",
+    "  score 90 by confidence_uncalibrated, 3 output tokens",
+    "delivered because: last_tier",
+]
+
+
+def test_spans_tell_attempts_scores_and_thresholds(cascade: CascadeBench):
+    lines = told(explained_by_spans(spans_of(cascade)))
+    assert lines[0] == "request r, model casc, completed after 100ms, 3 prompt and 3 output tokens"
+    assert [line for line in lines if line in ATTEMPTS] == ATTEMPTS
+    assert [line.partition(" (")[0] for line in lines if line.startswith("dispatch of")] == [
+        f"dispatch of r~1.0 to w-small, {duration(0)} after arrival",
+        f"dispatch of r~2.0 to w-middle, {duration(40 * MS)} after arrival",
+    ]
+
+
+def test_what_happened_is_of_the_attempt_that_was_delivered(cascade: CascadeBench):
+    """The client's first token is no engine's: it came when it was known who answers."""
+    lines = told(explained_by_spans(spans_of(cascade)))
+    happened = lines[lines.index("what happened: completed") :]
+    text = "\n".join(happened)
+    assert "r~2, from the decision" in text
+    assert "first token" not in text
+    (whole,) = [line for line in happened if line.startswith("      end to end")]
+    assert whole.split()[-2] == duration(60 * MS)
+
+
+def test_the_score_of_an_attempt_that_was_rejected_early_is_a_bound():
+    curve = IsotonicCurve((-4.0, 0.0), (0.0, 1.0))
+    judge = ConfidenceModel(model="small", feature=ConfidenceFeature.SUM, curve=curve, answers=100, area=1.0, error=0.0)
+    bench = CascadeBench(70.0, 0.0, judges={"small": judge})
+    bench.ask(traceparent=TRACED)
+    bench.answer("a", -2.0, end=False)
+    bench.answer("xy$", logprob(90))
+    lines = told(explained_by_spans(spans_of(bench)))
+    assert "  score at most 50 by confidence, below the threshold 70 of plan 0, 1 output tokens" in lines

@@ -17,6 +17,7 @@ from millrace.cli.cluster import ConnectionSettings
 from nats.aio.client import Client
 
 END = ({"Status": "204"}, b"")
+CONNECTION = ConnectionSettings(cluster="c", url="nats://nowhere", user="", password="", origin="test")
 
 
 class FakeClient:
@@ -78,7 +79,7 @@ async def test_an_answer_that_breaks_off_or_is_refused_is_no_empty_bucket(
 ) -> None:
     client = FakeClient(*messages)
     with pytest.raises(BucketUnreadable):
-        await values_of(client)
+        await read_bucket(cast(Client, client), "b")
     assert not client.subscribed
 
 
@@ -102,8 +103,7 @@ async def test_the_watch_of_the_store_ends_while_the_bus_is_still_open(monkeypat
 
     monkeypatch.setattr(listening, "open_bus", open_bus)
     monkeypatch.setattr(listening, "_follow_store", follow)
-    connection = ConnectionSettings(cluster="c", url="nats://nowhere", user="", password="", origin="test")
-    async with listening.listen(connection):
+    async with listening.listen(CONNECTION):
         await asyncio.sleep(0)
     assert events == ["watch ended", "bus closed", "bus closed"]
 
@@ -128,9 +128,8 @@ async def test_the_watch_ends_also_where_the_store_answers_in_that_moment(
     monkeypatch.setattr(listening, "read_bucket", read)
     monkeypatch.setattr(listening, "time", SimpleNamespace(time_ns=lambda: 0))
     monkeypatch.setattr(listening, "STORE_TIMEOUT_S", 60.0)
-    connection = ConnectionSettings(cluster="c", url="nats://nowhere", user="", password="", origin="test")
     async with asyncio.timeout(5):
-        async with listening.listen(connection):
+        async with listening.listen(CONNECTION):
             await asked.wait()
             answered.set()
             for _ in range(turns):

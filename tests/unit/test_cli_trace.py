@@ -54,18 +54,14 @@ def test_the_tree_shows_places_times_reasons_errors_events_and_links() -> None:
     assert (text.count("output_tokens=40"), text.count("output_tokens=87")) == (1, 1), "phases of an epoch share them"
 
 
-def attempts(count: int, sequence: str = "r1.0", error: str = "refused: full") -> list[SpanLine]:
+def attempts(count: int) -> list[SpanLine]:
     return [
         span(
-            "abcdef0123456789"[index % 16],
-            "dispatch",
-            10 * index,
-            10 * index + 5,
-            "9",
-            span=f"{sequence[-1]}{index:015x}",
+            *("a", "dispatch", 10 * index, 10 * index + 5, "9"),
+            span=f"{index:016x}",
             instance="ingress-0",
-            error=error,
-            attributes={"millrace.sequence": sequence, "millrace.epoch": index, "millrace.instance": f"w{index % 2}"},
+            error="refused: full",
+            attributes={"millrace.sequence": "r1.0", "millrace.epoch": index, "millrace.instance": f"w{index % 2}"},
         )
         for index in range(count)
     ]

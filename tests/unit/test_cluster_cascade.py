@@ -1,6 +1,5 @@
 """A cluster's cascade: its table, the options of `up`, what is refused by which field, and the processes it becomes."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.actor.errors import ConfigError
-from millrace.cli.cluster_flags import add_cluster_options, cluster_of
 from millrace.cli.errors import CliError
 from millrace.cluster.model_folders import judge_files, llm_calibration, with_model_folders
 from millrace.cluster.reading import parse_cluster
@@ -24,6 +22,7 @@ from services.coordinator.config import CoordinatorConfig
 from services.judge.config import JudgeConfig
 from services.supervisor.config import LaunchOptions
 from services.supervisor.layout import Layout
+from tests.unit.test_cli_cluster_flags import cluster as _up
 
 MODELS = """
 [[models]]
@@ -42,24 +41,11 @@ def _spec(table: str = "", tiers: str = '["nano", "mini"]') -> ClusterSpec:
     return with_model_folders(parse_cluster(f"{MODELS}\n[cascade]\ntiers = {tiers}\n{table}"))
 
 
-def _up(*words: str) -> ClusterSpec:
-    parser = argparse.ArgumentParser()
-    add_cluster_options(parser)
-    return cluster_of(parser.parse_args(words), 2)
-
-
 def _files(spec: ClusterSpec, folder: Path) -> dict[str, dict[str, Any]]:
     layout = Layout(LaunchOptions(spec=spec, directory=str(folder), cores=[0]))
     layout.plan()
     layout.write()
     return {path.stem: json.loads(path.read_text()) for _, path in layout.configurations()}
-
-
-def test_a_cascade_is_its_tiers_and_thresholds_of_seventy() -> None:
-    cascade = _spec().cascade
-    assert (cascade.name, cascade.tiers, cascade.judge) == ("cascade", ["nano", "mini"], "confidence")
-    assert cascade.tier_thresholds == [70.0, 0.0]
-    assert cascade.judge_processes == 0
 
 
 @pytest.mark.parametrize(
@@ -92,6 +78,8 @@ def test_up_starts_one_engine_per_model_of_the_cascade() -> None:
     assert [len(instances_of(spec, model)) for model in spec.models] == [1, 1, 1]
     assert spec.cascade.tiers == ["millrace-nano", "millrace-micro", "millrace-mini"]
     assert spec.cascade.tier_thresholds == [60.0, 80.0, 0.0]
+    default = _spec().cascade
+    assert (default.name, default.judge, default.tier_thresholds) == ("cascade", "confidence", [70.0, 0.0])
 
 
 @pytest.mark.parametrize(

@@ -25,43 +25,31 @@ count = 2
 
 STAGED = """
 name = "node"
-
 [[models]]
 name = "llama"
 path = "llama"
-
 [[models.groups]]
 name = "gpu"
-count = 4
 device = "h100"
 tensor_parallel = 2
-
 [[models.groups]]
 names = ["slow"]
 role = "decode"
 settings = { max_num_seqs = 8, migration = { enabled = false } }
-
 [[models.stages]]
 name = "s0"
 length_max = 2048
-instances = ["gpu-0", "gpu-1"]
-
+instances = ["gpu-*"]
 [[models.stages]]
 name = "s1"
 length_min = 2048
-instances = ["gpu-[23]", "slow"]
-
+instances = ["slow"]
 [[models]]
 name = "nano"
 path = "nano"
-
-[policies.dispatch]
-name = "forecast"
-
 [policies.provisioning]
 name = "preempt"
 parameters = { cooldown_s = 5.0 }
-
 [settings.workers.gpu-0]
 max_num_seqs = 16
 """
@@ -93,12 +81,14 @@ def extra(name: str, *lines: str, module: str = "my.census", role: str = "observ
     return "\n".join([small, "[[extra_services]]", *given, *lines, ""])
 
 
-def with_stages(stages: str) -> str:
-    return f"{SMALL}\n{stages}"
+def staged(*stages: list[str]) -> str:
+    """Stages s0, s1 and so on, each with these lines."""
+    tables = [["[[models.stages]]", f'name = "s{number}"', *lines] for number, lines in enumerate(stages)]
+    return "\n".join([SMALL, *(line for table in tables for line in table)])
 
 
-def stage(name: str, *lines: str) -> str:
-    return "\n".join(["[[models.stages]]", f'name = "{name}"', *lines, ""])
+BELOW, ABOVE = ["length_max = 9"], ["length_min = 9"]
+OF_ONE, OF_ALL = 'instances = ["worker-0"]', 'instances = ["worker-*"]'
 
 
 @pytest.mark.parametrize(
@@ -116,31 +106,16 @@ def stage(name: str, *lines: str) -> str:
         (SMALL.replace('"llama"', '"l 1"', 1), "models[0].name 'l 1': a served name has no white space"),
         (SMALL + 'name = "w/"', "models[].groups[].names 'w/-0': a name has no white space"),
         (SMALL + '[[models.groups]]\nnames = ["worker-1"]', "models[].groups[].names 'worker-1' is given twice"),
-        (with_stages(stage("s0", "length_min = 1")), "models[0].stages[0].length_min: 1 the first starts at 0"),
-        (
-            with_stages(stage("s0", "length_max = 9") + stage("s1", "length_min = 8")),
-            "models[0].stages[1].length_min: 8 overlaps s0, which ends at 9",
-        ),
-        (with_stages(stage("s0") + stage("s1")), "models[0].stages[1]: follows s0, which has no length_max"),
-        (with_stages(stage("s0", "length_max = 9")), "models[0].stages[0].length_max: 9; the last stage must have"),
-        (with_stages(stage("s0", "length_max = 0")), "models[0].stages[0].length_max: 0 is not above length_min 0"),
-        (
-            SMALL.replace("2", "1") + stage("s0", "length_max = 9") + stage("s1", "length_min = 9"),
-            "models[0].stages: 2 stages for 1 instances",
-        ),
-        (with_stages(stage("s0", 'instances = ["w"]')), "models[0].stages[0].instances: 'w' is no instance of this"),
-        (
-            with_stages(stage("s0", "length_max = 9", 'instances = ["worker-0"]') + stage("s1", "length_min = 9")),
-            "models[0].stages[1].instances: empty, but other stages name theirs",
-        ),
-        (
-            with_stages(
-                stage("s0", "length_max = 9", 'instances = ["worker-0"]')
-                + stage("s1", "length_min = 9", 'instances = ["worker-*"]')
-            ),
-            "models[0].stages[1].instances: worker-0 is in s0 already",
-        ),
-        (with_stages(stage("s0", 'instances = ["worker-0"]')), "models[0].stages: no stage has instance worker-1"),
+        (staged(["length_min = 1"]), "models[0].stages[0].length_min: 1 the first starts at 0"),
+        (staged(BELOW, ["length_min = 8"]), "models[0].stages[1].length_min: 8 overlaps s0, which ends at 9"),
+        (staged([], []), "models[0].stages[1]: follows s0, which has no length_max"),
+        (staged(BELOW), "models[0].stages[0].length_max: 9; the last stage must have none"),
+        (staged(["length_max = 0"]), "models[0].stages[0].length_max: 0 is not above length_min 0"),
+        (staged(BELOW, ABOVE).replace("count = 2", "count = 1"), "models[0].stages: 2 stages for 1 instances"),
+        (staged(['instances = ["w"]']), "models[0].stages[0].instances: 'w' is no instance of this"),
+        (staged([*BELOW, OF_ONE], ABOVE), "models[0].stages[1].instances: empty, but other stages name theirs"),
+        (staged([*BELOW, OF_ONE], [*ABOVE, OF_ALL]), "models[0].stages[1].instances: worker-0 is in s0 already"),
+        (staged([OF_ONE]), "models[0].stages: no stage has instance worker-1"),
         (SMALL + '[policies.dispatch]\nname = "best"', "policies.dispatch.name: 'best' is none of"),
         (
             SMALL + '[policies.trading]\nname = "delay"\nparameters = { nope = 1 }',

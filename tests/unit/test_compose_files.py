@@ -52,24 +52,9 @@ def _compose() -> dict[str, Any]:
     return yaml.safe_load((COMPOSE / "compose.yaml").read_text())
 
 
-def _template(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((COMPOSE / "worker.yaml").read_text())
-    return content["services"][name]
-
-
-def _names_in(query: str) -> set[str]:
-    return set(re.findall(r"\b(millrace_\w+|up|process_\w+)\b(?=[\[{ )]|$)", query))
-
-
-def _known_names() -> set[str]:
-    registry = CollectorRegistry()
-    for _, register in metrics_table.SECTIONS:
-        register(registry)
-    names = set(FOREIGN)
-    for family in registry.collect():
-        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
-        names |= {family.name + suffix for suffix in suffixes}
-    return names
+def _templates() -> dict[str, dict[str, Any]]:
+    """Of a worker and its migrator."""
+    return yaml.safe_load((COMPOSE / "worker.yaml").read_text())["services"]
 
 
 def test_the_dashboard_is_what_its_table_says(dashboard: ModuleType) -> None:
@@ -80,9 +65,16 @@ def test_the_dashboard_is_what_its_table_says(dashboard: ModuleType) -> None:
 def test_every_query_asks_for_metrics_that_exist(dashboard: ModuleType) -> None:
     rules = yaml.safe_load((COMPOSE / "prometheus" / "alerts.yaml").read_text())
     queries = dashboard.queries() + [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    asked = {name for query in queries for name in _names_in(query)}
+    name = re.compile(r"\b(millrace_\w+|up|process_\w+)\b(?=[\[{ )]|$)")
+    asked = {found for query in queries for found in name.findall(query)}
     assert len(asked) > 20
-    assert asked - _known_names() == set()
+    registry, known = CollectorRegistry(), set(FOREIGN)
+    for _, register in metrics_table.SECTIONS:
+        register(registry)
+    for family in registry.collect():
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
+        known |= {family.name + suffix for suffix in suffixes}
+    assert asked - known == set()
 
 
 def test_no_panel_divides_by_a_rate_that_may_be_zero(dashboard: ModuleType) -> None:
@@ -103,7 +95,7 @@ def test_no_secret_stands_in_the_compose_files() -> None:
 
 
 def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> None:
-    services = _compose()["services"] | {name: _template(name) for name in ("worker", "migrator")}
+    services = _compose()["services"] | _templates()
     for name, service in services.items():
         assert service["user"].split(":")[0] not in ("", "0", "root"), name
         assert service["cap_drop"] == ["ALL"], name
@@ -118,7 +110,7 @@ def test_everything_runs_without_root_or_capabilities_and_within_bounds() -> Non
 
 def test_every_folder_and_target_that_is_named_exists() -> None:
     stages = re.findall(r"^FROM \S+ AS (\w+)$", (COMPOSE / "Dockerfile").read_text(), re.MULTILINE)
-    for service in (*_compose()["services"].values(), _template("worker"), _template("migrator")):
+    for service in (_compose()["services"] | _templates()).values():
         if build := service.get("build"):
             assert (COMPOSE / build["context"] / build["dockerfile"]).resolve() == COMPOSE / "Dockerfile"
             assert build["target"] in stages
@@ -135,13 +127,11 @@ def images() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("image", ["control", "worker"])
-def test_each_image_brings_the_compiled_parts_built_on_its_own_base(images: dict[str, str], image: str) -> None:
+def test_each_image_has_the_files_of_its_package_and_parts_compiled_on_its_base(
+    images: dict[str, str], image: str
+) -> None:
     (builder,) = re.findall(r"COPY --from=(\S+) /build/wheels", images[image])
     assert images[builder].split()[0] == images[image].split()[0] == "${BASE_IMAGE}"
-
-
-@pytest.mark.parametrize("image", ["control", "worker"])
-def test_each_image_has_the_files_that_its_package_names(images: dict[str, str], image: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     copied = " ".join(re.findall(r"^COPY (?!--from)(.*) \S+$", images[image], re.MULTILINE)).split()
     assert {project["readme"], *project["license-files"]} <= set(copied)
@@ -231,7 +221,7 @@ def test_each_worker_has_a_migrator_with_its_broker_that_outlives_it_and_all_sha
         worker = load_config(WorkerConfig, folder / f"worker-{name}.json")
         targets = [volume["target"] for volume in services[f"worker-{name}"]["volumes"]]
         assert worker.migration.socket_folder in targets
-    seconds = [int(_template(name)["stop_grace_period"].rstrip("s")) for name in ("worker", "migrator")]
+    seconds = [int(_templates()[name]["stop_grace_period"].rstrip("s")) for name in ("worker", "migrator")]
     assert (WorkerLimits().drain_limit_ms + WorkerLimits().linger_ms) / 1000 < seconds[0] < seconds[1]
 
 
@@ -331,12 +321,10 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
     assert devices == ["0,1,2,3,4", "2,3,0,1,4", "4,0,1,2,3"]
     narrow = load_config(WorkerConfig, folder / "narrow-0.json")
     assert (narrow.model, narrow.model_path, narrow.max_num_seqs) == ("small", "/models/1", 5)
-    mounted = {
-        name: {volume["target"]: volume["source"] for volume in services[name]["volumes"]}
-        for name in ("narrow-0", "ingress")
-    }
-    assert all(volumes["/models/1"] == str(tmp_path / "small") for volumes in mounted.values())
-    assert mounted["ingress"]["/model"] == str(tmp_path / "big")
+    for name, target, model in (("narrow-0", "/models/1", "small"), ("ingress", "/model", "big")):
+        assert (str(tmp_path / model), target) in [
+            (each["source"], each["target"]) for each in services[name]["volumes"]
+        ]
     ingress = load_config(IngressConfig, folder / "ingress.json")
     assert [(model.name, model.path) for model in ingress.models] == [("big", "/model"), ("small", "/models/1")]
     assert (ingress.dispatch.policy, ingress.bus.cluster) == ("round_robin", "two")
@@ -416,10 +404,7 @@ def test_passwords_stay_when_it_is_prepared_again_and_are_nobody_elses_to_read(t
         (["--cpus", "1", "--set", "wroker.seed=1"], "there is no wroker (did you mean `worker`?)"),
         (["--cpus", "2", "--spares", "2"], "at least one worker"),
         (["--cpus", "2", "--spares", "1", "--provision", "x"], "one of none, preempt, relief"),
-        (
-            ["--cpus", "2", "--roles", "worker-0"],
-            "'worker-0' is not INSTANCE=ROLE with a role of both, prefill, decode",
-        ),
+        (["--cpus", "2", "--roles", "worker-0"], "'worker-0' is not INSTANCE=ROLE with a role of both, prefill,"),
         (["--cpus", "2", "--roles", "worker-3=decode"], "worker-3 is none of worker-0, worker-1"),
     ],
 )
@@ -430,3 +415,41 @@ def test_wrong_options_are_refused_by_name_before_anything_is_written(
         _prepare(tmp_path, *options)
     assert wrong in capsys.readouterr().err
     assert not (tmp_path / "generated").exists()
+
+
+def test_a_cached_snapshot_is_mounted_with_the_files_that_it_links_to(tmp_path: Path) -> None:
+    repository, out = tmp_path / "models--some--model", tmp_path / "generated"
+    for folder in ("blobs", "snapshots/5678"):
+        (repository / folder).mkdir(parents=True)
+    (repository / "blobs" / "1234").write_text("{}")
+    snapshot = repository / "snapshots" / "5678"
+    (snapshot / "config.json").symlink_to("../../blobs/1234")
+    words = ["--cpus", "1", "--model", str(snapshot), "--served-name", "some", "--out", str(out)]
+    assert prepare.main(words) == 0
+    assert f"MILLRACE_MODEL_DIR={repository}\n" in (out / ".env").read_text()
+    assert load_config(WorkerConfig, out / "worker-0.json").model_path == "/model/snapshots/5678"
+    (model,) = load_config(IngressConfig, out / "ingress.json").models
+    assert (model.name, model.path) == ("some", "/model/snapshots/5678")
+
+
+@pytest.mark.parametrize(
+    ("closed", "why"),
+    [
+        *((name, "the containers' user may not read it; chmod -R o+rX {}") for name in (".", "judge", "judge/a.json")),
+        ("model.safetensors", "a link out of {}"),
+    ],
+)
+def test_what_the_containers_may_not_read_is_refused_by_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], closed: str, why: str
+) -> None:
+    model = tmp_path / "some-model"
+    (model / "judge").mkdir(parents=True)
+    for name in ("config.json", "judge/a.json", "../weights"):
+        (model / name).write_text("{}")
+    if closed == "model.safetensors":
+        (model / closed).symlink_to("../weights")
+    else:
+        (model / closed).chmod(0o700)
+    with pytest.raises(SystemExit):
+        prepare.main(["--cpus", "1", "--model", str(model), "--out", str(tmp_path / "out")])
+    assert f"{model / closed}: {why.format(model)}" in capsys.readouterr().err

@@ -24,6 +24,7 @@ def check(folder: Path, lines: str) -> None:
 def test_what_the_layout_renders_by_itself_is_taken_by_every_service(tmp_path: Path) -> None:
     check(tmp_path, '[policies]\ndispatch = { name = "forecast" }\nprovisioning = { name = "relief" }')
     check(tmp_path, "[settings.worker]\nlimits = { linger_ms = 5 }")
+    check(tmp_path, "[policies.dispatch]\nparameters = { candidates = 2 }")
 
 
 @pytest.mark.parametrize(
@@ -33,30 +34,8 @@ def test_what_the_layout_renders_by_itself_is_taken_by_every_service(tmp_path: P
         ("[settings.workers.worker-1]\nshape = 'x'", "settings.workers.worker-1.shape: set `models.N.groups.N.device`"),
         ("settings = { model_path = 'x' }", "models.0.groups.0.settings.model_path: it follows from the rest of the"),
         ("[settings.ingress]\ncascades = [{ name = 'x' }]", "settings.ingress.cascades: set `cascade`"),
-    ],
-)
-def test_settings_of_what_a_deployment_writes_are_refused_with_the_key_to_set(
-    tmp_path: Path, lines: str, refusal: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        check(tmp_path, lines)
-    assert str(refused.value).startswith(refusal)
-
-
-def test_a_constant_is_refused_in_any_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^broker-0: limits.tick_ms: it is a constant; leave it out$"):
-        check(tmp_path, "[settings.broker]\nlimits = { tick_ms = 9 }")
-
-
-def test_parameters_without_a_name_are_those_of_the_default_policy(tmp_path: Path) -> None:
-    check(tmp_path, "[policies.dispatch]\nparameters = { candidates = 2 }")
-    with pytest.raises(ConfigError, match=r"^policies.stages.parameters of one_stage: "):
-        check(tmp_path, "[policies.stages]\nparameters = { candidates = 2 }")
-
-
-@pytest.mark.parametrize(
-    ("lines", "refusal"),
-    [
+        ("[settings.broker]\nlimits = { tick_ms = 9 }", "broker-0: limits.tick_ms: it is a constant; leave it out"),
+        ("[policies.stages]\nparameters = { candidates = 2 }", "policies.stages.parameters of one_stage: "),
         ("settings = { limits = { nope = 1 } }", "worker-0: Object contains unknown field `nope` - at `$.limits`"),
         ("[settings.workers.worker-1]\nseed = 'x'", "worker-1: Expected `int`, got `str` - at `$.seed`"),
         ("[settings.worker]\nmodelled = { nope = 1 }", "worker-0: modelled: Object contains unknown field `nope`"),
@@ -67,7 +46,9 @@ def test_parameters_without_a_name_are_those_of_the_default_policy(tmp_path: Pat
         ("[settings.migrator]\nnope = 1", "migrator-0: Object contains unknown field `nope`"),
     ],
 )
-def test_what_a_service_would_refuse_is_refused_by_its_name_and_key(tmp_path: Path, lines: str, refusal: str) -> None:
+def test_what_a_service_would_refuse_or_a_deployment_writes_is_refused_by_its_key(
+    tmp_path: Path, lines: str, refusal: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         check(tmp_path, lines)
     assert str(refused.value).startswith(refusal)

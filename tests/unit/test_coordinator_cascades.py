@@ -4,12 +4,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from millrace.actor.effects import DeleteKey
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.local import (
     BucketReady,
     BusReconnected,
     KeyChanged,
     KeyUnreadable,
+    StopRequested,
 )
 from millrace.contracts.plan import Lease
 
@@ -57,8 +59,12 @@ def _thresholds(plan: CascadePlan | None) -> list[float]:
     return [tier.threshold for tier in plan.tiers]
 
 
-def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there() -> None:
-    story = Story()
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def test_configured_thresholds_are_planned_as_soon_as_an_instance_is_there(story: Story) -> None:
     story.tick()
     assert story.plan is None
     story.register("w0", "nano")
@@ -89,8 +95,7 @@ def test_membership_follows_at_once_and_a_tier_is_awaited_unless_it_begins_empty
     assert _thresholds(story.plan) == [60.0, 0.0]
 
 
-def test_a_plan_that_a_person_put_stays_and_only_its_instances_follow() -> None:
-    story = Story()
+def test_a_plan_that_a_person_put_stays_and_only_its_instances_follow(story: Story) -> None:
     story.register("w0", "nano")
     assert story.plan is not None
     tiers = [CascadeTier(model="nano", threshold=33.0), CascadeTier(model="mini", threshold=0.0)]
@@ -111,8 +116,9 @@ def test_a_plan_of_other_thresholds_or_tiers_left_in_the_store_gives_way_to_the_
         assert story.plan.epoch == 8
 
 
-def test_a_reconnect_writes_nothing_until_the_store_has_told_its_keys() -> None:
-    story = Story()
+def test_a_reconnect_writes_nothing_until_the_store_has_told_its_keys_and_the_end_gives_the_lease_back(
+    story: Story,
+) -> None:
     story.register("w0", "nano")
     story.send(BusReconnected())
     before = story.revision
@@ -125,18 +131,17 @@ def test_a_reconnect_writes_nothing_until_the_store_has_told_its_keys() -> None:
                 story.send(KeyChanged(bucket=bucket, key=key, value=value, revision=revision))
         story.send(BucketReady(bucket=bucket))
     assert story.counts() == [1, 1]
+    assert DeleteKey(bucket="cascade_lease", key="c", correlation="4|release/c") in story.send(StopRequested())
 
 
-def test_what_is_no_plan_and_cascades_of_others_change_nothing() -> None:
-    story = Story()
+def test_what_is_no_plan_and_cascades_of_others_change_nothing(story: Story) -> None:
     lease = Lease(model="c", holder="x", incarnation=1, until_ns=1)
     assert story.send(KeyChanged(bucket="cascade", key="c", value=lease, revision=5))
     other = CascadePlan(cascade="d", epoch=1, tiers=[CascadeTier(model="nano")])
     assert story.send(KeyChanged(bucket="cascade", key="d", value=other, revision=6)) == []
 
 
-def test_a_plan_that_cannot_be_read_is_written_anew_with_what_a_person_put() -> None:
-    story = Story()
+def test_a_plan_that_cannot_be_read_is_written_anew_with_what_a_person_put(story: Story) -> None:
     story.register("w0", "nano")
     tiers = [CascadeTier(model="nano", threshold=33.0), CascadeTier(model="mini")]
     story.told("cascade", "c", CascadePlan(cascade="c", epoch=2, tiers=tiers, coordinator=OPERATOR))

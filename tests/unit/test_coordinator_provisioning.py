@@ -112,14 +112,18 @@ def decided(effects: list[Effect]) -> list[ProvisioningDecided]:
     return [body for body in bodies if isinstance(body, ProvisioningDecided)]
 
 
+@pytest.fixture
+def bench() -> Provisioned:
+    return Provisioned("a")
+
+
 def test_without_a_strategy_nothing_is_heard_and_nothing_asked() -> None:
     actor = build(CoordinatorConfig(name="c"), ActorDeps(incarnation=1, rng=Random(1)))
     subjects = [effect.subject for effect in actor.start(0) if isinstance(effect, Subscribe)]
     assert not [subject for subject in subjects if "decision" in subject or "outcome" in subject]
 
 
-def test_a_slow_forecast_asks_the_provisioner_for_one_more_and_says_why() -> None:
-    bench = Provisioned("a")
+def test_a_slow_forecast_asks_the_provisioner_for_one_more_and_says_why(bench: Provisioned) -> None:
     effects = bench.slow()
     (request,) = asked(effects)
     assert request.subject == "mr.local.provision.local.start"
@@ -130,8 +134,7 @@ def test_a_slow_forecast_asks_the_provisioner_for_one_more_and_says_why() -> Non
 
 
 @pytest.mark.parametrize("fields", [{"note": "no answer"}, {"kind": "continuation"}])
-def test_only_forecasts_of_new_requests_count(fields: dict[str, str]) -> None:
-    bench = Provisioned("a")
+def test_only_forecasts_of_new_requests_count(bench: Provisioned, fields: dict[str, str]) -> None:
     bench.tick(200)
     bench.placed(99, **fields)
     assert asked(bench.tick()) == []
@@ -146,8 +149,7 @@ def test_relief_hears_completed_requests_only(outcome: str, asks: int) -> None:
     assert len(asked(bench.tick())) == asks
 
 
-def test_nothing_more_is_asked_while_one_starts_and_once_it_serves_all_begins_anew() -> None:
-    bench = Provisioned("a")
+def test_nothing_more_is_asked_while_one_starts_and_once_it_serves_all_begins_anew(bench: Provisioned) -> None:
     assert bench.order_a_start() == []
     assert bench.state["starting"] == ["b"]
     assert asked(bench.slow()) == []
@@ -200,8 +202,7 @@ def test_a_refusal_goes_to_the_next_host_and_the_last_one_is_said_once() -> None
     assert bench.orders("start", "at_bound") == 2
 
 
-def test_without_a_provisioner_or_with_an_answer_that_is_none_the_cluster_stays_as_it_is() -> None:
-    bench = Provisioned("a")
+def test_without_a_provisioner_or_with_an_answer_that_is_none_the_cluster_stays_as_it_is(bench: Provisioned) -> None:
     assert logged(bench.fail(bench.slow(), RequestFailure.NO_RESPONDERS)) == ["provisioning_failed"]
     assert bench.orders("start", "no_responders") == 1
     assert bench.state == {"asked": 0, "starting": [], "stopping": [], "failures": 1}
@@ -218,8 +219,7 @@ def test_an_order_without_an_answer_is_repeated_under_its_name_and_then_given_up
     assert bench.orders("start", "unanswered") == 1
 
 
-def test_after_low_load_the_youngest_is_stopped_and_nobody_else_until_it_is_gone() -> None:
-    bench = Provisioned("a")
+def test_after_low_load_the_youngest_is_stopped_and_nobody_else_until_it_is_gone(bench: Provisioned) -> None:
     bench.tick()
     bench.register("b")
     effects = bench.order_a_stop()
@@ -260,8 +260,7 @@ def test_who_cannot_be_stopped_is_not_asked_again_until_it_was_restarted(reason:
     assert request.body.instance == "b"  # type: ignore[attr-defined]
 
 
-def test_whoever_loses_the_lease_forgets_and_whoever_gets_it_cools_down_first() -> None:
-    bench = Provisioned("a")
+def test_whoever_loses_the_lease_forgets_and_whoever_gets_it_cools_down_first(bench: Provisioned) -> None:
     effects = bench.slow()
     bench.lease("somebody else")
     bench.tick()
@@ -275,8 +274,7 @@ def test_whoever_loses_the_lease_forgets_and_whoever_gets_it_cools_down_first() 
     assert len(asked(bench.tick(5))) == 1
 
 
-def test_windows_are_bounded() -> None:
-    bench = Provisioned("a")
+def test_windows_are_bounded(bench: Provisioned) -> None:
     for _ in range(SAMPLES_MAX + 9):
         bench.placed(1)
     bench.actor.check_invariants()

@@ -12,14 +12,8 @@ import yaml
 from millrace.actor.config import BusConfig, load_config
 
 from compose import kubernetes
-from services.broker.config import BrokerConfig
-from services.coordinator.config import CoordinatorConfig
-from services.ingress.config import IngressConfig
-from services.judge.config import JudgeConfig
-from services.migrator.config import MigratorConfig
+from deployment.config_check import SERVICES
 from services.page.config import PageConfig
-from services.predictor.config import PredictorConfig
-from services.tagger.config import TaggerConfig
 from services.worker.config import WorkerConfig, WorkerLimits
 
 CLUSTER = """
@@ -48,19 +42,7 @@ servers = 3
 keys = "keys.toml"
 """
 
-KINDS: dict[str, type[msgspec.Struct]] = {
-    "ingress": IngressConfig,
-    "coordinator": CoordinatorConfig,
-    "tagger": TaggerConfig,
-    "predictor": PredictorConfig,
-    "judge": JudgeConfig,
-    "page": PageConfig,
-    "buckets": BusConfig,
-    "wide": WorkerConfig,
-    "narrow": WorkerConfig,
-    "migrator": MigratorConfig,
-    "broker": BrokerConfig,
-}
+KINDS = {**SERVICES, "page": PageConfig, "buckets": BusConfig, "wide": WorkerConfig, "narrow": WorkerConfig}
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 
@@ -90,15 +72,10 @@ def pods(objects: Objects) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(set, pod, its spec) of every pod, that of a job too."""
     for (kind, name), each in objects.items():
         if kind == "StatefulSet":
-            yield from (
-                (name, f"{name}-{n}", each["spec"]["template"]["spec"]) for n in range(each["spec"]["replicas"])
-            )
+            for n in range(each["spec"]["replicas"]):
+                yield name, f"{name}-{n}", each["spec"]["template"]["spec"]
         if kind == "Job":
             yield name, name, each["spec"]["template"]["spec"]
-
-
-def containers(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*spec.get("initContainers", []), *spec["containers"]]
 
 
 def files_of(pod: str, container: dict[str, Any]) -> list[str]:
@@ -118,7 +95,7 @@ def test_every_container_s_files_are_in_its_secret_and_its_service_takes_them(fo
         assert {"name": "files", "secret": {"secretName": name, "defaultMode": 0o440}} in spec["volumes"]
         volumes = {volume["name"] for volume in spec["volumes"]} | ({"data"} if name == "nats" else set())
         ports: list[int] = []
-        for container in containers(spec):
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
             ports += [port["containerPort"] for port in container["ports"]]
             assert files_of(pod, container)

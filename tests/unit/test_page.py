@@ -18,7 +18,6 @@ from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import CandidateForecast, DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.status import (
-    InstanceRecord,
     PresenceState,
     SequenceState,
     SequenceStatus,
@@ -49,10 +48,8 @@ class World:
         self.bids: list[Any] = []
         self.sent: list[Effect] = self.actor.start(BEGIN)
         for name in ("w0", "w1", "w2", "w3"):
-            self.register(name)
-
-    def register(self, name: str, value: InstanceRecord | None = None) -> None:
-        self.hear(KeyChanged(bucket="instance", key=name, value=value or record(name), revision=1))
+            value = plain_record(name, engine="vllm")
+            self.hear(KeyChanged(bucket="instance", key=name, value=value, revision=1))
 
     def hear(self, body: Body, later_ns: int = 0) -> list[Effect]:
         self.now_ns += later_ns
@@ -85,44 +82,36 @@ class World:
         return [event for event in self.seen.get("e", {}).values() if event["k"] == kind]
 
 
-def record(name: str) -> InstanceRecord:
-    return plain_record(name, engine="vllm")
-
-
 def decision(request: str, chosen: str, kind: str = "dispatch", **fields: Any) -> DecisionMade:
     forecasts = [CandidateForecast(chosen, ttft_ns=SECOND // 4, e2e_ns=2 * SECOND)]
     told = {"reason": "forecast to end first", "prompt_tokens": 100, "max_tokens": 500, "forecasts": forecasts}
     return messages.decision(request, chosen=chosen, kind=kind, **told, **fields)
 
 
-def snapshot(instance: str, running: dict[str, int], waiting: tuple[str, ...] = (), **fields: Any) -> StatusSnapshot:
+def snapshot(instance: str, running: dict[str, int], **fields: Any) -> StatusSnapshot:
     """``running``: output tokens by sequence."""
-
-    def status(sequence: str, state: SequenceState, output: int) -> SequenceStatus:
-        return SequenceStatus(sequence, state, 100, 100, output, 500, 7, BEGIN)
-
-    return plain_snapshot(
-        instance,
-        running=[status(each, SequenceState.RUNNING, output) for each, output in running.items()],
-        waiting=[status(each, SequenceState.WAITING, 0) for each in waiting],
-        **{"at_ns": BEGIN, "blocks_free": 90} | fields,
-    )
+    rows = [SequenceStatus(r, SequenceState.RUNNING, 100, 100, output, 500, 7, BEGIN) for r, output in running.items()]
+    return plain_snapshot(instance, running=rows, **{"at_ns": BEGIN, "blocks_free": 90} | fields)
 
 
 def finished(request: str, outcome: str = "completed") -> RequestFinished:
     return plain(RequestFinished, request=request, outcome=outcome, output_tokens=[5], detail="why")
 
 
-def migrated(sequence: str, outcome: MigrationOutcome, source: str = "w0", target: str = "w1") -> MigrationFinished:
-    return plain(MigrationFinished, sequence=sequence, source=source, target=target, outcome=outcome)
+def migrated(sequence: str, outcome: MigrationOutcome) -> MigrationFinished:
+    return plain(MigrationFinished, sequence=sequence, source="w0", target="w1", outcome=outcome)
 
 
 def presence(role: str, name: str, state: PresenceState = PresenceState.ALIVE, **fields: Any) -> ServicePresence:
     return ServicePresence(role=role, name=name, incarnation=1, at_ns=BEGIN, state=state, **fields)
 
 
-def test_a_request_is_placed_decodes_moves_and_ends() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_request_is_placed_decodes_moves_and_ends(world: World) -> None:
     world.hear(snapshot("w0", {}))
     world.hear(snapshot("w1", {}))
     world.hear(decision("r", "w0", expected_output_tokens=42.0))
@@ -143,8 +132,7 @@ def test_a_request_is_placed_decodes_moves_and_ends() -> None:
     assert world.seen["f"]["r"]["outcome"] == "completed"
 
 
-def test_a_continuation_is_a_failover_and_a_failure_is_told() -> None:
-    world = World()
+def test_a_continuation_is_a_failover_and_a_failure_is_told(world: World) -> None:
     world.hear(snapshot("w0", {"r.0": 1}))
     for body in (decision("r", "w0"), presence("worker", "w0"), presence("worker", "w0", PresenceState.DEAD)):
         world.hear(body)
@@ -156,15 +144,13 @@ def test_a_continuation_is_a_failover_and_a_failure_is_told() -> None:
     assert [e["state"] for e in world.events("ServicePresence")] == ["dead"]
 
 
-def test_a_service_that_left_is_not_said_to_have_died() -> None:
-    world = World()
+def test_a_service_that_left_is_not_said_to_have_died(world: World) -> None:
     for state in (PresenceState.ALIVE, PresenceState.LEAVING, PresenceState.DEAD):
         world.hear(presence("worker", "w0", state))
     assert world.row("s", "worker/w0")["state"] == "leaving"
 
 
-def test_a_snapshot_of_each_instance_is_wanted_in_every_second_frame_and_one_is_taken() -> None:
-    world = World()
+def test_a_snapshot_of_each_instance_is_wanted_in_every_second_frame_and_one_is_taken(world: World) -> None:
     asked = [[e.subject for e in world.frame() if isinstance(e, Subscribe)] for _ in range(4)]
     assert asked[:2] == asked[2:]
     assert sorted(asked[0] + asked[1]) == [f"mr.local.status.m.w{number}" for number in range(4)]
@@ -173,8 +159,7 @@ def test_a_snapshot_of_each_instance_is_wanted_in_every_second_frame_and_one_is_
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_an_instance_that_is_registered_no_more_is_gone_unless_it_comes_back(killed: bool) -> None:
-    world = World()
+def test_an_instance_that_is_registered_no_more_is_gone_unless_it_comes_back(world: World, killed: bool) -> None:
     world.hear(snapshot("w0", {}))
     if killed:
         world.hear(presence("worker", "w0", PresenceState.DEAD))
@@ -185,8 +170,9 @@ def test_an_instance_that_is_registered_no_more_is_gone_unless_it_comes_back(kil
 
 
 @pytest.mark.parametrize("last", ["w0", ""])
-def test_a_request_whose_outcome_does_not_come_ends_where_it_ran_and_where_it_waited_for_an_instance(last: str) -> None:
-    world = World()
+def test_a_request_whose_outcome_does_not_come_ends_where_it_ran_and_where_it_waited_for_an_instance(
+    world: World, last: str
+) -> None:
     world.hear(decision("r", last))
     world.frame(LOST_NS - SECOND)
     assert "r.0" in world.seen["q"]
@@ -194,8 +180,7 @@ def test_a_request_whose_outcome_does_not_come_ends_where_it_ran_and_where_it_wa
     assert world.seen["q"] == {}
 
 
-def test_tokens_are_told_again_only_where_counting_on_by_their_rate_would_be_wrong() -> None:
-    world = World()
+def test_tokens_are_told_again_only_where_counting_on_by_their_rate_would_be_wrong(world: World) -> None:
     world.hear(snapshot("w0", {"r.0": 0}))
     for second in range(1, 11):
         world.hear(snapshot("w0", {"r.0": 100 * second}), SECOND)
@@ -207,8 +192,7 @@ def test_tokens_are_told_again_only_where_counting_on_by_their_rate_would_be_wro
     assert tokens + rate * (10_000 - at_ms) / 1000 == pytest.approx(1000, rel=0.15)
 
 
-def test_plan_and_load_are_told_and_bids_flash_once() -> None:
-    world = World()
+def test_plan_and_load_are_told_and_bids_flash_once(world: World) -> None:
     stage = Stage(name="s0", length_min=0, length_max=None, instances=["w0"], roles={"w0": InstanceRole.PREFILL})
     plan = Plan(model="m", epoch=3, stages=[stage], coordinator="c", reason="as asked")
     world.hear(snapshot("w0", {}))
@@ -244,8 +228,7 @@ def test_random_messages_leave_every_viewer_with_the_same_tables_and_everything_
     assert len(world.seen["f"]) <= FINISHED_MAX
 
 
-def test_what_was_heard_of_a_request_is_told_and_the_oldest_are_forgotten() -> None:
-    world = World()
+def test_what_was_heard_of_a_request_is_told_and_the_oldest_are_forgotten(world: World) -> None:
     for number in range(REQUESTS_KEPT + 1):
         world.hear(decision(f"r{number}", "w0"))
         world.hear(finished(f"r{number}"))
@@ -258,8 +241,7 @@ def test_what_was_heard_of_a_request_is_told_and_the_oldest_are_forgotten() -> N
 
 
 @pytest.mark.parametrize("asked", ["r", "r~1", "r~2.0"])
-def test_attempts_of_a_cascade_are_told_with_its_request_in_the_order_of_their_times(asked: str) -> None:
-    world = World()
+def test_attempts_of_a_cascade_are_told_with_its_request_in_the_order_of_their_times(world: World, asked: str) -> None:
     for body in (decision("r~1", "w0"), finished("r~1"), decision("r~2", "w1"), finished("r~2"), finished("r")):
         world.hear(body, SECOND)
     heard = [(at_ns, json.loads(bytes(body))["request"]) for at_ns, body in world.actor.told(asked)]
@@ -280,10 +262,11 @@ def test_the_past_is_kept_in_segments_within_its_bound() -> None:
     assert run.segment(1) is None
 
 
-class Transport:
-    """Takes what is written; ``behind``: what its reader has not read."""
+class Wire:
+    """The part of a connection that an Exchange needs, and what it wrote; ``behind``: bytes that wait for a reader."""
 
     def __init__(self) -> None:
+        self.transport = self
         self.text = b""
         self.behind = 0
 
@@ -292,13 +275,6 @@ class Transport:
 
     def get_write_buffer_size(self) -> int:
         return self.behind
-
-
-class Wire:
-    """The part of a connection that an Exchange needs."""
-
-    def __init__(self) -> None:
-        self.transport = Transport()
 
     def date_header(self) -> bytes:
         return b""
@@ -310,13 +286,13 @@ class Wire:
         pass
 
 
-def asked(server: PageServer, path: str, host: str = "127.0.0.1:8001", body: str = "{}", **headers: str) -> Transport:
+def asked(server: PageServer, path: str, host: str = "127.0.0.1:8001", body: str = "{}", **headers: str) -> Wire:
     wire = Wire()
     sent = {b"host": host.encode()} | {name.encode(): value.encode() for name, value in headers.items()}
     method = "POST" if path == "/order" else "GET"
     request = HttpRequest(method=method, path=path, headers=sent, body=body.encode(), keep_alive=True, chunked=False)
     server.handle(Exchange(request, wire))  # type: ignore[arg-type]
-    return wire.transport
+    return wire
 
 
 def server_of(config: PageConfig | None = None) -> PageServer:
@@ -333,8 +309,8 @@ def server_of(config: PageConfig | None = None) -> PageServer:
     return server
 
 
-def frames(transport: Transport) -> list[dict[str, Any]]:
-    return [json.loads(line[6:]) for line in transport.text.splitlines() if line.startswith(b"data: ")]
+def frames(wire: Wire) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in wire.text.splitlines() if line.startswith(b"data: ")]
 
 
 def test_a_slow_viewer_gets_fewer_frames_then_a_whole_one_and_others_get_all() -> None:

@@ -71,11 +71,6 @@ def test_a_stage_keeps_one_that_prefills_and_one_that_decodes(
     assert answer.detail
 
 
-def test_orders_without_sense_or_bound_are_refused() -> None:
-    for count in (-1, ORDER_MAX + 2):
-        assert asked(count, one("a")).refusal is OrderRefusal.INVALID
-
-
 def test_the_limit_follows_from_what_is_held() -> None:
     assert emptying_s(one("a"), bytes_per_s=1e9) == LEAST_S
     assert emptying_s(one("a", tokens=10**6), bytes_per_s=1e9) == LEAST_S + 2 * 1.0
@@ -96,10 +91,7 @@ class Scaled(Bench):
 
     def __init__(self, *names: str) -> None:
         self.asked: list[Request] = []
-        super().__init__()
-        for name in names or ("w0", "w1"):
-            self.register(name)
-        self.tick()
+        super().__init__(*(names or ("w0", "w1")))
 
     def register(self, name: str, incarnation: int = 5) -> None:
         value = msgspec.structs.replace(record(name, incarnation), shape="cpu", kv=KV)
@@ -121,8 +113,12 @@ class Scaled(Bench):
         return self.answers(self.actor.handle(message, self.now_ns))
 
 
-def test_more_instances_of_a_shape_and_a_role_are_started_and_come_with_it() -> None:
-    bench = Scaled()
+@pytest.fixture
+def bench() -> Scaled:
+    return Scaled()
+
+
+def test_more_instances_of_a_shape_and_a_role_are_started_and_come_with_it(bench: Scaled) -> None:
     assert bench.order(2, shape="cpu", role=DECODE) == []
     assert [(type(request.body), request.body.shape) for request in bench.asked] == [(StartInstance, "cpu")] * 2
     assert bench.replied(bench.asked[0], InstanceOrdered(instance="w2")) == []
@@ -154,15 +150,13 @@ def test_fewer_instances_drain_within_a_limit_that_is_told() -> None:
         (OrderRefusal.STOPPING, OrderRefusal.NOT_KEPT),
     ],
 )
-def test_what_provisioners_refuse_is_told(refusal: OrderRefusal, reason: OrderRefusal) -> None:
-    bench = Scaled()
+def test_what_provisioners_refuse_is_told(bench: Scaled, refusal: OrderRefusal, reason: OrderRefusal) -> None:
     bench.order(1, shape="h100x2")
     (answer,) = bench.replied(bench.asked[0], OrderRefused(reason=refusal, detail="why"))
     assert answer == OrderRefused(reason=reason, detail=f"{refusal}: why")
 
 
-def test_some_may_begin_where_others_cannot() -> None:
-    bench = Scaled()
+def test_some_may_begin_where_others_cannot(bench: Scaled) -> None:
     bench.order(4)
     bench.replied(bench.asked[0], InstanceOrdered(instance="w2"))
     (answer,) = bench.replied(bench.asked[1], OrderRefused(reason=OrderRefusal.AT_BOUND, detail="3 are the bound"))
@@ -170,8 +164,7 @@ def test_some_may_begin_where_others_cannot() -> None:
     assert answer.detail == "w2 begins; one more not (at_bound: 3 are the bound)"
 
 
-def test_silence_of_a_provisioner_is_told_after_a_second_try() -> None:
-    bench = Scaled()
+def test_silence_of_a_provisioner_is_told_after_a_second_try(bench: Scaled) -> None:
     bench.order(3)
     failed = Message(RequestFailed(correlation=bench.asked[0].correlation, reason=RequestFailure.TIMEOUT))
     assert bench.answers(bench.actor.handle(failed, bench.now_ns)) == []
@@ -185,6 +178,7 @@ def test_orders_that_cannot_be_carried_out_now_are_refused() -> None:
     for count, fields, reason in (
         (0, {}, OrderRefusal.NOT_CAPABLE),
         (-3, {}, OrderRefusal.INVALID),
+        (ORDER_MAX + 4, {}, OrderRefusal.INVALID),
         (2, {"plan_epoch": bench.plan.epoch - 1}, OrderRefusal.OLD_PLAN),
     ):
         (answer,) = bench.order(count, **fields)

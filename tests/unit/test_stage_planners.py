@@ -228,19 +228,8 @@ def test_a_linear_instance_prices_long_prompts_too(name: str, tokens: int) -> No
     # A line through prompts of up to 2,048 tokens made one of 12,000 tokens 2.5 times as long as it is.
     cost = load_step_time(name).cost(EngineParameters(max_model_len=65_536, blocks_total=8_192))
     made = linear_instance(cost, kv_tokens=100_000, max_sequences=256)
-    prompt = BatchComposition(
-        decodes=8,
-        prefills=1,
-        prefill_tokens=tokens,
-        context_tokens=8 * 1024 + tokens,
-        prefill_work=tokens * tokens / 2,
-        prefill_context_tokens=tokens,
-        longest_context=1024,
-    )
-    alone = BatchComposition(decodes=8, context_tokens=8 * 1024, longest_context=1024)
-    real_s = (cost.duration_fs(prompt) - cost.duration_fs(alone)) / 1e15
     linear_s = made.per_prefill_token_s * tokens + made.per_prefill_work_s * tokens**2 / 2
-    assert linear_s == pytest.approx(real_s, rel=0.35)
+    assert linear_s == pytest.approx(chunks_s(cost, 8, tokens, budget=8 + tokens), rel=0.35)
 
 
 @pytest.mark.parametrize("name", ["h200-llama-3-8b", "a100-llama-3-8b"])

@@ -187,18 +187,6 @@ def files_of(layout: Layout) -> dict[str, Any]:
 MODELLED = 'engine = "modelled"'
 
 
-def test_a_service_of_ones_own_is_run_with_its_role_s_rights_and_its_settings() -> None:
-    extra = ["[[extra_services]]", 'name = "census"', 'module = "my.census"', 'role = "observer"', "count = 2"]
-    layout = layout_of(cluster(MODELLED, *extra, "settings = { instance = 'worker-0' }"))
-    children = [child for child in layout.plan().children if child.role == "census"]
-    assert [child.name for child in children] == ["census-0", "census-1"]
-    assert [child.presences for child in children] == [["census-0"], ["census-1"]]
-    assert children[0].command[1:4] == ["-m", "my.census", "--config"]
-    config = files_of(layout)["census-0"]
-    assert (config["bus"]["user"], config["instance"]) == ("observer", "worker-0")
-    assert [role for role, path in layout.configurations() if path.stem == "census-0"] == ["census"]
-
-
 STAGED = [
     *("[[models.stages]]", 'name = "s0"', "length_max = 2048", 'instances = ["worker-0"]'),
     *("[[models.stages]]", 'name = "s1"', "length_min = 2048", 'instances = ["worker-[12]"]'),
@@ -307,17 +295,6 @@ def test_every_instance_that_may_run_has_one_migrator(lines: list[str], groups: 
 def roles_and_commands(*lines: str) -> dict[str, list[str]]:
     config = layout_of(cluster(MODELLED, *lines)).plan()
     return {child.name: child.command for child in config.children}
-
-
-def test_each_ingress_hosts_a_predictor_and_a_tagger_of_its_own() -> None:
-    commands = roles_and_commands("count = 2", "[services]", "ingresses = 2")
-    assert not {"predictor-0", "tagger-0"} & set(commands)
-    for index in range(2):
-        command = commands[f"ingress-{index}"]
-        assert command[1:3] == ["-m", "deployment.ingress"]
-        told = dict(zip(command[3::2], map(Path, command[4::2]), strict=True))
-        hosted = {"--config": "ingress", "--predictor": "predictor", "--tagger": "tagger"}
-        assert {flag: path.stem for flag, path in told.items()} == {f: f"{s}-{index}" for f, s in hosted.items()}
 
 
 @pytest.mark.parametrize(
@@ -560,8 +537,7 @@ def test_a_machine_that_joins_runs_engines_and_what_moves_their_sequences(tmp_pa
     joins = Joined(name="b", servers=["nats://a:4222"])
     config = Layout(LaunchOptions(spec=spec, directory=str(tmp_path / "b"), joins=joins)).plan()
     assert (config.nats, config.name, config.host, config.leaves) == ([], "b-supervisor", "b", True)
-    assert [child.name for child in config.children] == ["b-worker-0", "b-migrator-0"]
-    assert config.children[1].presences == ["b-migrator-0"]
+    assert [child.presences for child in config.children] == [["b-worker-0"], ["b-migrator-0"]]
     real = Layout(LaunchOptions(spec=cluster(), directory=str(tmp_path / "b"), cores=[0], joins=joins))
     real.plan()
     real.write()

@@ -13,13 +13,13 @@ from millrace.cluster.toml_text import cluster_toml
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import StopRequested, TimerFired
 from millrace.contracts.message import Body, Message
-from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
+from millrace.contracts.provisioner import ClusterCompared, InstanceOrdered, StartInstance, StopInstance
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.contracts.worker import DrainWorker
 
 from services.supervisor.actor import RETIRE_GRACE_NS, SupervisorActor
 from services.supervisor.config import ChildSpec, LaunchOptions
-from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, StartChild
+from services.supervisor.effects import ChildExited, ChildStarted, SignalChild, SpecificationRead, StartChild
 from services.supervisor.layout import Layout
 from services.supervisor.roster import ORDERS_MAX, Roster
 
@@ -109,15 +109,6 @@ def test_an_order_starts_the_first_spare_worker_once_and_names_it_at_once() -> N
     assert bench.order("x") == [effect for effect in effects if isinstance(effect, Reply)]
     bench.run("worker-2", 12)
     assert bench.states()["worker-2"] == "ready"
-
-
-def test_beyond_the_roster_and_for_another_model_it_refuses() -> None:
-    bench = Bench()
-    assert refusal(bench.order(model="other")) is OrderRefusal.OTHER_MODEL
-    bench.order()
-    bench.order()
-    assert refusal(bench.order()) is OrderRefusal.AT_BOUND
-    assert len(bench.states()) == 4
 
 
 def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again() -> None:
@@ -373,3 +364,44 @@ def test_a_file_with_devices_gives_every_worker_its_place_in_the_pool() -> None:
 def test_a_pool_that_cannot_be_is_refused(old: str, new: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         parse_cluster(POOL.replace(old, new))
+
+
+# comparison with a specification, as `millrace apply` asks for
+
+CLUSTER = """
+[[models]]
+name = "m"
+path = "m"
+[[models.groups]]
+count = 2
+engine = "modelled"
+processes = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", {}),
+        ("count = 2", "count = 2\nsettings = { max_num_seqs = 9 }", {"worker-0": "changed", "worker-1": "changed"}),
+        (
+            'count = 2\nengine = "modelled"\nprocesses = 2',
+            "names = ['worker-0']\nengine = 'modelled'",
+            {"worker-1": "removed", "migrator-1": "removed"},
+        ),
+        (
+            "[[models]]",
+            "[policies]\ndispatch.name = 'random'\n[[models]]",
+            {"ingress-0": "removed", "ingress-1": "added"},
+        ),
+    ],
+)
+def test_processes_that_differ_from_the_specification_are_told_and_no_others(old, new, expected):
+    running = Layout(LaunchOptions(spec=parse_cluster(CLUSTER), cores=[0]))
+    config = running.plan()
+    bench = Bench([*config.nats, *config.children], [], model="")
+    options = LaunchOptions(spec=parse_cluster(CLUSTER.replace(old, new)), cores=[0])
+    machine = Layout.following(options, running, ["ingress-0"]).plan()
+    effects = bench.send(SpecificationRead(take=True, reply_to="inbox", machine=machine))
+    (answer,) = (body for effect in effects if isinstance(body := getattr(effect, "body", None), ClusterCompared))
+    assert {row.name: str(row.change) for row in answer.processes if row.change != "same"} == expected
