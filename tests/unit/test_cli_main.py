@@ -132,7 +132,7 @@ KNOWN = {
 }
 
 
-def test_the_cluster_file_is_found_from_the_working_directory_upwards_and_options_win_over_it(
+def test_the_cluster_file_is_found_upwards_and_options_win_over_it(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cluster(elsewhere / ".millrace", **KNOWN)

@@ -22,14 +22,7 @@ from rich.console import Console
 from services.coordinator.cascades import OPERATOR as KEPT_BY_COORDINATORS
 
 FILE = """
-[[models]]
-name = "small"
-path = "nano"
-
-[[models]]
-name = "large"
-path = "mini"
-
+models = [{ name = "small", path = "nano" }, { name = "large", path = "mini" }]
 [cascade]
 tiers = ["small", "large"]
 """

@@ -11,22 +11,12 @@ START = """
 [[models]]
 name = "m"
 path = "nano"
-[[models.groups]]
-engine = "modelled"
-count = 2
-spares = 2
-role = "prefill"
-[[models.stages]]
-name = "s0"
-length_max = 512
-[[models.stages]]
-name = "s1"
-length_min = 512
+groups = [{ engine = "modelled", count = 2, spares = 2, role = "prefill" }]
+stages = [{ name = "s0", length_max = 512 }, { name = "s1", length_min = 512 }]
 [[models]]
 name = "large"
 path = "mini"
-[[models.groups]]
-engine = "modelled"
+groups = [{ engine = "modelled" }]
 [cascade]
 tiers = ["m", "large"]
 """

@@ -28,22 +28,14 @@ name = "node"
 [[models]]
 name = "llama"
 path = "llama"
-[[models.groups]]
-name = "gpu"
-device = "h100"
-tensor_parallel = 2
-[[models.groups]]
-names = ["slow"]
-role = "decode"
-settings = { max_num_seqs = 8, migration = { enabled = false } }
-[[models.stages]]
-name = "s0"
-length_max = 2048
-instances = ["gpu-*"]
-[[models.stages]]
-name = "s1"
-length_min = 2048
-instances = ["slow"]
+groups = [
+  { name = "gpu", device = "h100", tensor_parallel = 2 },
+  { names = ["slow"], role = "decode", settings = { max_num_seqs = 8, migration = { enabled = false } } },
+]
+stages = [
+  { name = "s0", length_max = 2048, instances = ["gpu-*"] },
+  { name = "s1", length_min = 2048, instances = ["slow"] },
+]
 [[models]]
 name = "nano"
 path = "nano"

@@ -127,9 +127,7 @@ def images() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("image", ["control", "worker"])
-def test_each_image_has_the_files_of_its_package_and_parts_compiled_on_its_base(
-    images: dict[str, str], image: str
-) -> None:
+def test_each_image_has_the_files_and_compiled_parts_of_its_package(images: dict[str, str], image: str) -> None:
     (builder,) = re.findall(r"COPY --from=(\S+) /build/wheels", images[image])
     assert images[builder].split()[0] == images[image].split()[0] == "${BASE_IMAGE}"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -206,9 +204,7 @@ def test_gpu_workers_share_the_namespaces_that_cuda_needs_and_no_other_service_d
     assert not any(service.get("pid") == "host" or service.get("ipc") == "host" for service in on_gpus.values())
 
 
-def test_each_worker_has_a_migrator_with_its_broker_that_outlives_it_and_all_share_a_folder_for_sockets(
-    on_cpus: tuple[Path, dict[str, Any]],
-) -> None:
+def test_each_worker_has_a_migrator_with_its_broker_and_sockets(on_cpus: tuple[Path, dict[str, Any]]) -> None:
     folder, services = on_cpus
     assert {name for name in services if name.startswith("migrator-")} == {"migrator-0", "migrator-1"}
     for name in ("0", "1"):
@@ -277,19 +273,11 @@ name = "two"
 [[models]]
 name = "big"
 path = "big"
-[[models.groups]]
-name = "wide"
-device = "h100"
-tensor_parallel = 2
-count = 2
+groups = [{ name = "wide", device = "h100", tensor_parallel = 2, count = 2 }]
 [[models]]
 name = "small"
 path = "small"
-[[models.groups]]
-name = "narrow"
-device = "h100"
-role = "decode"
-settings = { max_num_seqs = 5 }
+groups = [{ name = "narrow", device = "h100", role = "decode", settings = { max_num_seqs = 5 } }]
 [policies.dispatch]
 name = "round_robin"
 [api]

@@ -116,9 +116,7 @@ def test_a_plan_of_other_thresholds_or_tiers_left_in_the_store_gives_way_to_the_
         assert story.plan.epoch == 8
 
 
-def test_a_reconnect_writes_nothing_until_the_store_has_told_its_keys_and_the_end_gives_the_lease_back(
-    story: Story,
-) -> None:
+def test_a_reconnect_writes_nothing_until_the_store_has_its_keys_and_the_end_frees_the_lease(story: Story) -> None:
     story.register("w0", "nano")
     story.send(BusReconnected())
     before = story.revision

@@ -21,18 +21,11 @@ name = "k"
 [[models]]
 name = "big"
 path = "big"
-[[models.groups]]
-name = "wide"
-device = "h100"
-tensor_parallel = 2
-count = 2
+groups = [{ name = "wide", device = "h100", tensor_parallel = 2, count = 2 }]
 [[models]]
 name = "small"
 path = "small"
-[[models.groups]]
-name = "narrow"
-device = "h100"
-role = "decode"
+groups = [{ name = "narrow", device = "h100", role = "decode" }]
 [services]
 ingresses = 2
 coordinators = 2
@@ -131,9 +124,7 @@ def test_only_the_pods_whose_files_change_roll(folder: Path) -> None:
     assert changed == {"coordinator"}
 
 
-def test_instances_get_gpus_time_to_drain_and_a_migrator_and_models_come_from_the_claim_or_the_node(
-    folder: Path,
-) -> None:
+def test_instances_get_gpus_a_migrator_time_to_drain_and_models_from_the_claim_or_the_node(folder: Path) -> None:
     objects = written(folder)
     spec = objects["StatefulSet", "wide"]["spec"]["template"]["spec"]
     (migrator,) = spec["initContainers"]
@@ -164,7 +155,7 @@ def test_three_nats_servers_know_each_other_and_keep_each_bucket_together(folder
 @pytest.mark.parametrize(
     ("old", "new", "wrong"),
     [
-        ("count = 2", "count = 2\nspares = 1", "models[0].groups[0].spares: 1"),
+        ("count = 2", "count = 2, spares = 1", "models[0].groups[0].spares: 1"),
         ("count = 2", 'names = ["a"]', "models[0].groups[0].names: pods are numbered"),
         ('name = "narrow"', 'name = "wide"', "models[].groups[].name: each group is a StatefulSet"),
         ("coordinators = 2", "predictors = 2", "services.predictors: 2"),

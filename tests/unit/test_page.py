@@ -170,9 +170,7 @@ def test_an_instance_that_is_registered_no_more_is_gone_unless_it_comes_back(wor
 
 
 @pytest.mark.parametrize("last", ["w0", ""])
-def test_a_request_whose_outcome_does_not_come_ends_where_it_ran_and_where_it_waited_for_an_instance(
-    world: World, last: str
-) -> None:
+def test_a_request_whose_outcome_does_not_come_ends_wherever_it_was(world: World, last: str) -> None:
     world.hear(decision("r", last))
     world.frame(LOST_NS - SECOND)
     assert "r.0" in world.seen["q"]

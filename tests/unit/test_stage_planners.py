@@ -65,12 +65,6 @@ def test_crossings_are_those_that_begin_below_and_end_above() -> None:
 # objectives
 
 
-def one_stage_pace(rate: float, instances: int, seed: int = 0) -> float:
-    found = statistics(rate, seed)
-    costs = open_costs(found, H200, candidate_edges(found), instances, Constraints())
-    return float(costs.pace_s[0, -1, instances])
-
-
 def test_the_open_objective_is_littles_law() -> None:
     found = statistics(30.0)
     costs = open_costs(found, H200, candidate_edges(found), 16, Constraints())
@@ -80,15 +74,6 @@ def test_the_open_objective_is_littles_law() -> None:
     assert n == pytest.approx(decoded * t)
     step = H200.fixed_s + (H200.per_decode_s + H200.per_context_token_s * context) * (1 + n)
     assert t == pytest.approx(step / (1 - prefill / found.span_s), rel=1e-3)
-
-
-def test_pace_rises_with_load_and_falls_with_instances() -> None:
-    paces = [one_stage_pace(rate, 16) for rate in (0.1, 10, 20, 30)]
-    assert paces == sorted(paces)
-    assert paces[0] == pytest.approx(H200.fixed_s, rel=0.2)
-    by_count = [one_stage_pace(20, count) for count in (32, 16, 12)]
-    assert by_count == sorted(by_count)
-    assert one_stage_pace(1e6, 16) == math.inf
 
 
 def costs_at_25(model: InstanceModel = H200, **constraints: float) -> StageCosts:

@@ -87,6 +87,14 @@ def signalled(effects: list[Effect]) -> list[tuple[str, int]]:
     return [(effect.name, effect.signal) for effect in effects if isinstance(effect, SignalChild)]
 
 
+@pytest.fixture
+def bench() -> Bench:
+    """One whose children are ready."""
+    bench = Bench()
+    bench.all_ready()
+    return bench
+
+
 def test_a_child_is_ready_with_its_presence_but_not_with_its_predecessors() -> None:
     bench = Bench()
     bench.send(ChildStarted(name="ingress-0", pid=13))
@@ -96,9 +104,7 @@ def test_a_child_is_ready_with_its_presence_but_not_with_its_predecessors() -> N
     assert bench.state("ingress-0") == "ready"
 
 
-def test_a_child_that_ended_is_declared_dead_and_started_again_after_a_pause() -> None:
-    bench = Bench()
-    bench.all_ready()
+def test_a_child_that_ended_is_declared_dead_and_started_again_after_a_pause(bench: Bench) -> None:
     effects = bench.send(ChildExited(name="w", pid=12, status=-9))
     dead = [e.body for e in effects if isinstance(e, Publish)]
     assert [(b.name, b.state) for b in dead if isinstance(b, ServicePresence)] == [("w", PresenceState.DEAD)]
@@ -125,9 +131,7 @@ def test_pauses_double_up_to_their_bound_and_a_healthy_spell_forgives() -> None:
     assert [e.at_ns - bench.now_ns for e in effects if isinstance(e, StartTimer)] == [BACKOFF_NS]
 
 
-def test_a_child_that_is_killed_every_few_seconds_while_it_serves_is_back_as_soon_each_time() -> None:
-    bench = Bench()
-    bench.all_ready()
+def test_a_child_that_is_killed_every_few_seconds_while_it_serves_is_back_as_soon_each_time(bench: Bench) -> None:
     pauses = []
     for pid in range(12, 24):
         bench.now_ns += 4_000_000_000
@@ -141,9 +145,7 @@ def test_a_child_that_is_killed_every_few_seconds_while_it_serves_is_back_as_soo
     assert pauses == [BACKOFF_NS] * 12
 
 
-def test_stopping_goes_in_order_with_a_limit_for_each_and_ends_when_nothing_runs() -> None:
-    bench = Bench()
-    bench.all_ready()
+def test_stopping_goes_in_order_with_a_limit_for_each_and_ends_when_nothing_runs(bench: Bench) -> None:
     effects = bench.send(StopRequested())
     assert signalled(effects) == [("ingress-0", signal.SIGTERM)]
     assert StartTimer(name="kill/ingress-0", at_ns=bench.now_ns + INGRESS.stop_limit_ms * 1_000_000) in effects
@@ -153,17 +155,13 @@ def test_stopping_goes_in_order_with_a_limit_for_each_and_ends_when_nothing_runs
     assert isinstance(bench.send(ChildExited(name="nats", pid=10, status=0))[-1], Stop)
 
 
-def test_asked_twice_it_kills_everything() -> None:
-    bench = Bench()
-    bench.all_ready()
+def test_asked_twice_it_kills_everything(bench: Bench) -> None:
     bench.send(StopRequested())
     killed = signalled(bench.send(StopRequested()))
     assert sorted(killed) == [(name, signal.SIGKILL) for name in ("ingress-0", "nats", "w")]
 
 
-def test_nothing_is_restarted_while_stopping() -> None:
-    bench = Bench()
-    bench.all_ready()
+def test_nothing_is_restarted_while_stopping(bench: Bench) -> None:
     bench.send(ChildExited(name="w", pid=12, status=1))
     bench.send(StopRequested())
     assert started(bench.send(TimerFired(name="restart/w"))) == []

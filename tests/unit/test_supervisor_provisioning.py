@@ -101,8 +101,12 @@ def drained(effects: list[Effect]) -> list[tuple[str, int]]:
     ]
 
 
-def test_an_order_starts_the_first_spare_worker_once_and_names_it_at_once() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_an_order_starts_the_first_spare_worker_once_and_names_it_at_once(bench: Bench) -> None:
     effects = bench.order("x")
     assert reply(effects) == InstanceOrdered(instance="worker-2")
     assert [effect.spec for effect in effects if isinstance(effect, StartChild)] == [SPARES[0]]
@@ -111,8 +115,7 @@ def test_an_order_starts_the_first_spare_worker_once_and_names_it_at_once() -> N
     assert bench.states()["worker-2"] == "ready"
 
 
-def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again() -> None:
-    bench = Bench()
+def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again(bench: Bench) -> None:
     effects = bench.retire("worker-0")
     assert reply(effects) == InstanceOrdered(instance="worker-0")
     assert drained(effects) == [("mr.local.engine.worker-0.drain", 10_000)]
@@ -130,8 +133,7 @@ def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again() ->
     assert reply(bench.order()) == InstanceOrdered(instance="worker-0")
 
 
-def test_a_lost_drain_is_said_again_and_then_helped_by_signals() -> None:
-    bench = Bench()
+def test_a_lost_drain_is_said_again_and_then_helped_by_signals(bench: Bench) -> None:
     effects = bench.retire("worker-0", 5_000)
     timers = {effect.name: effect.at_ns for effect in effects if isinstance(effect, StartTimer)}
     term_ns = bench.now_ns + 5 * S + RETIRE_GRACE_NS
@@ -142,15 +144,13 @@ def test_a_lost_drain_is_said_again_and_then_helped_by_signals() -> None:
     assert signalled(bench.send(TimerFired(name="kill/worker-0"))) == [("worker-0", signal.SIGKILL)]
 
 
-def test_asked_twice_the_earlier_end_holds() -> None:
-    bench = Bench()
+def test_asked_twice_the_earlier_end_holds(bench: Bench) -> None:
     bench.retire("worker-0", 10_000)
     assert drained(bench.retire("worker-0", 60_000)) == [("mr.local.engine.worker-0.drain", 10_000)]
     assert drained(bench.retire("worker-0", 0)) == [("mr.local.engine.worker-0.drain", 0)]
 
 
-def test_one_that_starts_is_ended_by_signal_as_soon_as_it_has_a_process() -> None:
-    bench = Bench()
+def test_one_that_starts_is_ended_by_signal_as_soon_as_it_has_a_process(bench: Bench) -> None:
     bench.order()
     effects = bench.retire("worker-2")
     assert StartTimer(name="retire/worker-2", at_ns=bench.now_ns) in effects
@@ -160,8 +160,7 @@ def test_one_that_starts_is_ended_by_signal_as_soon_as_it_has_a_process() -> Non
     assert "worker-2" not in bench.states()
 
 
-def test_one_that_keeps_failing_is_forgotten_at_once() -> None:
-    bench = Bench()
+def test_one_that_keeps_failing_is_forgotten_at_once(bench: Bench) -> None:
     bench.order()
     bench.send(ChildStarted(name="worker-2", pid=12))
     bench.send(ChildExited(name="worker-2", pid=12, status=1))
@@ -183,8 +182,7 @@ def test_what_cannot_be_stopped_is_refused(instance: str, reason: OrderRefusal) 
     assert refusal(Bench().retire(instance)) is reason
 
 
-def test_while_everything_stops_nothing_is_started_and_stops_are_taken_for_done() -> None:
-    bench = Bench()
+def test_while_everything_stops_nothing_is_started_and_stops_are_taken_for_done(bench: Bench) -> None:
     bench.retire("worker-0")
     bench.send(StopRequested())
     assert refusal(bench.order()) is OrderRefusal.STOPPING
@@ -264,8 +262,7 @@ def test_provisioning_leaves_alone_what_an_operator_drained() -> None:
     assert refused.detail == "5 instances of m are the bound, 1 drained by an operator"
 
 
-def test_what_provisioning_stopped_is_not_told_of_and_may_be_started_again_by_anyone() -> None:
-    bench = Bench()
+def test_what_provisioning_stopped_is_not_told_of_and_may_be_started_again_by_anyone(bench: Bench) -> None:
     bench.retire("worker-0", 0)
     bench.send(ChildExited(name="worker-0", pid=10, status=0))
     assert Drained.told(bench) == []  # type: ignore[arg-type]
@@ -372,10 +369,7 @@ CLUSTER = """
 [[models]]
 name = "m"
 path = "m"
-[[models.groups]]
-count = 2
-engine = "modelled"
-processes = 2
+groups = [{ count = 2, engine = "modelled", processes = 2 }]
 """
 
 
@@ -383,12 +377,8 @@ processes = 2
     ("old", "new", "expected"),
     [
         ("", "", {}),
-        ("count = 2", "count = 2\nsettings = { max_num_seqs = 9 }", {"worker-0": "changed", "worker-1": "changed"}),
-        (
-            'count = 2\nengine = "modelled"\nprocesses = 2',
-            "names = ['worker-0']\nengine = 'modelled'",
-            {"worker-1": "removed", "migrator-1": "removed"},
-        ),
+        ("count = 2", "count = 2, settings = { max_num_seqs = 9 }", {"worker-0": "changed", "worker-1": "changed"}),
+        ("count = 2", "names = ['worker-0']", {"worker-1": "removed", "migrator-1": "removed"}),
         (
             "[[models]]",
             "[policies]\ndispatch.name = 'random'\n[[models]]",
