@@ -286,8 +286,7 @@ def test_below_a_tier_that_has_not_come_yet_an_answer_is_not_called_the_last_tie
 
 
 def test_a_swap_that_makes_the_judged_tier_the_last_one_has_its_answer_delivered():
-    bench = CascadeBench(70.0, 70.0, 0.0)
-    bench.put(cascade_plan(70.0, 70.0, 0.0, judge="llm"))
+    bench = CascadeBench(70.0, 70.0, 0.0, judge="llm")
     bench.ask()
     bench.answer("ab$", logprob(60))
     bench.reply(bench.asked(JudgeAnswer)[-1], AnswerJudged(request="r~1", score=60.0, kind="llm"))
@@ -347,21 +346,6 @@ def test_a_model_that_cannot_take_the_request_is_skipped():
     bench.ask(members=("small", "large"))
     bench.answer("ab$", logprob(60))
     assert bench.attempts()[1:] == [("r~2.0", "w-large")]
-
-
-# Streams.
-
-
-def test_the_last_usable_tier_streams_as_it_is_generated():
-    bench = CascadeBench(70.0, 0.0)
-    bench.ask(stream=True)
-    bench.answer("ab$", logprob(60))
-    bench.answer("xy", logprob(60), end=False)
-    assert bench.made(AcceptCall)[0].answering == AnsweringTier(1, "middle", None)
-    assert bench.text() == "xy"
-    bench.answer("z$", logprob(60), first_index=2)
-    assert bench.text() == "xyz"
-    assert bench.made(DeliverDeltas)[-1].report == bench.report()
 
 
 # Failures.
@@ -507,6 +491,7 @@ def test_a_stream_that_has_begun_waits_for_its_model_as_a_plain_one_does(early: 
     bench.pass_time(2.0)
     bench.answer("z$", logprob(95), first_index=2)
     assert bench.text() == "xyz"
+    assert bench.made(DeliverDeltas)[-1].report == bench.report()
     assert bench.outcomes()[-1].outcome == "completed"
 
 
@@ -548,8 +533,7 @@ def test_a_client_that_leaves_takes_its_attempt_and_its_question_along():
 
 
 def test_a_stop_delivers_what_is_being_judged():
-    bench = CascadeBench(70.0, 0.0)
-    bench.put(cascade_plan(70.0, 0.0, judge="llm"))
+    bench = CascadeBench(70.0, 0.0, judge="llm")
     bench.ask()
     bench.answer("ab$", logprob(60))
     bench.send(StopRequested(orphaned=True))
@@ -571,8 +555,7 @@ def test_a_stop_delivers_what_is_being_judged():
     ],
 )
 def test_a_judges_score_decides_and_confidence_where_it_gives_none(answer, result, model):
-    bench = CascadeBench(70.0, 0.0)
-    bench.put(cascade_plan(70.0, 0.0, judge="llm"))
+    bench = CascadeBench(70.0, 0.0, judge="llm")
     bench.ask()
     bench.answer("ab$", logprob(80))
     (asked,) = bench.asked(JudgeAnswer)

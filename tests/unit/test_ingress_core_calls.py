@@ -635,6 +635,7 @@ def test_a_call_that_fails_over_or_fails_is_traced_from_then_on_though_it_was_no
     spans = {s.name: s for s in bench.made(RecordSpan)}
     assert list(spans) == ["continuation", "ingress"]
     assert spans["ingress"].traceparent == TRACED
+    assert spans["continuation"].links == [bench.submissions()[0].traceparent]
     bench = tagged_bench(mode="never")
     instance = bench.run_call("r", traceparent=unsampled)
     bench.send(CallAbandoned(request="r", reason="client_gone"))
