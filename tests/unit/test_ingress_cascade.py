@@ -51,20 +51,6 @@ BY_SUM = ConfidenceModel(
 # Accepting and escalating.
 
 
-def test_an_answer_of_the_first_tier_is_delivered_where_its_score_reaches_the_threshold():
-    bench = CascadeBench(70.0, 0.0)
-    bench.ask()
-    assert bench.attempts() == [("r~1.0", "w-small")]
-    bench.answer("abc$", logprob(80))
-    assert bench.text() == "abc"
-    report = bench.report()
-    assert (report.model, report.tier, report.reason) == ("small", 0, "score")
-    assert report.score == pytest.approx(80)
-    assert len(report.attempts) == 1
-    assert bench.made(AcceptCall)[0].answering == AnsweringTier(0, "small", report.score)
-    assert not bench.actor.state.parents
-
-
 def test_an_answer_below_the_threshold_is_thrown_away_and_the_next_tier_asked():
     bench = CascadeBench(70.0, 0.0)
     bench.ask()
@@ -303,6 +289,7 @@ def test_a_swap_that_makes_the_judged_tier_the_last_one_has_its_answer_delivered
 @pytest.mark.parametrize(
     ("options", "scores", "model", "reason"),
     [
+        (CascadeOptions(), [80], "small", "score"),
         (CascadeOptions(quality=50.0), [60], "small", "score"),
         (CascadeOptions(quality=100.0), [99, 99, 90], "large", "last_tier"),
         (CascadeOptions(max_tier=0), [60], "small", "last_tier"),
@@ -317,6 +304,9 @@ def test_a_client_may_set_the_quality_the_last_tier_and_the_first(options, score
     report = bench.report()
     assert (report.model, report.reason, len(report.attempts)) == (model, reason, len(scores))
     assert report.score == pytest.approx(scores[-1])
+    assert bench.text() == "ab"
+    assert bench.made(AcceptCall)[0].answering == AnsweringTier(report.tier, model, report.score)
+    assert not bench.actor.state.parents
 
 
 def test_an_entry_tier_beyond_the_plan_is_refused_with_the_fields_name():

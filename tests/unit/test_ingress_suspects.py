@@ -78,13 +78,14 @@ def test_a_suspect_that_nobody_can_take_alone_is_refused_and_says_why():
     assert sent_to(bench, "bad") == [home]
 
 
-def test_a_suspect_whose_engine_was_lost_before_it_answered_waits_as_long_as_another():
+def test_a_request_is_a_suspect_before_its_worker_answers_and_waits_as_long_as_another():
     bench = Bench(instances=2)
     home = bench.run_call("stream")
     busy(bench, home)
     bench.call("bad")  # no answer comes
     (other,) = bench.summary_at.keys() - {home}
     pass_busy(bench, 15, other)
+    assert sent_to(bench, "bad") == [home]
     assert not bench.made(RefuseCall)
 
 
@@ -239,16 +240,3 @@ def test_what_came_after_the_last_sign_of_life_is_no_suspect():
     pass_busy(bench, 1, other)
     assert sent_to(bench, "late") == [home, other]
     assert sent_to(bench, "bad") == [home]
-
-
-def test_a_request_is_a_suspect_before_its_worker_answers():
-    bench = Bench()
-    busy(bench, "w0")
-    bench.call("bad")
-    _, home = bench.last_submission()
-    bench.die(home)
-    (other,) = bench.summary_at.keys() - {home}
-    pass_busy(bench, 2, other)
-    assert sent_to(bench, "bad") == [home]
-    assert not bench.made(FailCall)
-    assert not bench.made(RefuseCall)
