@@ -533,8 +533,10 @@ def test_a_chats_last_message_stands_before_an_answer_in_its_role(fields: dict[s
 def test_an_echo_is_told_whole_and_streamed():
     head, echo = ResponseHead("c-1", 1, "m", 1), [EchoedPrompt("An apple", "")]
     whole = ChatResponse(head, NO_TOOLS, echo)
-    whole.deltas([ChoiceDelta(0, " a day", 2, "stop")])
-    assert json.loads(whole.body(Usage(1, 2)))["choices"][0]["message"]["content"] == "An apple a day"
+    whole.deltas([ChoiceDelta(0, " a day", 2), ChoiceDelta(0, "", 1, "stop", "END")])
+    choice = json.loads(whole.body(Usage(1, 2)))["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "END")
+    assert choice["message"]["content"] == "An apple a day"
     stream = ChatStream(head, include_usage=False, continuous=False, echo=echo)
     told = stream.deltas([ChoiceDelta(0, " a day", 2, "stop")], Usage(1, 2))
     events = [json.loads(event[6:])["choices"][0] for event in told.split(b"\n\n") if event]
@@ -544,13 +546,6 @@ def test_an_echo_is_told_whole_and_streamed():
 @pytest.mark.parametrize(("seed", "name"), [(-(2**63) - 1, "greater_than_equal"), (2**63, "less_than_equal")])
 def test_a_value_out_of_bounds_is_told_by_pydantics_name_too(seed: int, name: str):
     assert name in error_of({"messages": USER, "seed": seed}).message
-
-
-def test_a_stop_string_is_told_with_the_end():
-    whole = ChatResponse(ResponseHead("c-1", 1, "m", 1), NO_TOOLS)
-    whole.deltas([ChoiceDelta(0, "a", 1), ChoiceDelta(0, "", 1, "stop", "END")])
-    choice = json.loads(whole.body(Usage(1, 2)))["choices"][0]
-    assert (choice["finish_reason"], choice["stop_reason"], choice["message"]["content"]) == ("stop", "END", "a")
 
 
 def test_a_folder_in_hugging_faces_layout_is_read(tmp_path: Path):

@@ -209,11 +209,13 @@ def test_a_model_of_another_version_falls_back_to_history_with_one_log_line() ->
     assert talk.ask("Hello").source == "history"
 
 
-def test_an_outcome_said_twice_is_learnt_once() -> None:
+def test_several_choices_teach_each_their_length_and_an_outcome_said_twice_is_learnt_once() -> None:
     talk = Talk(_actor())
-    talk.asked_and_finished("Hello", 5)
-    talk.finish(5)
+    talk.ask("Hello", n=2)
+    talk.finish(10, 30)
+    talk.finish(10, 30)
     assert talk.tagger.metrics.outcomes.plain() == {"learnt": 1, "unmatched": 1}
+    assert talk.tagger.snapshot()["models"]["m"]["outcomes"] == 2
 
 
 @pytest.mark.parametrize(
@@ -292,10 +294,3 @@ def test_answered_requests_are_forgotten_oldest_first() -> None:
     assert pending.pop("a") is None
     assert pending.pop("b") is not None
     assert len(pending) == 1
-
-
-def test_several_choices_teach_each_their_length() -> None:
-    talk = Talk(_actor())
-    talk.ask("Hello", n=2)
-    talk.finish(10, 30)
-    assert talk.tagger.snapshot()["models"]["m"]["outcomes"] == 2
