@@ -6,10 +6,8 @@ from simulator.soak.cascading import CascadeSoakRun
 from simulator.soak.seeds import SoakChoice, replay_command
 from tests.sim.soak_seeds import replayed_by, soak_seeds
 
-SEEDS = soak_seeds(4)
 
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", soak_seeds(4))
 def test_cascades_survive_random_faults(seed: int) -> None:
     run = CascadeSoakRun(seed)
     with replayed_by(replay_command(seed, SoakChoice(cascades=True))):

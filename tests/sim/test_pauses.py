@@ -10,12 +10,10 @@ from simulator.soak.seeds import shape_for
 from simulator.soak.shape import MigrationShape
 from tests.sim.soak_seeds import passed
 
-#: 2 GB/s: a block takes a millisecond.
-SHAPE = MigrationShape(bytes_per_s=2e9)
-
 
 def scenario() -> SoakRun:
-    return SoakRun(3, shape=shape_for("join_shortest_queue", SHAPE), faults=False, rate=12.0)
+    shape = shape_for("join_shortest_queue", MigrationShape(bytes_per_s=2e9))  # a block takes a millisecond
+    return SoakRun(3, shape=shape, faults=False, rate=12.0)
 
 
 def test_undisturbed_moves_show_their_clients_one_slow_token() -> None:

@@ -1,7 +1,5 @@
 """Seeds of a cluster whose policies are switched as the autopilot would, under kills; and what a switch changes."""
 
-from __future__ import annotations
-
 import pytest
 
 from simulator.soak.switching import SwitchingRun

@@ -1,7 +1,5 @@
 """Engines that start anew one after the other, as `millrace apply` has them, while 70 % of their places are taken."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from random import Random
 

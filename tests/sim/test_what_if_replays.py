@@ -203,7 +203,6 @@ def test_a_load_without_a_cluster_needs_one(tmp_path: Path, capsys: pytest.Captu
     [
         (["--rate", "max"], "--rate max needs a --goal"),
         (["--rate", "slow"], "must be like x1.5"),
-        (["--goal", "fast"], "must be like ttft_p99<1s"),
         (["--set", "policies.dispatch.nam=x"], "did you mean"),
     ],
 )

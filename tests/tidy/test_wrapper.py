@@ -40,12 +40,11 @@ def test_a_verb_installs_what_it_needs_and_no_more(
     assert install._layers_for(["--for", *words]) == layers
 
 
-def test_the_engine_layer_can_be_left_out(install: ModuleType, monkeypatch: pytest.MonkeyPatch):
+def test_the_engine_layer_can_be_left_out_and_an_unknown_one_is_refused(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("MILLRACE_ENGINE_EXTRA", "none")
     assert install._layers_for(["--for", "test"]) == ["control", "dev"]
-
-
-def test_an_unknown_engine_layer_is_refused_by_name(install: ModuleType, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MILLRACE_ENGINE_EXTRA", "tpu")
     with pytest.raises(SystemExit, match="tpu"):
         install._layers_for(["control", "engine"])
