@@ -34,10 +34,10 @@ GROUPS = PURE | {
     "live-e-l": ("tests/live/test_[e-l]*.py",),
     "live-m-z": ("tests/live/*",),
     "clusters": (
-        "tests/engine/two_*",
-        "tests/engine/test_[pt]*_vllm.py",
-        "tests/engine/test_family_clusters.py",
+        "tests/engine/two_engines",
+        "tests/engine/test_*_cluster*.py",
         "tests/engine/test_images.py",
+        "tests/engine/test_profile_vllm.py",
     ),
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
