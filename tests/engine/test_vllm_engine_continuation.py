@@ -79,7 +79,7 @@ def test_only_tokens_of_the_prompt_are_told_as_cached(engine: BenchEngine) -> No
 
 
 def test_a_preempted_continuation_is_still_the_same(engine: BenchEngine) -> None:
-    sampling = Sampling(max_tokens=220, seed=31, ignore_eos=True)
+    sampling = Sampling(max_tokens=300, seed=31, ignore_eos=True)
     whole = engine.run(PROMPT, sampling)
     rests = engine.finish(*[engine.add(PROMPT, sampling, whole.tokens[:100]) for _ in range(11)])
     assert sum(rest.preemptions for rest in rests) > 0
