@@ -47,23 +47,17 @@ class PlannedStory(Story):
         self.jobs += [effect for effect in effects if isinstance(effect, PlanCascade)]
         return effects
 
-    def run(self, seconds: int, *, rate: float = 2.0, tokens: int = 40) -> None:
+    def run(self, seconds: int, *, rate: float = 2.0) -> None:
         """Traffic of so many requests a second."""
         for _ in range(seconds):
-            for _ in range(self.poisson(rate)):
-                self.send(self.outcome(tokens))
+            at_s = self.rng.expovariate(rate)
+            while at_s < 1:
+                self.send(self.outcome())
+                at_s += self.rng.expovariate(rate)
             self.tick(1.0, alive=ALIVE)
 
-    def poisson(self, mean: float) -> int:
-        count, at = 0, self.rng.expovariate(mean)
-        while at < 1:
-            count, at = count + 1, at + self.rng.expovariate(mean)
-        return count
-
-    def outcome(self, tokens: int) -> RequestFinished:
-        prompt = self.rng.randrange(tokens // 2, 2 * tokens)
-        lengths = {"prompt_tokens": prompt, "output_tokens": [self.rng.randrange(5, 60)]}
-        return plain(RequestFinished, request="r", model="c", arrival_ns=self.now_ns, **lengths)
+    def outcome(self, model: str = "c") -> RequestFinished:
+        return plain(RequestFinished, request="r", model=model, arrival_ns=self.now_ns)
 
     def answer(self, result: PlanningResult) -> list[Effect]:
         return self.send(CascadePlanned(key="c", result=result))
@@ -126,7 +120,7 @@ def test_a_tier_that_has_gone_is_reason_enough_to_plan(story: PlannedStory) -> N
     story.send(KeyChanged(bucket="instance", key="w0", value=None, revision=0))
     for _ in range(120):
         story.tick(1.0, alive=ALIVE[1:])
-        story.send(story.outcome(40))
+        story.send(story.outcome())
     assert len(story.jobs) == 2
     story.answer(RESULT)
     assert "tiers without an instance: nano, planned none" in story.plan.reason
@@ -165,7 +159,7 @@ def test_a_result_for_a_coordinator_that_leads_no_more_is_dropped(story: Planned
 def test_attempts_and_other_models_requests_are_not_the_cascades() -> None:
     story = PlannedStory()
     for _ in range(2 * REQUESTS_MIN):
-        story.send(msgspec.structs.replace(story.outcome(40), model="nano"))
+        story.send(story.outcome("nano"))
     story.run(2, rate=0.1)
     assert story.jobs == []
 

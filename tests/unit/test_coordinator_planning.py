@@ -55,6 +55,7 @@ class Story:
         self.stages.start(self.now_ns)
         self.register()
         self.lead("c0")
+        self.write()
 
     def send(self, body: Body, at_ns: int | None = None) -> None:
         for effect in self.stages.handle(Message(body), self.now_ns if at_ns is None else at_ns):
@@ -77,20 +78,16 @@ class Story:
         self.known = set(present)
 
     def tick(self, seconds: float = 10.0) -> Plan:
-        if self.plan is None:
-            self.write()
         self.now_ns += round(seconds * S)
         self.register()
         self.send(TimerFired(name="tick"))
         return self.write()
 
     def write(self) -> Plan:
-        self.register()
         after = self.writing.next_plan(MODEL, self.plan, self.records)
         assert after is None or self.plan is None or after.epoch == self.plan.epoch + 1
         self.plan = after or self.plan
         self.writing.check()
-        assert self.plan is not None
         if after is not None:
             self.send(KeyChanged(bucket="plan", key=MODEL, value=after, revision=after.epoch))
         return self.plan
@@ -100,9 +97,6 @@ class Story:
 
     def end(self, request: str, outputs: list[int]) -> None:
         self.send(plain(RequestFinished, request=request, model=MODEL, prompt_tokens=9, output_tokens=outputs))
-
-    def requests(self) -> int:
-        return self.stages.snapshot()["planning"][MODEL]["requests"]
 
     def hear(self, count: int, rate: float) -> None:
         """Requests that arrive evenly up to now and have ended."""
@@ -210,7 +204,7 @@ def test_what_is_placed_again_counts_once() -> None:
     story.tick()
     for _ in range(2):
         story.place("r", 100, at_ns=story.now_ns)
-    assert story.requests() == 1
+    assert story.stages.snapshot()["planning"][MODEL]["requests"] == 1
 
 
 RANGES = [FixedRange(length_min=0, length_max=1024, instances=3), FixedRange(length_min=1024, members=("w00", "w1*"))]
