@@ -49,17 +49,7 @@ def test_instances_bring_a_lease_and_a_plan_and_a_repeated_registration_changes_
     assert bench.plan.epoch == 2
 
 
-def test_a_silent_instance_leaves_the_plan_and_returns_with_its_next_word() -> None:
-    bench = Bench("a", "b")
-    for _ in range(MembershipConfig().plan_silence_ns // S + 1):
-        bench.send(summary("b"))
-        bench.tick()
-    assert bench.planned == ["b"]
-    bench.send(summary("a"))
-    assert bench.planned == ["a", "b"]
-
-
-def test_a_coordinator_that_stood_still_takes_nobody_for_silent() -> None:
+def test_who_is_silent_leaves_the_plan_until_its_next_word_unless_the_coordinator_stood_still() -> None:
     bench = Bench("a", "b")
     bench.now_ns += MembershipConfig().plan_silence_ns + 10 * S
     bench.send(summary("b"))
@@ -68,6 +58,8 @@ def test_a_coordinator_that_stood_still_takes_nobody_for_silent() -> None:
         bench.tick()
         bench.send(summary("b"))
     assert bench.planned == ["b"]
+    bench.send(summary("a"))
+    assert bench.planned == ["a", "b"]
 
 
 def test_who_drains_or_is_declared_dead_leaves_at_once_and_of_the_dead_only_a_new_incarnation_returns() -> None:
@@ -89,17 +81,14 @@ def test_a_lease_is_renewed_before_it_ends() -> None:
     for _ in range(600):
         bench.send(summary("a"))
         bench.tick()
-        lease = bench.keys["lease", MODEL][0]
-        assert isinstance(lease, Lease)
-        assert lease.until_ns > bench.now_ns
+        assert bench.keys["lease", MODEL][0].until_ns > bench.now_ns
     assert bench.plan.epoch == 1
 
 
 def test_a_lost_write_is_not_repeated_until_the_next_tick() -> None:
     bench = Bench()
     bench.register("a")
-    effects = bench.tick()
-    assert any(isinstance(effect, PutKey) for effect in effects) or bench.plan
+    bench.tick()
     bench.keys["plan", MODEL] = (Plan(model=MODEL, epoch=8, stages=[EMPTY], coordinator="x"), 99)
     bench.register("b")  # its write meets revision 99 and loses
     assert bench.keys["plan", MODEL][1] == 99

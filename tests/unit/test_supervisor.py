@@ -457,7 +457,6 @@ def ill(*, room: bool = True) -> MachineChecked:
 def told(bench: Bench) -> tuple[str, str]:
     """Trouble, and trouble of the store, in the supervisor's next presence."""
     (presence,) = [effect.body for effect in bench.send(TimerFired(name="tick")) if isinstance(effect, Publish)]
-    assert isinstance(presence, ServicePresence)
     return presence.trouble, presence.store
 
 

@@ -44,11 +44,8 @@ def test_a_token_of_a_changed_instance_is_compared_with_what_its_batch_may_take_
     assert tried({"w0": changed, "w1": unchanged, "w2": unchanged}).slower() == pytest.approx(slower)
 
 
-def test_an_engines_first_steps_do_not_count():
+def test_an_engines_first_steps_do_not_count_and_one_that_gives_no_token_is_far_slower():
     assert tried({"w0": (4, 40.0), "w1": (4, 40.0)}, slow_start=40.0).slower() == pytest.approx(1.0)
-
-
-def test_an_instance_that_gives_no_token_is_far_slower():
     assert tried({"w0": (4, 0.0), "w1": (4, 40.0)}).slower() > 100
 
 
