@@ -228,6 +228,7 @@ class BrokerWorld:
         self._subscribed: dict[str, set[str]] = {}
         self._plan: Plan | None = None
         self._reachable = True
+        self._replies: dict[str, Callable[[Body], None]] = {}
         self.rng = Random(seed)
         for name in self.instances:
             self.start_broker(name)
@@ -334,10 +335,6 @@ class BrokerWorld:
                 self._replies[to] = reply
             self._give(instance, body, subject=subject, sender=sender, reply_to=to)
 
-    @property
-    def _replies(self) -> dict[str, Callable[[Body], None]]:
-        return self.__dict__.setdefault("_inboxes", {})
-
     def _give(self, instance: str, body: Any, **envelope: str) -> None:
         if instance in self.dead:
             return
@@ -370,8 +367,6 @@ class BrokerWorld:
                             self.at(delay_ns, lambda b=body, r=reply: r(b))
                 case Stop():
                     self.dead.add(instance)
-                case _:
-                    pass
 
     def _fire(self, instance: str, timer: str, due_ns: int) -> None:
         if self._timers.get((f"broker-{instance}", timer)) == due_ns:

@@ -46,24 +46,11 @@ def test_delay_moves_what_shortens_the_sum_of_times():
     assert all(bid.rest_ns > 0 for bid in world.bodies(MoveBid))
 
 
-def test_policy_none_still_drains_but_balances_nothing():
-    world = BrokerWorld(filled("a", 6, 1_000), FakeInstance("b"), policy="none")
-    world.run(2_000)
-    assert world.moves == []
-    world.instances["a"].draining = True
-    world.run(8_000)
-    assert len(world.instances["b"].sequences) == 6
-    assert reasons(world) == {"drain"}
-
-
 def test_no_reason_that_is_off_moves_anything():
     world = BrokerWorld(filled("a", 6, 1_000), FakeInstance("b"), reasons=[MoveReason.HANDOFF])
     world.instances["a"].draining = True
     world.run(4_000)
     assert world.moves == []
-
-
-# Reasons and sets
 
 
 def test_a_prefill_instance_hands_off_to_those_that_decode():
@@ -253,8 +240,6 @@ def test_what_cannot_be_carried_or_does_not_decode_is_not_asked_for():
     assert world.bodies(AskForMove) == []
 
 
-# Queued sequences
-
 QUEUED = [SequenceState.WAITING, SequenceState.PREEMPTED]
 
 
@@ -299,9 +284,6 @@ def test_a_queue_is_left_alone_where_nothing_drains():
     assert returned(world) == []
 
 
-# What people are told
-
-
 def test_the_order_tells_stage_length_rest_bids_and_why():
     world = BrokerWorld(filled("a", 1, 1_100, expected=3_000), FakeInstance("b"), FakeInstance("c", blocks=20))
     world.set_plan(plan((0, ["a"]), (1_000, ["b", "c"])))
@@ -313,9 +295,6 @@ def test_the_order_tells_stage_length_rest_bids_and_why():
     assert note.startswith("boundary: 1220 tokens, stage s0 ends at 1000; ")
     for part in ("tokens expected to come", "asked 2", "b 0 s, 0 tokens", "c no_room", "first to answer of 1"):
         assert part in note
-
-
-# Candidates and bids
 
 
 def test_candidates_are_the_three_that_carry_least():
@@ -402,9 +381,6 @@ def test_a_refusal_that_concerns_the_sequence_ends_the_ask():
     assert world.open("a", "out") == {}
 
 
-# Why nothing moves
-
-
 def loads(world: BrokerWorld, instance: str) -> list[LoadReported]:
     return [load for body in world.bodies(LoadsReported) for load in body.loads if load.instance == instance]
 
@@ -437,9 +413,6 @@ def test_what_finds_no_room_is_named_with_the_load():
     world.set_plan(plan((0, ["a"]), (1_000, ["b"])))
     world.run(3_000)
     assert why(world).startswith("boundary: 0 of 2 are asked for or move; 2 wait")
-
-
-# Bad messages
 
 
 def ask_of(**changes) -> AskForMove:

@@ -91,27 +91,29 @@ def test_a_plan_with_other_cuts_voids_it():
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "counted"),
     [
-        {"plan_epoch": 0},
-        {"plan_epoch": 7},
-        {"stage": "s9"},
-        {"stage": ""},
-        {"next_stage": "s0"},
-        {"model": "other"},
-        {"model": ""},
-        {"version": -1},
+        ({"plan_epoch": 0}, 1),
+        ({"plan_epoch": 7}, 1),
+        ({"stage": "s9"}, 1),
+        ({"next_stage": "s0"}, 1),
+        ({"model": "other"}, 1),
+        ({"version": -1}, 1),
+        ({"keeper": "b"}, 1),  # of another stage
+        ({"length": 4_500, "version": 9}, 0),  # crosses the next cut
+        ({"stage": "s1", "next_stage": "s2", "length": 500, "keeper": "b"}, 0),  # crosses the one before
     ],
 )
-def test_a_boundary_that_is_not_of_this_plan_is_counted_and_changes_nothing(changes):
+def test_a_boundary_not_of_this_plan_is_counted_and_of_two_that_cross_the_plans_hold(changes, counted):
     world = BrokerWorld(FakeInstance("a"), FakeInstance("b"), FakeInstance("c"), reasons=[])
-    accepted = msgspec.structs.replace(plan((0, ["a", "b"]), (2_000, ["c"])), boundary_epoch=1)
-    world.set_plan(accepted)
+    stages = plan((0, ["a"]), (2_000, ["b"]), (4_000, ["c"]))
+    world.set_plan(msgspec.structs.replace(stages, boundary_epoch=1))
     right = plain(BoundaryMoved, length=900, keeper="a")
     heard(world, "boundary.m.s0", right, "broker-a")
     before = world.brokers["c"].snapshot()["boundaries"]
     assert before == {"m/s0": 900}
-    wrong = msgspec.structs.replace(right, length=300)
-    heard(world, "boundary.m.s0", msgspec.structs.replace(wrong, **changes), "broker-a")
-    assert world.brokers["c"].snapshot()["boundaries"] == before
-    assert world.refused("c")["boundary"] == 1
+    wrong = msgspec.structs.replace(right, **{"length": 300} | changes)
+    heard(world, f"boundary.m.{wrong.stage}", wrong, f"broker-{wrong.keeper}")
+    found = world.brokers["c"].snapshot()["boundaries"]
+    assert found == before if counted else found["m/s0"] == 2_000
+    assert world.refused("c").get("boundary", 0) == counted

@@ -296,13 +296,6 @@ def test_nobody_with_room_is_said_with_the_reasons():
     assert sorted(answers[0].detail.split(", ")) == ["b: no_room", "c: no_room"]
 
 
-def test_a_sequence_that_is_not_there_is_unknown():
-    world = BrokerWorld(FakeInstance("a"), FakeInstance("b"), reasons=[])
-    answers = world.ask_for("a", "nobody.0")
-    world.run(1_000)
-    assert [body.refusal for body in answers] == [KvRefusal.UNKNOWN_SEQUENCE]
-
-
 def test_one_that_waits_is_tried_until_its_time_is_over():
     waiting = {name: FakeSequence(prompt=100, state=SequenceState.WAITING) for name in ("w.0", "x.0")}
     world = BrokerWorld(FakeInstance("a", sequences=waiting), FakeInstance("b"), reasons=[])

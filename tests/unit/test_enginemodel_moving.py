@@ -16,7 +16,7 @@ from millrace.contracts.kv import KvRefusal
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import KvRead
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.sim.kv_network import KvFaults, SimKvPort
+from millrace.sim.kv_network import KvFaults
 
 from tests.unit.moving_rig import PARAMETERS, STEP_TIME, Side, World
 
@@ -64,9 +64,6 @@ def free(side: Side) -> int:
     return side.model.moves.accounting().free
 
 
-# --- leases and freezes
-
-
 def test_a_frozen_sequence_keeps_its_place_in_the_batch() -> None:
     world, a, _ = pair()
     for index in range(6):
@@ -84,31 +81,6 @@ def test_a_frozen_sequence_keeps_its_place_in_the_batch() -> None:
     assert a.said("waits")
 
 
-@kinds
-def test_a_sequence_that_ends_in_the_step_of_its_freeze_ends_for_good(kind: str) -> None:
-    world, a, _ = pair(kind)
-    outcomes = set()
-    for number in range(12):
-        name = f"s{number}"
-        a.add(name, prompt(20, number), max_tokens=30)
-        told(a, name, 1)
-        world.run(18)
-        a.lease(name, name)
-        world.run(number)
-        answer = a.freeze(name, name)
-        outcomes.add(type(answer))
-        if isinstance(answer, KvDenied):
-            assert answer.reason is KvRefusal.LEASE_LOST
-        a.end(name, moved=False)
-        world.until(lambda: a.finished(name))  # noqa: B023
-        assert len(a.said(name)) == 30
-    assert outcomes == {SequenceStopped, KvDenied}
-    assert free(a) == 64
-
-
-# --- reservations
-
-
 def test_an_engine_without_an_endpoint_denies_everything() -> None:
     _world, a, b = pair()
     b.engine.paced.engine.moves.endpoint = None
@@ -116,9 +88,6 @@ def test_an_engine_without_an_endpoint_denies_everything() -> None:
     assert b.lease("s", "m").reason is KvRefusal.UNABLE
     b.end("m", moved=True)
     assert ModelledEngine(PARAMETERS, STEP_TIME).moves.endpoint is None
-
-
-# --- whole moves
 
 
 def move(a: Side, b: Side, given: EngineSequence, migration: str = "m", *, rounds: int = 1) -> SequenceStopped:
@@ -141,54 +110,29 @@ def move(a: Side, b: Side, given: EngineSequence, migration: str = "m", *, round
     return stopped
 
 
-# --- the network
-
-
-def _port(side: Side) -> SimKvPort:
-    return side.world.network.attach(side.actor.process, side.model)
-
-
-def read_ms(world: World, sides: list[tuple[Side, Side]], blocks: int) -> list[float]:
-    """Return the durations, ms, of reads of so many blocks that begin together."""
-    ends: dict[int, int] = {}
-    begin = world.simulation.now_ns
-    for index, (source, target) in enumerate(sides):
-        port = _port(target)
-        read = KvRead(migration=f"n{index}", endpoint=source.kv, blocks=list(range(blocks)), into=list(range(blocks)))
-
-        def done(_: Any, index: int = index) -> None:
-            ends[index] = world.simulation.now_ns
-
-        port.begin(read, done)
-    world.until(lambda: len(ends) == len(sides))
-    return [round((ends[index] - begin) / 1e6, 3) for index in range(len(sides))]
-
-
-def test_reads_share_a_link_and_not_those_of_others() -> None:
+@pytest.mark.parametrize(
+    ("reads", "times"),
+    [
+        ([("a", "b", 10), ("c", "d", 10)], [1, 1]),
+        ([("a", "b", 10), ("b", "a", 10)], [1, 1]),  # there and back are two ways
+        ([("a", "b", 10), ("a", "c", 10)], [2, 2]),
+        ([("a", "c", 10), ("b", "c", 10)], [2, 2]),
+        ([("a", "b", 10), ("a", "c", 30)], [2, 4]),  # alone, the second gets faster
+    ],
+)
+def test_reads_share_a_link_and_not_those_of_others(reads: list[tuple[str, str, int]], times: list[int]) -> None:
     world = World(bytes_per_s=1e9, latency_ns=0)
-    a, b, c, d = (Side(world, name) for name in "abcd")
-    one = read_ms(world, [(a, b)], 10)[0]
-    assert read_ms(world, [(a, b), (c, d)], 10) == [pytest.approx(one, abs=0.001)] * 2
-    assert read_ms(world, [(a, b), (b, a)], 10) == [pytest.approx(one, abs=0.001)] * 2  # there and back are two ways
-    assert read_ms(world, [(a, b), (a, c)], 10) == [pytest.approx(2 * one, abs=0.01)] * 2
-    assert read_ms(world, [(a, c), (b, c)], 10) == [pytest.approx(2 * one, abs=0.01)] * 2
-
-
-def test_a_read_that_others_leave_alone_gets_faster() -> None:
-    world = World(bytes_per_s=1e9, latency_ns=0)
-    a, b, c = (Side(world, name) for name in "abc")
-    one = read_ms(world, [(a, b)], 10)[0]
+    sides = {name: Side(world, name) for name in "abcd"}
     ends: list[float] = []
-    begin = world.simulation.now_ns
-    for target, blocks in ((b, 10), (c, 30)):
-        read = KvRead(migration="n", endpoint=a.kv, blocks=list(range(blocks)), into=list(range(blocks)))
-        port = _port(target)
-        port.begin(read, lambda _: ends.append((world.simulation.now_ns - begin) / 1e6))
-    world.until(lambda: len(ends) == 2)
-    assert ends == [pytest.approx(2 * one, abs=0.01), pytest.approx(4 * one, abs=0.01)]
-
-
-# --- what goes wrong
+    for source, target, blocks in [("a", "b", 10), *reads]:
+        begin = world.simulation.now_ns
+        port = world.network.attach(sides[target].actor.process, sides[target].model)
+        read = KvRead(migration="n", endpoint=sides[source].kv, blocks=list(range(blocks)), into=list(range(blocks)))
+        port.begin(read, lambda _: ends.append((world.simulation.now_ns - begin) / 1e6))  # noqa: B023
+        if len(ends) == 0:
+            world.until(lambda: len(ends) == 1)  # how long one takes alone
+    world.until(lambda: len(ends) == 3)
+    assert ends[1:] == [pytest.approx(factor * ends[0], abs=0.01) for factor in times]
 
 
 def faulty(kind: str, **faults: Any) -> tuple[World, Side, Side, EngineSequence]:
@@ -288,9 +232,6 @@ def test_a_sequence_cancelled_while_its_last_blocks_are_read_leaves_nothing() ->
     world.run(500)
     assert not b.has("s")
     b.check()
-
-
-# --- all at once, by seed
 
 
 @kinds

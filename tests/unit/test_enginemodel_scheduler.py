@@ -37,23 +37,6 @@ def add(model: ModelledEngine, *sequences: EngineSequence) -> None:
         assert model.add(each) is None
 
 
-def batch(model: ModelledEngine) -> list[tuple[str, int]]:
-    """Runs one step; returns who computed how many tokens."""
-    scheduled = model.schedule(0)
-    shares = [(each.sequence, count) for each, count in zip(scheduled.sequences, scheduled.counts, strict=True)]
-    if shares:
-        model.complete_step(STEP_NS)
-    model.check_invariants()
-    return shares
-
-
-def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it_and_holds_up_the_queue() -> None:
-    model = engine(chunked_prefill=False, token_budget=128)
-    add(model, sequence("a", 100), sequence("b", 40), sequence("c", 2))
-    assert batch(model) == [("a", 100)]
-    assert batch(model) == [("a", 1), ("b", 40), ("c", 2)]
-
-
 def test_with_async_scheduling_two_steps_are_under_way_and_time_does_not_double() -> None:
     model = engine(async_scheduling=True)
     add(model, sequence("a", 5, output=3))

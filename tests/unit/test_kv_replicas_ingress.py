@@ -2,6 +2,7 @@
 
 import pytest
 from millrace.actor.effects import Log
+from millrace.contracts.ingress import FinishReason
 from millrace.contracts.migration import KvReplicated
 from millrace.contracts.worker import RefusalReason, SequenceAccepted, SequenceRefused
 
@@ -93,6 +94,11 @@ def test_a_holder_that_refuses_is_left_for_another(bench: MoveBench):
     bench.die(bench.source)
     bench.reply(bench.submissions()[-1], SequenceRefused(sequence="r.0", epoch=1, reason=RefusalReason.FULL))
     assert submission(bench) == (bench.third, "")
+
+
+def test_the_end_of_a_sequence_frees_its_replica(bench: MoveBench):
+    bench.tokens(bench.source, chunk("d", 3, finish=FinishReason.STOP))
+    assert (bench.target, 0) in bench.cancels()
 
 
 def test_a_move_frees_the_replica_of_the_earlier_epoch(bench: MoveBench):

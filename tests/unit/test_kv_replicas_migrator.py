@@ -91,20 +91,15 @@ def test_each_round_has_a_lease_of_its_own_that_ends_with_it() -> None:
 
 def test_a_lease_that_was_lost_proves_nothing() -> None:
     bench = decoding()
-    worker = bench.workers["a"]
-    answer = worker.answer
     seen: set[str] = set()
 
-    def lose(body: Any, now_ns: int) -> Any:
-        if isinstance(body, LeaseKv) and body.migration in seen:
-            worker.refuse[LeaseKv] = KvRefusal.LEASE_LOST
-        said = answer(body, now_ns)
-        worker.refuse.pop(LeaseKv, None)
+    def lost_when_renewed(_sender: str, body: Any) -> bool:
         if isinstance(body, LeaseKv):
+            bench.workers["a"].refuse = {LeaseKv: KvRefusal.LEASE_LOST} if body.migration in seen else {}
             seen.add(body.migration)
-        return said
+        return False
 
-    worker.answer = lose  # type: ignore[method-assign]
+    bench.lose = lost_when_renewed
     bench.run(6_000)
     assert not replicated(bench)
     pulls = bench.published(PullKv)

@@ -13,20 +13,6 @@ def test_taking_more_than_is_free_is_a_bug() -> None:
         pool.take(3)
 
 
-def test_a_cached_prefix_is_found_and_shared_until_it_is_reused() -> None:
-    pool = BlockPool(3, caching=True)
-    blocks = pool.take(2)
-    pool.name(blocks[0], 11)
-    pool.name(blocks[1], 12)
-    pool.release(blocks)
-    assert pool.find([11, 12, 13], 3) == [1, 2]
-    assert pool.unreferenced([1, 2]) == 2
-    pool.share([1])
-    assert pool.free == 2
-    assert pool.take(2) == [3, 2]
-    assert pool.find([11, 12], 2) == [1]
-
-
 def test_two_blocks_of_equal_content_both_stay_and_the_first_is_found() -> None:
     pool = BlockPool(4, caching=True)
     first, second = pool.take(2)

@@ -152,9 +152,6 @@ def test_a_malformed_plane_is_refused(plane: KvPlane) -> None:
         Planner(rank, rank)
 
 
-# Slices
-
-
 def plan_of(*pieces: tuple[int, int, int]) -> CopyPlan:
     rows = np.array(pieces, dtype=np.int64).reshape(-1, 3)
     return CopyPlan(source=rows[:, 0].copy(), target=rows[:, 1].copy(), lengths=rows[:, 2].copy())

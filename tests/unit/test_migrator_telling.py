@@ -29,15 +29,6 @@ def slowly_moving(sequences: int, **limits: int) -> Rig:
     return rig
 
 
-def test_a_quiet_migrator_says_nothing_of_it_on_the_wire() -> None:
-    rig = Rig("a")
-    rig.run(1_500)
-    body = heartbeat(rig, "a")
-    assert (body.moving, body.migrations) == ([], [])
-    assert b"moving" not in encode(body)
-    assert decode(encode(body)) == body
-
-
 def test_the_source_tells_each() -> None:
     rig = slowly_moving(5)
     told = heartbeat(rig, "a")

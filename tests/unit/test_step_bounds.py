@@ -79,8 +79,6 @@ def test_bounds_are_for_decodes_beside_prompts(fields: dict[str, float], bounded
     assert (bound(msgspec.structs.replace(MIXED, **fields)) is not None) is bounded
 
 
-# the actor
-
 NAME = "w0"
 
 

@@ -10,9 +10,7 @@ from millrace.contracts.scheduler import SchedulerConfig, step_budget
 from millrace.contracts.status import InstanceSummary, StatusSnapshot
 from millrace.contracts.worker import SetStepBudget
 
-from tests.unit.worker_rig import INFO, START, TRACE, Bench, bodies, only, out, snapshot
-
-# --- bounds
+from tests.unit.worker_rig import START, TRACE, Bench, bodies, only, out, snapshot
 
 
 @pytest.mark.parametrize(
@@ -26,9 +24,6 @@ def test_a_budget_leaves_every_sequence_its_decode_and_never_exceeds_the_engines
         max_model_len=64, max_sequences=4, token_budget=64, block_size=16, blocks_total=32, chunked_prefill=chunked
     )
     assert step_budget(config, asked) == found
-
-
-# --- the worker
 
 
 def order(bench: Bench, tokens: int, *, valid_ms: int = 5_000, incarnation: int = 7, after_ms: float = 0) -> list[int]:
@@ -66,12 +61,6 @@ def test_another_bound_replaces_the_one_in_force_and_zero_ends_it() -> None:
     assert [order(bench, tokens) for tokens in (16, 32, 0, 0, 1)] == [[16], [32], [0], [], [3]]
 
 
-def test_a_bound_at_the_engines_own_budget_is_none() -> None:
-    bench = Bench()
-    assert order(bench, 16) == [16]
-    assert order(bench, 9_999) == [0]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"incarnation": 6}, {"tokens": -1}, {"valid_ms": 0}, {"valid_ms": 10**9}],
@@ -81,11 +70,6 @@ def test_an_order_for_another_incarnation_or_out_of_range_is_ignored(wrong: dict
     bench = Bench()
     values = {"incarnation": 7, "tokens": 16, "valid_ms": 5_000} | wrong
     assert only(bench.say(SetStepBudget(**values)), LimitStepInEngine) == []
-
-
-def test_an_engine_without_chunked_prefill_keeps_its_budget() -> None:
-    bench = Bench(msgspec.structs.replace(INFO, chunked_prefill=False, token_budget=200))
-    assert order(bench, 16) == []
 
 
 def test_status_and_summary_tell_the_bound_that_the_engine_tells() -> None:

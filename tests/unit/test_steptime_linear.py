@@ -24,49 +24,36 @@ def mixed(count: int, tokens: int, **fields: float) -> BatchComposition:
     return BatchComposition(**{"decodes": count, "prefills": 1, "prefill_tokens": tokens, **fields})
 
 
+BESIDE = mixed(4, 10, context_tokens=450, prefill_context_tokens=50, prefill_work=50.0)
+
+
 @pytest.mark.parametrize(
     ("model", "batch", "ns"),
     [
-        pytest.param(SUM, mixed(3, 20, context_tokens=100, prefill_work=400.0), 1000 + 30 + 100 + 50 + 100, id="all"),
-        pytest.param(BENT, prompt(10), 1000 + 10, id="before its bends"),
-        pytest.param(BENT, prompt(15), 1000 + 15 + 5 * 2, id="beyond the first"),
-        pytest.param(BENT, prompt(30), 1000 + 30 + 20 * 2 + 10 * 3, id="beyond both"),
-        pytest.param(
-            LinearStepTime(fixed=1000, bends=((4, 7.0),)),
-            mixed(3, 5, context_tokens=100),
-            1000 + 4 * 7,
-            id="decodes count towards a bend as prompt tokens do",
-        ),
-        pytest.param(TAIL, decodes(4, 400, 100), 1000 + 400, id="even lengths"),
-        pytest.param(TAIL, decodes(4, 400, 370), 1000 + 400 + 3 * 270, id="one that is longer than the mean"),
-        pytest.param(TAIL, decodes(3, 400, 370), 1000 + 400, id="in a batch that is split"),
-        pytest.param(TAIL, decodes(4, 400), 1000 + 400, id="a longest that is not known"),
-        pytest.param(
-            LinearStepTime(fixed=1000, per_tail_token=3),
-            mixed(2, 9, context_tokens=1100, prefill_context_tokens=900, longest_context=150),
-            1000 + 3 * (150 - 100),
-            id="only the context of decodes makes a mean",
-        ),
-        pytest.param(
-            MIXED,
-            mixed(4, 10, context_tokens=450, prefill_context_tokens=50, prefill_work=50.0),
-            1000 + 4 * 7 + 400 * 2 + 4 * 10 * 3,
-            id="decodes beside a prompt",
-        ),
-        pytest.param(MIXED, decodes(4, 400), 1000, id="decodes alone"),
-        pytest.param(MIXED, prompt(10), 1000, id="a prompt alone"),
-        pytest.param(PROMPTED, prompt(5), 1000 + 70 + 5, id="once more for any prompt"),
-        pytest.param(
-            PROMPTED,
-            mixed(3, 8, prefills=2, prefill_work=16.0, context_tokens=40, prefill_context_tokens=8),
-            1000 + 70 + 8 + 2 * 16,
-            id="and no more for two",
-        ),
-        pytest.param(PROMPTED, decodes(3, 40), 1000, id="nor for none"),
+        (SUM, mixed(3, 20, context_tokens=100, prefill_work=400.0), 1000 + 30 + 100 + 50 + 100),
+        (BENT, prompt(10), 1000 + 10),
+        (BENT, prompt(15), 1000 + 15 + 5 * 2),
+        (BENT, prompt(30), 1000 + 30 + 20 * 2 + 10 * 3),
+        (BENT, mixed(9, 3), 1000 + 3 + 2 * 2),  # decodes count towards a bend as prompt tokens do
+        (TAIL, decodes(4, 400, 100), 1000 + 400),
+        (TAIL, decodes(4, 400, 370), 1000 + 400 + 3 * 270),  # one is longer than the mean
+        (TAIL, decodes(3, 400, 370), 1000 + 400),  # in a batch that is split
+        (TAIL, decodes(4, 400), 1000 + 400),  # the longest is not known
+        (MIXED, BESIDE, 1000 + 4 * 7 + 400 * 2 + 4 * 10 * 3),
+        (MIXED, decodes(4, 400), 1000),
+        (MIXED, prompt(10), 1000),
+        (PROMPTED, prompt(5), 1000 + 70 + 5),
+        (PROMPTED, mixed(3, 8, prefills=2, prefill_work=16.0), 1000 + 70 + 8 + 2 * 16),  # once for any prompts
+        (PROMPTED, decodes(3, 40), 1000),
     ],
 )
 def test_a_step_costs(model: LinearStepTime, batch: BatchComposition, ns: int) -> None:
     assert model.duration_ns(batch) == ns
+
+
+def test_only_the_context_of_decodes_makes_a_mean() -> None:
+    batch = mixed(2, 9, context_tokens=1100, prefill_context_tokens=900, longest_context=150)
+    assert LinearStepTime(fixed=1000, per_tail_token=3).duration_ns(batch) == 1000 + 3 * (150 - 100)
 
 
 def test_a_machine_that_takes_twice_as_long_does_so_for_all_of_it() -> None:

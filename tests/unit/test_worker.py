@@ -50,8 +50,6 @@ from millrace.contracts.worker import (
 
 from tests.unit.worker_rig import MS, START, TRACE, Bench, bodies, chunks, only, out, snapshot, submit
 
-# --- start
-
 
 def test_start_subscribes_the_inbox_registers_and_says_it_is_alive() -> None:
     bench = Bench()
@@ -266,15 +264,14 @@ def test_a_restarted_ingress_leaves_orphans_that_are_cancelled() -> None:
     assert only(bench.submit("new.0", ingress_incarnation=6), AddToEngine)
 
 
-@pytest.mark.parametrize("incarnation", [0, 5])
-def test_a_dead_ingress_leaves_orphans_that_are_cancelled(incarnation: int) -> None:
+@pytest.mark.parametrize(("incarnation", "died"), [(0, True), (5, True), (4, False)])
+def test_a_dead_ingress_leaves_orphans_that_are_cancelled_and_an_earlier_one_none(incarnation: int, died: bool) -> None:
     bench = Bench()
-    bench.running()
-    dead = ServicePresence(
-        role="ingress", name="i0", incarnation=incarnation, at_ns=bench.now, state=PresenceState.DEAD
-    )
-    assert only(bench.say(dead), CancelInEngine)
-    assert bench.actor.figures.orphans == 1
+    bench.running(ingress_incarnation=5)
+    told = {"role": "ingress", "name": "i0", "incarnation": incarnation, "at_ns": bench.now}
+    effects = bench.say(ServicePresence(state=PresenceState.DEAD, **told))
+    assert bool(only(effects, CancelInEngine)) is died
+    assert bench.actor.figures.orphans == died
 
 
 def test_a_silent_ingress_loses_its_sequences_but_not_while_the_bus_is_away() -> None:
@@ -500,13 +497,6 @@ def test_what_waits_without_kv_is_handed_back_when_its_broker_asks() -> None:
     assert bodies(bench.submit("a.0", epoch=2), SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
 
 
-def test_what_runs_meanwhile_is_not_handed_back() -> None:
-    bench = Bench()
-    bench.running("a.0")
-    queued(bench)
-    assert bench.say(ReturnSequences(sequences=["a.0"])) == []
-
-
 def test_nothing_is_handed_back_while_the_bus_is_away() -> None:
     bench = Bench()
     bench.running("a.0")
@@ -525,9 +515,6 @@ def test_a_dead_engine_hands_everything_back_and_stops() -> None:
     (stop,) = only(effects, Stop)
     assert "killed by signal 9" in stop.reason
     assert bodies(bench.say(submit("c.0"), reply_to="x"), ErrorReply)
-
-
-# --- spans, bad input
 
 
 def test_spans_of_a_sampled_sequence_cover_queue_prefill_and_decode() -> None:

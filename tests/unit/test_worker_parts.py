@@ -4,23 +4,18 @@ import os
 import signal
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
-from millrace.contracts.status import EngineSnapshot, SequenceState, SequenceStatus
-from prometheus_client import CollectorRegistry, generate_latest
 
 from services.worker import state
 from services.worker.config import WorkerConfig
-from services.worker.metrics import WorkerCollector, WorkerFigures
 from services.worker.state import Held, Ledger
 from services.worker.vllm_engine import names
 from services.worker.vllm_engine.hangs import LivenessJudge, cpu_time_ns
 from services.worker.vllm_engine.snapshot_buffer import SIZE, SnapshotReader, SnapshotWriter, create
-from tests.testbed.messages import plain
 
 
 def held(sequence: str = "r.0", **fields: object) -> Held:
@@ -35,9 +30,6 @@ def held(sequence: str = "r.0", **fields: object) -> Held:
         "received_ns": 1,
     }
     return Held(sequence=sequence, **{**defaults, **fields})  # type: ignore[arg-type]
-
-
-# --- ledger
 
 
 def test_fences_only_rise_and_the_oldest_are_dropped_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +52,6 @@ def test_chunks_with_alternatives_are_cut_and_the_end_comes_with_the_last() -> N
     first, second = long.take_unsent(), long.take_unsent()
     assert (len(first.token_ids), first.finish) == (state.LOGPROB_TOKENS_MAX, None)
     assert (second.first_index, len(second.token_ids), second.finish) == (first.token_ids[-1] + 1, 5, FinishReason.STOP)
-
-
-# --- snapshot buffer
 
 
 @pytest.fixture
@@ -118,74 +107,15 @@ def test_a_torn_snapshot_is_not_read(buffer: Path, offset: int, damage: bytes) -
     assert reader.read_new() == b"whole again"
 
 
-_WRITE_ON = """
-import sys
-from services.worker.vllm_engine.snapshot_buffer import SnapshotWriter
-writer = SnapshotWriter(sys.argv[1])
-number = 0
-print(flush=True)
-while True:
-    number += 1
-    writer.write(b"%d." % number * 20)
-"""
-
-
-def test_a_reader_beside_a_writer_sees_whole_snapshots_that_only_get_newer(buffer: Path) -> None:
-    reader, last, seen = SnapshotReader(buffer), 0, 0
-    with subprocess.Popen([sys.executable, "-c", _WRITE_ON, str(buffer)], stdout=subprocess.PIPE) as writer:
-        writer.stdout.readline()
-        try:
-            while seen < 200:
-                payload = reader.read_new()
-                if payload is None:
-                    continue
-                numbers = payload.split(b".")[:-1]
-                assert len(numbers) == 20, payload
-                assert len(set(numbers)) == 1, payload
-                assert int(numbers[0]) > last
-                last, seen = int(numbers[0]), seen + 1
-        finally:
-            writer.kill()
-
-
-# --- names, figures, configuration
-
-
 @pytest.mark.parametrize("sequence", ["r1.0", "a~b.3", "~", "x" * 200])
 def test_a_sequence_is_found_in_its_request_id(sequence: str) -> None:
     assert names.sequence_of(names.request_id(sequence, 41)) == sequence
-
-
-def test_figures_reach_prometheus_per_instance() -> None:
-    figures = WorkerFigures()
-    figures.output_tokens = 12
-    figures.refused["full"] = 3
-    figures.step.observe(0.004)
-    running = [SequenceStatus("r.0", SequenceState.RUNNING, 1, 1, 1, 1, 1, 1)]
-    last = plain(EngineSnapshot, running=running, blocks_free=30, preemptions=2)
-    registry = CollectorRegistry()
-    registry.register(WorkerCollector(lambda: [("w0", figures, last, 5)]))
-    text = generate_latest(registry).decode()
-    for line in (
-        'millrace_worker_output_tokens_total{instance="w0"} 12.0',
-        'millrace_worker_refused_total{instance="w0",reason="full"} 3.0',
-        'millrace_worker_step_seconds_bucket{instance="w0",le="0.005"} 1.0',
-        'millrace_worker_step_seconds_count{instance="w0"} 1.0',
-        'millrace_worker_running{instance="w0"} 1.0',
-        'millrace_worker_blocks_free{instance="w0"} 30.0',
-        'millrace_worker_preemptions_total{instance="w0"} 2.0',
-        'millrace_worker_forgotten_total{instance="w0"} 5.0',
-    ):
-        assert line in text
 
 
 def test_a_configuration_names_its_instances() -> None:
     config = WorkerConfig(name="w", model="m", instances=2)
     assert config.instance_names() == ["w-0", "w-1"]
     assert msgspec.structs.replace(config, instances=1).instance_names() == ["w"]
-
-
-# --- liveness
 
 
 def test_signs_of_life_stand_beside_the_snapshot(tmp_path: Path) -> None:

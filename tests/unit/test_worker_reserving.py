@@ -494,18 +494,12 @@ def draining(**options: Any) -> tuple[Bench, list[Effect]]:
     return made, made.say(DrainWorker(limit_ms=4000))
 
 
-def test_a_draining_worker_asks_its_migrator_to_move_everything_away() -> None:
-    _, effects = draining()
-    (request,) = only(effects, Request)
-    assert request.subject == "mr.t.migrate.w0.evacuate"
-    assert request.body == EvacuateInstance(limit_ms=4000 - LEFT_MS)
-    assert request.timeout_ns >= 4000 * MS
-
-
-def test_a_stop_request_asks_too_and_nobody_is_asked_twice() -> None:
+def test_a_worker_that_stops_has_its_migrator_move_everything_away_and_asks_once() -> None:
     made = bench(drain_limit_ms=7000)
     made.running()
     (request,) = only(made.say(StopRequested()), Request)
+    assert request.subject == "mr.t.migrate.w0.evacuate"
+    assert request.timeout_ns >= 7000 * MS
     assert request.body == EvacuateInstance(limit_ms=7000 - LEFT_MS)
     assert not only(made.say(DrainWorker(limit_ms=10)), Request)
 

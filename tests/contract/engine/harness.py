@@ -366,9 +366,6 @@ def _vllm(model: Path, name: str = "contract") -> Engine:
     return VllmEngine(config)
 
 
-# Pairs: a source and a target
-
-
 class Pair:
     """Two engines that can read each other's KV.
 

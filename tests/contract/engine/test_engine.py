@@ -47,9 +47,6 @@ def test_it_says_what_it_is(engine: Harness) -> None:
     assert info.engine_version
 
 
-# Outputs
-
-
 def test_a_sequence_is_added_then_gives_its_tokens_then_ends(engine: Harness) -> None:
     result = engine.run(prompt(20), max_tokens=12, ignore_eos=True)
     assert result.added
@@ -106,9 +103,6 @@ def _batches(names: list[str]) -> list[list[str]]:
     return [names[start : start + MAX_SEQUENCES] for start in range(0, len(names), MAX_SEQUENCES)]
 
 
-# Ends
-
-
 def test_it_ends_with_eos_where_the_model_says_so_but_not_before_min_tokens(engine: Harness) -> None:
     result = engine.run(prompt(10), max_tokens=150, min_tokens=70, logit_bias={EOS: 100.0})
     assert result.finish is FinishReason.STOP
@@ -146,9 +140,6 @@ def test_the_models_limit_or_its_own_ends_it(engine: Harness, length: int, max_t
     assert result.finish is FinishReason.LENGTH
 
 
-# Sampling
-
-
 def test_log_probabilities_come_with_each_token(engine: Harness) -> None:
     result = engine.run(prompt(10), max_tokens=8, ignore_eos=True, logprobs=3)
     assert len(result.logprobs) == 8
@@ -173,9 +164,6 @@ def test_a_seed_repeats_and_other_seeds_differ(engine: Harness) -> None:
     outputs = [engine.run(tokens, seed=seed, **options).token_ids for seed in (11, 11, 12, 13)]
     assert outputs[0] == outputs[1]
     assert len({tuple(output) for output in outputs}) == 3
-
-
-# Continuation
 
 
 CONTINUED: dict[str, dict[str, Any]] = {
@@ -215,8 +203,6 @@ def test_a_continuation_counts_earlier_tokens_for_a_stop_token(engine: Harness) 
     assert rest.finish is FinishReason.STOP
 
 
-# Refusals
-
 REFUSED: dict[str, tuple[list[int], dict[str, Any]]] = {
     "empty": ([], {}),
     "too-long": (prompt(MAX_MODEL_LEN + 1, 0), {}),
@@ -243,9 +229,6 @@ def test_what_cannot_be_served_is_refused_with_a_sentence(
     assert result.rejected, result.outputs
     assert not result.added
     assert engine.run(prompt(5), max_tokens=2, ignore_eos=True).finish is FinishReason.LENGTH
-
-
-# Cancelling
 
 
 def test_a_cancelled_sequence_is_silent_and_its_blocks_are_free(engine: Harness) -> None:
@@ -295,9 +278,6 @@ def test_a_cancelled_name_may_come_again_at_once(engine: Harness) -> None:
     assert len(engine.finish("again.0").token_ids) == 9
 
 
-# Snapshots
-
-
 def test_every_snapshot_is_consistent(engine: Harness) -> None:
     since = len(engine.events)
     names = [engine.add(prompt(10 + 7 * index), max_tokens=20 + index, ignore_eos=True) for index in range(12)]
@@ -336,9 +316,6 @@ def test_snapshots_follow_the_steps(engine: Harness) -> None:
     assert steps == list(range(steps[0], steps[0] + 20))
 
 
-# Pressure
-
-
 def test_preemption_for_want_of_blocks_changes_no_token(engine: Harness) -> None:
     prompts = [prompt(40) for _ in range(MAX_SEQUENCES)]
     engine.run(prompt(3), max_tokens=1)
@@ -354,9 +331,6 @@ def test_preemption_for_want_of_blocks_changes_no_token(engine: Harness) -> None
     for start in range(0, MAX_SEQUENCES, 4):  # so many have room
         names = [engine.add(tokens, max_tokens=110, ignore_eos=True) for tokens in prompts[start : start + 4]]
         assert [engine.finish(name).token_ids for name in names] == outputs[start : start + 4]
-
-
-# Step budgets
 
 
 def test_a_bound_of_steps_is_told_holds_and_is_lifted_and_changes_no_token(engine: Harness) -> None:

@@ -497,19 +497,6 @@ def test_a_sequence_moves_there_and_back_again(pair: Pair) -> None:
     pair.target.results.pop(name)
 
 
-def test_three_move_at_once_among_others(pair: Pair) -> None:
-    stays = [decoding(pair.source, 20), decoding(pair.target, 20)]
-    moves = [Move(pair.source, pair.target, decoding(pair.source, 40, max_tokens=110)).prepare(4) for _ in range(3)]
-    for move in moves:
-        move.round().stop()
-    for move in moves:
-        move.commit()
-    for move in moves:
-        assert move.tokens() == unmoved(pair.source, pair.source.given[move.name])
-    for engine, name in zip(pair.both(), stays, strict=True):
-        assert engine.finish(name).token_ids == unmoved(engine, engine.given[name])
-
-
 def test_who_comes_while_long_prompts_are_computed_decodes_beside_them(pair: Pair) -> None:
     """A prompt could take each step's whole budget, and all after it wait: who came with its KV has its token first."""
     under_way = [came_beside_prompts(pair, steps_before=steps) for steps in range(4)]
