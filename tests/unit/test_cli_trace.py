@@ -109,12 +109,9 @@ def test_no_line_is_wider_than_the_screen() -> None:
     assert max(map(len, draw(spans, width=100))) <= 100
 
 
-def test_a_span_whose_parent_is_unknown_is_a_root() -> None:
+def test_a_span_whose_parent_is_unknown_is_a_root_and_broken_ids_make_no_loop() -> None:
     roots = build([span("1", "a", 0, 9, parent="f"), span("2", "b", 1, 2, parent="1")])
     assert [(root.span.name, len(root.children)) for root in roots] == [("a", 1)]
-
-
-def test_broken_ids_do_not_make_a_loop() -> None:
     spans = [span("1", "a", 0, 1, parent="2"), span("2", "b", 0, 1, parent="1"), span("3", "c", 0, 1, parent="3")]
     text = "\n".join(draw(spans, width=100))
     assert all(text.count(f"{name} ") for name in "abc")

@@ -114,7 +114,7 @@ def test_a_child_that_ended_is_declared_dead_and_started_again_after_a_pause(ben
     assert bench.actor.snapshot()["w"]["last_exit"] == "ended by SIGKILL"
 
 
-def test_pauses_double_up_to_their_bound_and_a_healthy_spell_forgives() -> None:
+def test_failed_starts_are_counted_with_pauses_that_double_to_their_bound_until_a_healthy_spell() -> None:
     bench = Bench()
     pauses = []
     for _ in range(8):
@@ -124,11 +124,13 @@ def test_pauses_double_up_to_their_bound_and_a_healthy_spell_forgives() -> None:
         bench.send(TimerFired(name="restart/ingress-0"))
     assert pauses[:3] == [BACKOFF_NS, 2 * BACKOFF_NS, 4 * BACKOFF_NS]
     assert pauses[-1] == BACKOFF_NS_MAX
+    assert bench.actor.snapshot()["ingress-0"]["start_failures"] == 8
     bench.send(ChildStarted(name="ingress-0", pid=13))
     bench.present("ingress-0", "ingress")
     bench.now_ns += HEALTHY_NS + 1
     effects = bench.send(ChildExited(name="ingress-0", pid=13, status=1))
     assert [e.at_ns - bench.now_ns for e in effects if isinstance(e, StartTimer)] == [BACKOFF_NS]
+    assert bench.actor.snapshot()["ingress-0"]["start_failures"] == 0
 
 
 def test_a_child_that_is_killed_every_few_seconds_while_it_serves_is_back_as_soon_each_time(bench: Bench) -> None:
@@ -155,18 +157,14 @@ def test_stopping_goes_in_order_with_a_limit_for_each_and_ends_when_nothing_runs
     assert isinstance(bench.send(ChildExited(name="nats", pid=10, status=0))[-1], Stop)
 
 
-def test_asked_twice_it_kills_everything(bench: Bench) -> None:
-    bench.send(StopRequested())
-    killed = signalled(bench.send(StopRequested()))
-    assert sorted(killed) == [(name, signal.SIGKILL) for name in ("ingress-0", "nats", "w")]
-
-
-def test_nothing_is_restarted_while_stopping(bench: Bench) -> None:
+def test_nothing_is_restarted_while_stopping_and_asked_twice_it_kills_everything(bench: Bench) -> None:
     bench.send(ChildExited(name="w", pid=12, status=1))
     bench.send(StopRequested())
     assert started(bench.send(TimerFired(name="restart/w"))) == []
     late = bench.send(ChildStarted(name="w", pid=14))
     assert signalled(late) == [("w", signal.SIGKILL)]
+    killed = signalled(bench.send(StopRequested()))
+    assert sorted(killed) == [(name, signal.SIGKILL) for name in ("ingress-0", "nats", "w")]
 
 
 def cluster(*lines: str) -> ClusterSpec:
@@ -350,19 +348,6 @@ def test_what_cannot_run_on_this_machine_is_refused(tmp_path: Path, lines: list[
     spec = msgspec.structs.replace(spec, models=[msgspec.structs.replace(spec.models[0], path=str(tmp_path))])
     with pytest.raises(ConfigError, match=refusal):
         check(spec, lambda host, port: port != 8000)
-
-
-def test_ends_before_a_child_was_ever_ready_are_counted_until_it_is() -> None:
-    bench = Bench()
-    for _ in range(2):
-        bench.send(ChildStarted(name="ingress-0", pid=13))
-        bench.send(ChildExited(name="ingress-0", pid=13, status=1))
-        bench.send(TimerFired(name="restart/ingress-0"))
-    assert bench.actor.snapshot()["ingress-0"]["start_failures"] == 2
-    bench.send(ChildStarted(name="ingress-0", pid=13))
-    bench.present("ingress-0", "ingress")
-    bench.send(ChildExited(name="ingress-0", pid=13, status=1))
-    assert bench.actor.snapshot()["ingress-0"]["start_failures"] == 0
 
 
 @pytest.mark.parametrize(("text", "told"), [("", []), ("a\n\nb\nc\n", ["b", "c"]), ("x" * 99_999 + "\nlast", 2)])

@@ -133,21 +133,17 @@ def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again(benc
     assert reply(bench.order()) == InstanceOrdered(instance="worker-0")
 
 
-def test_a_lost_drain_is_said_again_and_then_helped_by_signals(bench: Bench) -> None:
+def test_a_drain_is_said_again_with_the_earlier_end_and_then_helped_by_signals(bench: Bench) -> None:
     effects = bench.retire("worker-0", 5_000)
     timers = {effect.name: effect.at_ns for effect in effects if isinstance(effect, StartTimer)}
     term_ns = bench.now_ns + 5 * S + RETIRE_GRACE_NS
     assert timers == {"retire/worker-0": term_ns, "kill/worker-0": term_ns + FIRST.stop_limit_ms * 1_000_000}
     bench.now_ns += S
     assert drained(bench.send(TimerFired(name="tick"))) == [("mr.local.engine.worker-0.drain", 4_000)]
+    assert drained(bench.retire("worker-0", 60_000)) == [("mr.local.engine.worker-0.drain", 4_000)]
+    assert drained(bench.retire("worker-0", 0)) == [("mr.local.engine.worker-0.drain", 0)]
     assert signalled(bench.send(TimerFired(name="retire/worker-0"))) == [("worker-0", signal.SIGTERM)]
     assert signalled(bench.send(TimerFired(name="kill/worker-0"))) == [("worker-0", signal.SIGKILL)]
-
-
-def test_asked_twice_the_earlier_end_holds(bench: Bench) -> None:
-    bench.retire("worker-0", 10_000)
-    assert drained(bench.retire("worker-0", 60_000)) == [("mr.local.engine.worker-0.drain", 10_000)]
-    assert drained(bench.retire("worker-0", 0)) == [("mr.local.engine.worker-0.drain", 0)]
 
 
 def test_one_that_starts_is_ended_by_signal_as_soon_as_it_has_a_process(bench: Bench) -> None:
@@ -389,7 +385,7 @@ groups = [{ count = 2, engine = "modelled", processes = 2 }]
 def test_processes_that_differ_from_the_specification_are_told_and_no_others(old, new, expected):
     running = Layout(LaunchOptions(spec=parse_cluster(CLUSTER), cores=[0]))
     config = running.plan()
-    bench = Bench([*config.nats, *config.children], [], model="")
+    bench = Bench([*config.nats, *config.children], [])
     options = LaunchOptions(spec=parse_cluster(CLUSTER.replace(old, new)), cores=[0])
     machine = Layout.following(options, running, ["ingress-0"]).plan()
     effects = bench.send(SpecificationRead(take=True, reply_to="inbox", machine=machine))
