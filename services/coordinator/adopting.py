@@ -25,14 +25,16 @@ from millrace.actor.errors import ConfigError
 from millrace.cluster.reading import parse_cluster
 from millrace.cluster.settings import present_settings, with_cluster_settings
 from millrace.cluster.spec import ClusterSpec
+from millrace.contracts.message import Body
 from millrace.contracts.plan import Adoption, AdoptionPhase, Advice
 
 #: Tails that are compared, and the share within the objectives.
 TAILS, WITHIN = ("ttft_p99", "tpot_p99", "e2e_p99"), "within"
+DECIDING = {"e2e_p99", WITHIN}
 
 #: An adoption is taken back where a tail is longer by this factor, or the share smaller by this much, than with the
-#: former settings.
-WORSE, WORSE_SHARE = 1.25, 0.02
+#: former settings. A window with a smaller share of the rate of requests before decides nothing.
+WORSE, WORSE_SHARE, RATE_MIN = 1.25, 0.02, 0.8
 
 #: Windows after which a policy that was taken back may be adopted again, the first time.
 PAUSE_WINDOWS = 8
@@ -47,54 +49,68 @@ class ApplySettings(Effect, frozen=True, kw_only=True):
     reason: str
 
 
+class LoadReplayed(Body, frozen=True, kw_only=True, tag="local.LoadReplayed/1"):
+    """Result of a replay.
+
+    Attributes:
+        requests: That were replayed.
+        cpu_s: Processor time that it took.
+        recorded, missed: Of the unchanged cluster, as in Adoption.
+        told: Of each setting that was tried, over the unchanged cluster as replayed.
+    """
+
+    advice: Advice
+    requests: int
+    cpu_s: float
+    recorded: dict[str, float] = {}
+    missed: dict[str, float] = {}
+    told: dict[str, dict[str, float]] = {}
+
+
 class Adoptions:
-    """Those of one autopilot."""
+    """Those of one autopilot, by policy."""
 
     def __init__(self, interval_s: float) -> None:
-        self._by_policy: dict[str, Adoption] = {}
+        self.by_policy: dict[str, Adoption] = {}
         self._pause_ns = round(PAUSE_WINDOWS * interval_s * 1e9)
         self._spec: ClusterSpec | None = None
         self._changing = False  # by a child of this process
 
-    def all(self) -> list[Adoption]:
-        return list(self._by_policy.values())
-
     @property
     def open(self) -> Adoption | None:
         """The one that is not decided yet."""
-        return next((each for each in self.all() if each.phase in (SWITCHING, WATCHED, RETURNING)), None)
+        return next((each for each in self.by_policy.values() if each.phase in (SWITCHING, WATCHED, RETURNING)), None)
 
     def restore(self, adoptions: Iterable[Adoption]) -> None:
         """Those of a plan."""
-        self._by_policy = {_policy(each.settings): each for each in adoptions}
+        self.by_policy = {_policy(each.settings): each for each in adoptions}
 
     def on_cluster(self, text: str) -> None:
         """The cluster's file is this one now."""
         self._spec = None
         with suppress(ConfigError):
             self._spec = parse_cluster(text)
-            for each in self.all():
+            for each in list(self.by_policy.values()):
                 between = each.phase in (SWITCHING, RETURNING) and self._present(each.settings) == each.before
-                if each.phase not in (RETURNED, OVERRULED) and not between and not self._has(each.settings):
+                stands = between or with_cluster_settings(self._spec, each.settings.split()) == self._spec
+                if each.phase not in (RETURNED, OVERRULED) and not stands:
                     self._set(each, OVERRULED, evidence="a person applied something else")
-
-    def _has(self, settings: str) -> bool:
-        return self._spec is not None and with_cluster_settings(self._spec, settings.split()) == self._spec
 
     def _present(self, settings: str) -> str:
         return " ".join(present_settings(self._spec, settings.split())) if self._spec is not None else ""
 
-    def adopt(self, advice: Advice, missed: Mapping[str, float], now_ns: int) -> list[ApplySettings]:
-        """Puts what is advised in force, unless its policy is left alone or another adoption is open. ``missed``: as in
-        Adoption.
+    def adopt(self, body: LoadReplayed, now_ns: int) -> list[ApplySettings]:
+        """Puts what is advised in force, unless its policy is left alone, another adoption is open, or nothing could be
+        compared with it.
         """
-        last, before = self._by_policy.get(_policy(advice.settings)), self._present(advice.settings)
+        advice = body.advice
+        last, before = self.by_policy.get(_policy(advice.settings)), self._present(advice.settings)
         alone = last is not None and (last.phase is OVERRULED or now_ns < last.until_ns)
-        if self.open is not None or alone or not before:
+        if self.open is not None or alone or not before or not body.missed.keys() >= DECIDING:
             return []
         pause_ns = 2 * last.pause_ns if last is not None and last.phase is RETURNED else self._pause_ns
-        fields = {"at_ns": now_ns, "pause_ns": pause_ns, "evidence": advice.evidence, "missed": dict(missed)}
-        self._set(Adoption(settings=advice.settings, before=before), SWITCHING, **fields)
+        seen = {"evidence": advice.evidence, "missed": body.missed, "recorded": body.recorded}
+        self._set(Adoption(settings=advice.settings, before=before), SWITCHING, at_ns=now_ns, pause_ns=pause_ns, **seen)
         return self._apply(advice.settings, f"adopted: {advice.evidence}")
 
     def on_applied(self, failed: str, now_ns: int) -> list[ApplySettings]:
@@ -108,21 +124,24 @@ class Adoptions:
             self._set(found, WATCHED if found.phase is SWITCHING else RETURNED)
         return []
 
-    def judge(self, told: Mapping[str, float], missed: Mapping[str, float], now_ns: int) -> list[ApplySettings]:
-        """Decides by a window with the adopted settings. ``told``: the former ones over those, as replayed; ``missed``:
-        those, replayed over recorded.
-        """
+    def judge(self, body: LoadReplayed, now_ns: int) -> list[ApplySettings]:
+        """Decides by a window with the adopted settings, unless its load is far lower than before."""
         found = self.open
         if found is None or self._changing:
             return []
         if found.phase is not WATCHED:
             return self._apply(found.settings if found.phase is SWITCHING else found.before, "goes on")
-        live = live_figures(found.missed, missed, told)
-        if not {"e2e_p99", WITHIN} <= live.keys():
+        # As recorded, over the former settings as replayed on the same load, less what their replay missed before.
+        live = over(over(found.missed, body.missed), body.told.get(found.before, {}))
+        last = over(body.recorded, found.recorded)
+        if not live.keys() & last.keys() >= DECIDING:
+            return self._take_back(found, "no request was served that could be compared", now_ns)
+        if body.recorded["rate"] < RATE_MIN * found.recorded["rate"]:
             return []
-        if why := shortfall(live):
-            return self._take_back(found, f"{why}; {_text(live)}", now_ns)
-        self._set(found, KEPT, evidence=f"{_text(live)}; {found.evidence}")
+        text = f"live over a replay of the former settings: {_text(live)}; over the window before: {_text(last)}"
+        if shortfall(last) and (why := shortfall(live)):
+            return self._take_back(found, f"{why}; {text}", now_ns)
+        self._set(found, KEPT, evidence=f"{text}; {found.evidence}")
         return []
 
     def _take_back(self, found: Adoption, why: str, now_ns: int) -> list[ApplySettings]:
@@ -134,18 +153,19 @@ class Adoptions:
         return [ApplySettings(settings=settings, reason=reason)]
 
     def _set(self, adoption: Adoption, phase: AdoptionPhase, **fields: object) -> None:
-        self._by_policy[_policy(adoption.settings)] = msgspec.structs.replace(adoption, phase=phase, **fields)
+        self.by_policy[_policy(adoption.settings)] = msgspec.structs.replace(adoption, phase=phase, **fields)
 
 
-def live_figures(
-    before: Mapping[str, float], missed: Mapping[str, float], told: Mapping[str, float]
-) -> dict[str, float]:
-    """The adopted settings as recorded, over the former ones as replayed on the same load and corrected by what their
-    replay missed while they were in force (``before``); of the share the difference.
-    """
-    both = before.keys() & missed.keys() & told.keys()
-    live = {name: before[name] / missed[name] / told[name] for name in TAILS if name in both}
-    return live | {name: before[name] - missed[name] - told[name] for name in (WITHIN,) if name in both}
+def over(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Ratios of the tails that both have, and the difference of the share."""
+    both = after.keys() & before.keys()
+    found = {name: after[name] / before[name] for name in TAILS if name in both}
+    return found | {name: after[name] - before[name] for name in (WITHIN,) if name in both}
+
+
+def _text(figures: Mapping[str, float]) -> str:
+    tails = (f"{name} {figures[name] - 1:+.0%}" for name in TAILS if name in figures)
+    return f"{', '.join(tails)}, within {100 * figures[WITHIN]:+.1f} points"
 
 
 def shortfall(live: Mapping[str, float]) -> str:
@@ -155,11 +175,6 @@ def shortfall(live: Mapping[str, float]) -> str:
     if live[WITHIN] < -WORSE_SHARE:
         return "fewer requests within the objectives than before"
     return "nothing is better than before" if live[WITHIN] <= 0 and live["e2e_p99"] >= 1 else ""
-
-
-def _text(live: Mapping[str, float]) -> str:
-    tails = [f"{name} {live[name] - 1:+.0%}" for name in TAILS if name in live]
-    return f"live, against the former settings: {', '.join(tails)}, within {100 * live[WITHIN]:+.1f} points"
 
 
 def _policy(settings: str) -> str:

@@ -32,7 +32,7 @@ from millrace.contracts.plan import Advice
 from millrace.policies.objectives import configured_objectives, objectives_text
 from millrace.workloads.recording import ADVISED_MIN
 
-from services.coordinator.adopting import Adoptions
+from services.coordinator.adopting import Adoptions, LoadReplayed
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.led_models import Controller
 from services.coordinator.metrics import AutopilotMetrics
@@ -62,23 +62,6 @@ class ReplayLoad(Effect, frozen=True, kw_only=True):
     requests_max: int
     limit_s: float
     beside: str = ""
-
-
-class LoadReplayed(Body, frozen=True, kw_only=True, tag="local.LoadReplayed/1"):
-    """Result of a replay.
-
-    Attributes:
-        requests: That were replayed.
-        cpu_s: Processor time that it took.
-        missed: Of the unchanged cluster, replayed over recorded, as in Adoption.
-        told: The same of each setting that was tried, over the unchanged cluster as replayed.
-    """
-
-    advice: Advice
-    requests: int
-    cpu_s: float
-    missed: dict[str, float] = {}
-    told: dict[str, dict[str, float]] = {}
 
 
 class ReplayFailed(Body, frozen=True, kw_only=True, tag="local.ReplayFailed/1"):
@@ -185,11 +168,10 @@ class AutopilotActor(Controller):
 
     def _adopted(self, body: LoadReplayed, now_ns: int, *, again: bool) -> list[Effect]:
         """Changes that the window decides on. One coordinator adopts: the one that leads all models."""
-        settings, found = body.advice.settings, self._adoptions.open
-        if found is not None:
-            changes = self._adoptions.judge(body.told.get(found.before, {}), body.missed, now_ns)
-        elif again and settings and self._adopts and self._led.leads_all(now_ns):
-            changes = self._adoptions.adopt(body.advice, body.missed, now_ns)
+        if self._adoptions.open is not None:
+            changes = self._adoptions.judge(body, now_ns)
+        elif again and body.advice.settings and self._adopts and self._led.leads_all(now_ns):
+            changes = self._adoptions.adopt(body, now_ns)
         else:
             return []
         return [*(Log(level="info", event="settings_changed", fields={"why": e.reason}) for e in changes), *changes]
@@ -208,7 +190,7 @@ class AutopilotActor(Controller):
     def _give(self, advice: Advice, now_ns: int) -> list[Effect]:
         """Into the plan of the first model that is led."""
         led = self._led.led(now_ns)
-        advice = msgspec.structs.replace(advice, adopted=self._adoptions.all())
+        advice = msgspec.structs.replace(advice, adopted=list(self._adoptions.by_policy.values()))
         if advice == self._given or not led:
             return []
         self._given = advice

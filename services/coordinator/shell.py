@@ -18,17 +18,14 @@ from millrace.actor.task_shell import TaskShell
 from millrace.cascade.jobs import plan_in_child
 from millrace.workloads.recording import RecordingBegan, RecordingFolder
 
-from services.coordinator.adopting import ApplySettings
-from services.coordinator.autopilot import ClusterChanged, LoadReplayed, ReplayFailed, ReplayLoad, SettingsApplied
+from services.coordinator.adopting import ApplySettings, LoadReplayed
+from services.coordinator.autopilot import ClusterChanged, ReplayFailed, ReplayLoad, SettingsApplied
 from services.coordinator.cascade_effects import CascadePlanned, CascadePlanningFailed, PlanCascade
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.recorder import KeepRows, RecordingFailed
 
 #: A replay takes what nobody else wants.
 NICENESS_MAX = 19
-
-#: A change by `millrace apply` that takes longer is killed; the next one goes on.
-APPLY_LIMIT_S = 1_200.0
 
 
 class CoordinatorShell(TaskShell):
@@ -78,28 +75,23 @@ class CoordinatorShell(TaskShell):
         with TemporaryDirectory(prefix="millrace-autopilot-") as folder:
             answer = Path(folder) / "answer.json"
             window = ("--last", f"{effect.last_s:g}", "--most", str(effect.requests_max), "--output", str(answer))
+            words = ("what-if", "--advise", "--dir", str(self._folder.parent), *window, "--jobs", "1")
             beside = (f"--set={effect.beside}",) if effect.beside else ()
+            command = run_python("millrace.cli", *words, *beside, niceness=NICENESS_MAX)
             try:
-                words = ("what-if", "--advise", *window, *beside, "--jobs", "1")
-                await self._millrace(*words, niceness=NICENESS_MAX, limit_s=effect.limit_s)
+                await asyncio.wait_for(command, effect.limit_s)
                 self.tell(msgspec.json.decode(answer.read_bytes(), type=LoadReplayed))
             except (OSError, msgspec.DecodeError) as error:
                 self.tell(ReplayFailed(detail=str(error) or f"it took over {effect.limit_s:g} s"))
 
     async def _apply(self, effect: ApplySettings) -> None:
-        """Asks `millrace apply`, as a person would: the same steps in the same order."""
-        words = ("apply", "--sender", "autopilot", "--reason", effect.reason)
+        """Asks `millrace apply`, as a person would: the same steps in the same order, each with its limit."""
+        words = ("apply", "--dir", str(self._folder.parent), "--sender", "autopilot", "--reason", effect.reason)
         try:
-            settings = (f"--set={each}" for each in effect.settings.split())
-            await self._millrace(*words, *settings, niceness=0, limit_s=APPLY_LIMIT_S)
+            await run_python("millrace.cli", *words, *(f"--set={each}" for each in effect.settings.split()), niceness=0)
             self.tell(SettingsApplied())
         except OSError as error:
-            self.tell(SettingsApplied(failed=str(error) or f"it took over {APPLY_LIMIT_S:g} s"))
-
-    async def _millrace(self, verb: str, *words: str, niceness: int, limit_s: float) -> None:
-        """Raises OSError where it fails; an empty TimeoutError, which is one, where it takes longer."""
-        command = run_python("millrace.cli", verb, "--dir", str(self._folder.parent), *words, niceness=niceness)
-        await asyncio.wait_for(command, limit_s)
+            self.tell(SettingsApplied(failed=str(error) or "it was ended"))
 
 
 def _recording(folder: Path, name: str) -> RecordingFolder:

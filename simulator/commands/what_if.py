@@ -254,6 +254,7 @@ def _write(arguments: argparse.Namespace, question: Asked, found: list[ChangeAns
         "objectives": question.objectives,
         "changes": found,
         "missed": ratios(question.fidelity, question.share),
+        "recorded": question.recorded_figures(),
         "told": {each.label: ratios(each.figures, each.within) for each in found},
         "advice": advised,
         "cpu_s": time.process_time(),

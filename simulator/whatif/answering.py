@@ -114,6 +114,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     def scenario(self, spec: ClusterSpec, speed: float = 1.0) -> ScenarioSpec:
         return self.file.scenario(self.fitted.table(spec), speed=speed)
 
+    def recorded_figures(self) -> dict[str, float]:
+        """Those of ``fidelity`` and ``share`` as recorded, and the rate of requests, 1/s; empty where nothing tells."""
+        if self.share is None:
+            return {}
+        figures = {name: each.before for name, each in self.fidelity.items() if each.before > 0}
+        return figures | {"within": self.share.before, "rate": self.file.count / max(self.file.span_s, 1e-9)}
+
     def latencies(self, replayed: Replayed) -> Latencies:
         return of_replay(replayed, self.file.count)
 

@@ -12,12 +12,12 @@ from millrace.contracts.observers import RequestFinished
 from millrace.contracts.plan import Advice, Lease, Plan
 from millrace.workloads.recording import ADVISED_MIN
 
+from services.coordinator.adopting import LoadReplayed
 from services.coordinator.autopilot import (
     CPU_SHARE,
     REQUESTS_MAX,
     AutopilotActor,
     ClusterChanged,
-    LoadReplayed,
     ReplayFailed,
     ReplayLoad,
 )

@@ -24,7 +24,6 @@ import difflib
 import fcntl
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -392,8 +391,7 @@ class _Work:
         """Every order may be repeated, and is while the bus is away."""
         until = time.monotonic() + AWAY_S
         subject = self._subjects.provision(self._host, verb)
-        ask = partial(asked, self._bus, subject, body, timeout_s=ANSWER_S, sender=self._sender)
-        while isinstance(answer := await ask(), str):
+        while isinstance(answer := await asked(self._bus, subject, body, timeout_s=ANSWER_S, sender=self._sender), str):
             if time.monotonic() > until:
                 break
             await asyncio.sleep(LOOK_S)

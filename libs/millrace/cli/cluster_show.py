@@ -55,8 +55,8 @@ def _as_it_runs(arguments: argparse.Namespace, spec: ClusterSpec, start: str) ->
             await asyncio.sleep(LISTEN_S)
             rows = view.instances(time.time_ns())
             adopted = [f"# {line}" for advice in view.advice() for line in advice_lines(advice)[1:]]
-            running = cluster_toml(running_spec(spec, rows, view.stages(rows), view.cascades()))
-            return [*adopted, *with_differences(start, running)]
+            running = running_spec(spec, rows, view.stages(rows), view.cascades())
+            return [*adopted, *with_differences(start, cluster_toml(running))]
 
     return "\n".join(asyncio.run(heard())) + "\n"
 

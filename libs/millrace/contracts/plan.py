@@ -96,8 +96,9 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
         until_ns: Of one that was taken back: it is not adopted again before, unix ns.
         pause_ns: How long that is.
         evidence: One sentence: why it is in this phase.
-        missed: Figures of the former settings at that time, replayed over recorded; of the share within the objectives
-            (``within``) the difference.
+        recorded: Figures of the former settings at that time, the share within the objectives (``within``) and the rate
+            of requests among them.
+        missed: The same, replayed over recorded; of the share the difference.
     """
 
     settings: str
@@ -107,6 +108,7 @@ class Adoption(msgspec.Struct, frozen=True, kw_only=True):
     until_ns: int = 0
     pause_ns: int = 0
     evidence: str = ""
+    recorded: dict[str, float] = {}
     missed: dict[str, float] = {}
 
 
