@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from millrace.enginemodel.coefficients import load_step_time
 
 from simulator.scenarios.reading import read_scenario
@@ -31,37 +30,14 @@ def decide(view, parameters, state, now_ns, rng):
         raise RuntimeError("no idea")
 """
 
-ASKS = """
-from millrace.policies.dispatch import QueryParameters
 
-
-class Parameters(QueryParameters, frozen=True, kw_only=True):
-    pass
-
-
-def ask(view, parameters, rng):
-    return view.no_such_field
-
-
-def decide(view, parameters, state, now_ns, rng):
-    raise AssertionError("ask has failed before")
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "error"),
-    [
-        pytest.param(RAISES, 4, "RuntimeError.*no idea", id="decide raises"),
-        pytest.param(ASKS, 10, "AttributeError.*no_such_field", id="ask raises"),
-    ],
-)
-def test_a_policy_that_raises_ends_the_run_with_file_and_line(text: str, line: int, error: str, tmp_path: Path) -> None:
+def test_a_policy_that_raises_ends_the_run_with_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "clueless.py"
-    file.write_text(text)
+    file.write_text(RAISES)
     scenario = str(EXAMPLES / "scenarios" / "mixed.toml")
     words = ["--set", "workload.count=5", "--set", "workload.warm_up=0", "--set", f"dispatch.policy={file}"]
     command = [sys.executable, "-m", "simulator", "sim", "--scenario", scenario, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert f"{file}:{line}" in done.stderr
-    assert re.search(error, done.stderr)
+    assert f"{file}:4" in done.stderr
+    assert re.search("RuntimeError.*no idea", done.stderr)

@@ -16,7 +16,7 @@ from simulator.soak.roles import RolesSoakCluster, RolesSoakRun, roles_shape
 from tests.sim.soak_seeds import passed, soak_seeds
 
 
-@pytest.mark.parametrize("seed", soak_seeds(4))
+@pytest.mark.parametrize("seed", soak_seeds(3))
 def test_roles_flip_and_instances_come_and_go_under_faults(seed: int) -> None:
     assert passed(seed, wrong_estimates=True, roles=True).roles
 

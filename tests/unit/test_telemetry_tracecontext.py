@@ -70,6 +70,20 @@ def test_a_child_stays_in_its_trace_with_an_id_of_its_own() -> None:
     assert first.sampled
 
 
+def test_ids_are_never_all_zero() -> None:
+    class Zeros(random.Random):
+        """Draws zero first, as a rng does once in 2**64."""
+
+        drawn = 0
+
+        def getrandbits(self, bits: int) -> int:
+            self.drawn += 1
+            return 0 if self.drawn % 2 else 5
+
+    context = new_trace(Zeros(), sampled=True)
+    assert parse_traceparent(format_traceparent(context)) == context
+
+
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
 def test_the_share_of_sampled_traces_is_the_one_asked_for(share: float) -> None:
     rng = random.Random(1)
