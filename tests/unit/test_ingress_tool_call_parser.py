@@ -51,6 +51,9 @@ WHOLE: dict[str, tuple[ToolPlan, str, str, list[tuple[str, str]]]] = {
         REQUIRED, '[{"name": "f", "parameters": {"a": "]}"}}, {"name": "g", "parameters": {}}]', "",
         [("f", '{"a": "]}"}'), ("g", "{}")],
     ),
+    "cut off before a name": (TAGGED, '<tool_call>{"name": "f', '<tool_call>{"name": "f', []),
+    "cut off in arguments": (TAGGED, '<tool_call>{"name": "f", "arguments": {"a": "b', "", [("f", '{"a": "b')]),
+    "named": (NAMED, '{"a": 1}', "", [("f", '{"a": 1}')]),
     "required, compact": (REQUIRED, '[{"name":"f","parameters":{"a":[1]}}]', "", [("f", '{"a":[1]}')]),
 }  # fmt: skip
 
@@ -76,11 +79,6 @@ def test_text_before_a_tag_comes_at_once() -> None:
     assert reader.push("box") == ("<toolbox", [])
 
 
-def test_an_output_that_is_cut_off_before_a_name_is_text() -> None:
-    output = '<tool_call>{"name": "f'
-    assert read(TAGGED, [output]) == (output, [])
-
-
 @pytest.mark.parametrize(
     ("plan", "output", "calls"),
     [
@@ -101,14 +99,6 @@ def test_a_forced_call_that_is_cut_off_is_what_was_written_of_it_and_never_text(
     plan: ToolPlan, output: str, calls: list[tuple[str, str]]
 ) -> None:
     assert read(plan, [output]) == ("", calls)
-
-
-def test_a_call_that_is_cut_off_keeps_the_arguments_so_far() -> None:
-    assert read(TAGGED, ['<tool_call>{"name": "f", "arguments": {"a": "b']) == ("", [("f", '{"a": "b')])
-
-
-def test_a_named_functions_output_is_its_arguments() -> None:
-    assert read(NAMED, ["", '{"a"', ": 1}"]) == ("", [("f", '{"a": 1}')])
 
 
 @given(st.text(alphabet='<tool_cal>/{}":, nmergus[]\\', max_size=60), st.integers(1, 7))
