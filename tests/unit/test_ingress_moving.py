@@ -9,6 +9,7 @@ from millrace.contracts.observers import RequestFinished
 from millrace.contracts.worker import ResendTokens
 
 from services.ingress.calls.messages import CallAbandoned, CompleteCall, Usage
+from services.ingress.dispatch.prefix_blocks import HOLDER_STRIDE, PromptBlocks
 from services.ingress.lifecycle import SequencePhase
 from tests.unit.ingress_core import chunk
 from tests.unit.ingress_moving import MoveBench
@@ -106,6 +107,16 @@ def test_the_targets_word_makes_it_the_owner_and_the_source_lets_go_at_its_migra
     assert bench.outcomes() == {"moved": 1}
     assert bench.metrics.continuations.counts == {}
     assert (bench.metrics.migration_gap.count, bench.metrics.gap.count) == (1, 0)
+
+
+def test_who_has_its_prompt_now_is_asked_about_its_next_turn():
+    bench = moving()
+    prompt = list(range(HOLDER_STRIDE * 16))
+    bench.sequence.blocks = blocks = PromptBlocks(prompt, 16)
+    holders = bench.actor.state.holders
+    holders.note(blocks, bench.source)
+    bench.moved(3)
+    assert holders.find(PromptBlocks([*prompt, 1, 2, 3], 16), {bench.source, bench.target}) == bench.target
 
 
 def test_a_source_that_thawed_and_went_on_keeps_it():
