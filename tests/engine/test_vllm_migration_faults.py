@@ -53,7 +53,6 @@ def _every_block_is_free_afterwards(pair: Pair) -> Iterator[None]:
 
 
 def _pulled(pair: Pair, salt: int) -> Journey:
-    """Leased, reserved and pulled."""
     journey = begin(pair, prompt_of(150, salt=salt), LONG, at=20)
     assert isinstance(journey.lease(), KvLeaseTaken)
     assert isinstance(journey.reserve(), KvRoomReserved)

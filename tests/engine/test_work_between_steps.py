@@ -25,8 +25,6 @@ class Engine:
 
 
 class Owed:
-    """An answer of that engine."""
-
     def __init__(self, engine: Engine, size: int) -> None:
         self.answer: Future[bytes] = Future()
         self.left = size
