@@ -190,12 +190,11 @@ class FakeCore:
 class Rig:
     """One served HTTP side over a FakeCore."""
 
-    def __init__(self, core: FakeCore, port: int, registry: CollectorRegistry, bugs: list[BaseException]) -> None:
+    def __init__(self, core: FakeCore) -> None:
         self.core = core
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
-        self.registry = registry
-        self.bugs = bugs
+        self.port = 0
+        self.url = ""
+        self.bugs: list[BaseException] = []
         self.spans: list[RecordSpan] = []
         self.instances = {"tiny": 1, "tools": 1}
         self.models: ModelRegistry
@@ -223,8 +222,8 @@ async def served(
     lost_s: float = 0.2,
 ) -> AsyncIterator[Rig]:
     """Serves models ``tiny`` and ``tools``, and cascades of them, on a free port of the loopback."""
-    core, registry, bugs = core or FakeCore(), CollectorRegistry(), []
-    rig = Rig(core, 0, registry, bugs)
+    core = core or FakeCore()
+    rig = Rig(core)
     served_models = {
         name: ServedModel(
             name=name,
@@ -237,7 +236,7 @@ async def served(
     registry_of_models = ModelRegistry(
         served_models, lambda name: Serving(rig.instances.get(name, 0)), lambda: cascades
     )
-    metrics = HttpMetrics(registry)
+    metrics = HttpMetrics(CollectorRegistry())
     parsed = [ParsedModel(name, str(folder / name), each.reasoning, each.tool_calls) for name, each in parsers.items()]
     process = ParserProcess(parsed, lambda event, **fields: None)
     calls = OpenCalls(
@@ -246,7 +245,7 @@ async def served(
         metrics=metrics,
         tracer=Tracer(random.Random(7), 0.0),
         now_s=time.time,
-        on_bug=lambda error, path: bugs.append(error),
+        on_bug=lambda error, path: rig.bugs.append(error),
         on_span=rig.spans.append,
         keep_alive_s=5.0,
         parsers=process if parsers else None,

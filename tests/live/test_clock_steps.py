@@ -29,29 +29,20 @@ HOUR_S = 3600
 TOKENS = 60
 
 
-class SteppedClock:
-    """The wall clock of a cluster's processes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "step"
-        self.set(0)
-
-    def set(self, seconds: int) -> None:
-        """So many seconds ahead of the system's clock from now on, in processes that run too."""
-        self.file.write_text(str(seconds))
-
-
 @pytest.fixture
-def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the seconds that the cluster's wall clock is ahead of the system's from now on."""
     (tmp_path / "sitecustomize.py").write_text(SHIM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.setenv("STEP_FILE", str(tmp_path / "step"))
     monkeypatch.setattr(programs, "_servers", [])  # a process that was forked has read no such file
-    return SteppedClock(tmp_path)
+    step = tmp_path / "step"
+    step.write_text("0")
+    return step
 
 
 @pytest.fixture
-def rig(clock: SteppedClock, tmp_path: Path) -> Iterator[UpRig]:
+def rig(clock: Path, tmp_path: Path) -> Iterator[UpRig]:
     model = write_model_folder(tmp_path / "model")
     with UpRig(
         tmp_path / "c", model_path=model, engine="modelled", instances=2, extra=("--processes", "2", "--ingresses", "2")
@@ -65,9 +56,9 @@ async def streams(rig: UpRig, count: int) -> list[TimedStream]:
         return list(await asyncio.gather(*asked))
 
 
-async def test_after_a_step_every_process_may_be_killed_and_no_stream_ends(rig: UpRig, clock: SteppedClock) -> None:
+async def test_after_a_step_every_process_may_be_killed_and_no_stream_ends(rig: UpRig, clock: Path) -> None:
     for step_s in (-HOUR_S, HOUR_S):
-        clock.set(step_s)
+        await asyncio.to_thread(clock.write_text, str(step_s))
         for what in ("worker-0", "worker-1", "coordinator-0", "migrator-0"):
             asked = asyncio.create_task(streams(rig, 4))
             await asyncio.sleep(0.3)
