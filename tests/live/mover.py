@@ -68,14 +68,6 @@ class Mover(Operator):
         """Waits until so many sequences decode."""
         await until(lambda: len(self.places()) >= count)
 
-    def outcomes(self) -> dict[str, int]:
-        """Count how often each outcome and refusal came."""
-        counts: dict[str, int] = {}
-        for body in self.finished:
-            what = f"{body.outcome} {body.refusal or ''}".strip()
-            counts[what] = counts.get(what, 0) + 1
-        return counts
-
     async def _hear_end(self, message: Any) -> None:
         body = decode(message.data)
         if isinstance(body, MigrationFinished):

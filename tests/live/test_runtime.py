@@ -10,7 +10,7 @@ import pytest
 from millrace.actor import connection
 from millrace.actor.cell import ActorCrashed, HostingTerms
 from millrace.actor.config import BusConfig
-from millrace.actor.effects import Effect, Log, Publish, Reply, Request, StartTimer, Subscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, Publish, Request, StartTimer, Subscribe, WatchKeys
 from millrace.actor.errors import BusRefused, BusUnavailable
 from millrace.actor.runtime_nats import NatsRuntime
 from millrace.contracts.local import BucketReady, BusDisconnected, BusReconnected, RequestFailed, TimerFired
@@ -142,15 +142,6 @@ async def test_a_connection_that_the_server_ends_with_an_error_is_opened_anew_wi
     await until(lambda: probe.bodies(LengthTag))
     runtime.request_stop()
     await running
-
-
-def tagger() -> Probe:
-    def rule(message: Message, now_ns: int) -> list[Effect]:
-        if isinstance(message.body, TagRequest):
-            return [Reply(to=message.reply_to, body=LengthTag(request=message.body.request, mean=float(now_ns % 7)))]
-        return []
-
-    return Probe("tagger", Subscribe(subject="mr.runtime.tag.m"), rule=rule)
 
 
 async def test_what_was_handled_refused_and_dropped_is_counted(nats_server: NatsProcess):
