@@ -172,9 +172,6 @@ def test_the_ninetieth_percentile_travels_with_the_ask():
     assert ask.rest_p90 == ask.rest_p50 + 600
 
 
-# Fences
-
-
 def test_a_sequence_moves_three_times_for_balance_and_no_more():
     world = BrokerWorld(filled("a", 1, 4_000), FakeInstance("b"), fences={"cooldown_ms": 0, "cooldown_tokens": 0})
     for turn in range(12):
@@ -304,9 +301,6 @@ def test_candidates_are_the_three_that_carry_least():
     first = world.bodies(AskForMove)[0].ask
     asked = {s.rpartition(".")[2] for _, s, _, body in world.said if isinstance(body, AskForMove) and body.ask == first}
     assert asked == {"b3", "b4", "b5"}
-
-
-# Bids and awards
 
 
 def test_what_is_awarded_at_a_time_is_bounded_at_the_source():

@@ -149,9 +149,6 @@ def test_an_instance_that_changes_its_stage_hands_on_what_is_too_long_and_keeps_
     assert [(sequence, target) for _, sequence, _, target in world.moves] == [("long.0", "c")]
 
 
-# evacuations
-
-
 def evacuate(world: BrokerWorld, limit_ms: int = 20_000, instance: str = "a") -> list[InstanceEvacuated]:
     return world.order(instance, "evacuate", EvacuateInstance(limit_ms=limit_ms))
 
@@ -240,9 +237,6 @@ def test_a_broker_that_stops_answers_who_waits():
     world.stop("a")
     world.run(10)
     assert [body.moved for body in answers] == [0]
-
-
-# orders
 
 
 def moved(answers: list[MigrationFinished]) -> list[tuple[MigrationOutcome, KvRefusal | None, str]]:

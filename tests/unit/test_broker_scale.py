@@ -5,7 +5,7 @@ from random import Random
 import msgspec
 from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Publish, Subscribe
-from millrace.contracts.broker import BoundaryMoved, LoadReported, LoadsReported, MoveReason
+from millrace.contracts.broker import LoadReported, LoadsReported, MoveReason
 from millrace.contracts.local import KeyChanged, TimerFired
 from millrace.contracts.message import Body, Message
 from millrace.contracts.plan import InstanceRole
@@ -97,12 +97,6 @@ def test_a_repeated_registration_changes_no_subscription() -> None:
     process.effects = []
     process.hear(key("a", process.instances["a"].record()))
     assert process.effects == []
-
-
-def test_one_of_the_instances_of_a_process_keeps_the_boundary_and_tells_it_once_while_it_stays() -> None:
-    process = Process()
-    told = [body for _ in range(10) for body in process.tick() if isinstance(body, BoundaryMoved)]
-    assert len(told) == 1
 
 
 def view_of(lower: list[str], upper: list[str], *, with_room: set[str]) -> BrokerView:

@@ -1,8 +1,7 @@
-"""The modelled scheduler under random load, and what it refuses; its rules stand against vLLM's in
-test_enginemodel_fidelity.
-"""
+"""Times, lengths and refusals of modelled engines; their rules stand against vLLM's in test_enginemodel_fidelity.py."""
 
 import random
+import statistics
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from millrace.contracts.worker import Sampling, StructuredOutput
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime
+from millrace.enginemodel.tokens import OutputLengths, stream_key
 
 STEP_NS = 1000
 
@@ -75,3 +75,12 @@ def test_what_the_model_cannot_do_is_refused_not_ignored() -> None:
     assert "grammar" in (model.add(source) or "")
     add(model, sequence("b", 3))
     assert "already" in (model.add(sequence("b", 3)) or "")
+
+
+def test_natural_lengths_have_the_mean_and_spread_asked_for() -> None:
+    lengths = [OutputLengths(mean=200, sigma=0.8).length(stream_key([index], None)) for index in range(4000)]
+    assert statistics.fmean(lengths) == pytest.approx(200, rel=0.06)
+    assert statistics.median(lengths) == pytest.approx(200 * 2.718281828 ** (-(0.8**2) / 2), rel=0.06)
+    assert min(lengths) >= 1
+    assert {OutputLengths(mean=7, sigma=0).length(bytes([index])) for index in range(9)} == {7}
+    assert OutputLengths(mean=500, sigma=0, length_max=40).length(b"key") == 40

@@ -10,8 +10,6 @@ from millrace.contracts.migration import KvReplicated, MigrationOutcome
 from services.migrator.config import ReplicaConfig
 from tests.unit.migrator_rig import BLOCK_TOKENS, Rig, endpoint, record
 
-PROMPT = 40
-
 
 def rig(*names: str, **changes: Any) -> Rig:
     fields = {"enabled": True, "tokens_min": 16, "interval_ms": 100, **changes}
@@ -47,8 +45,7 @@ def test_none_are_made_where_they_are_off_or_a_sequence_is_short_or_its_layers_k
 
 
 def test_full_blocks_are_copied_proven_and_told() -> None:
-    bench = rig()
-    bench.decode("a", prompt=PROMPT)
+    bench = decoding()
     bench.run(3_000)
     (reserve,) = bench.published(PrepareMigration)
     assert reserve.replica
@@ -60,7 +57,7 @@ def test_full_blocks_are_copied_proven_and_told() -> None:
     assert {body.epoch for body in told} == {3}
     assert {body.instance for body in told} <= {"b", "c"}
     assert told[-1].incarnation == 5
-    tokens = len(bench.workers["a"].sequences["r.0"].outputs(bench.now_ns)) + PROMPT
+    tokens = len(bench.workers["a"].sequences["r.0"].outputs(bench.now_ns)) + 40
     assert tokens - told[-1].tokens < 200 // 5 + BLOCK_TOKENS, "a round each 100 ms, a token each 5"
 
 

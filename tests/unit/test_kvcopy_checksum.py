@@ -74,7 +74,3 @@ def test_a_block_outside_the_region_is_refused(block: int) -> None:
     rank = KvRank(planes=[KvPlane(0, 10, 10)], region_bytes=100)
     with pytest.raises(ValueError, match="outside the region"):
         BlockChecksums(memory, rank).of([9, block])
-
-
-def test_no_blocks_have_no_checksums() -> None:
-    assert BlockChecksums(noise(10), KvRank(planes=[KvPlane(0, 10, 10)], region_bytes=10)).of([]) == []

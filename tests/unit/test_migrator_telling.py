@@ -11,8 +11,7 @@ from tests.unit.migrator_rig import MS, START_NS, Rig
 
 def heartbeat(rig: Rig, instance: str) -> ServicePresence:
     """Its last one."""
-    said = [body for name, body in rig.said if name == instance and isinstance(body, ServicePresence)]
-    return said[-1]
+    return [body for name, body in rig.said if name == instance and isinstance(body, ServicePresence)][-1]
 
 
 def slowly_moving(sequences: int, **limits: int) -> Rig:

@@ -40,10 +40,6 @@ async def turn() -> None:
     await asyncio.sleep(0)
 
 
-def run(scenario: Any) -> None:
-    asyncio.run(scenario())
-
-
 def test_writes_what_a_turn_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         socket = Socket()
@@ -58,7 +54,7 @@ def test_writes_what_a_turn_published_at_once(monkeypatch: pytest.MonkeyPatch) -
         await turn()
         assert len(socket.written) == 2
 
-    run(scenario)
+    asyncio.run(scenario())
 
 
 def test_leaves_it_to_the_flusher_where_the_socket_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +68,7 @@ def test_leaves_it_to_the_flusher_where_the_socket_is_behind(monkeypatch: pytest
         assert client._flush_queue.qsize() == 1  # woken once
         assert len(client._pending) == 3
 
-    run(scenario)
+    asyncio.run(scenario())
 
 
 def test_what_waits_for_a_slow_server_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +82,7 @@ def test_what_waits_for_a_slow_server_is_bounded(monkeypatch: pytest.MonkeyPatch
         assert taken == PENDING_BYTES_MAX // 1_000_000
         assert client.pending_data_size <= PENDING_BYTES_MAX
 
-    run(scenario)
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("connected", "closing"), [(False, False), (True, True)])
@@ -100,7 +96,7 @@ def test_keeps_what_cannot_be_written(connected: bool, closing: bool, monkeypatc
         assert socket.written == []
         assert len(client._pending) == 1
 
-    run(scenario)
+    asyncio.run(scenario())
 
 
 def test_a_closed_client_does_not_go_on_to_reconnect() -> None:
@@ -120,4 +116,4 @@ def test_a_closed_client_does_not_go_on_to_reconnect() -> None:
         await close_client(client)
         assert client._reconnection_task.done()
 
-    run(scenario)
+    asyncio.run(scenario())

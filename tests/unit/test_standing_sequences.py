@@ -1,14 +1,12 @@
 """Sequences of an engine whose KV cannot move stand still for everybody else."""
 
+import pytest
 from millrace.actor.engine import (
     EndLeaseInEngine,
     EngineSequence,
     FreezeInEngine,
-    KvDenied,
-    KvLeaseTaken,
     LeaseInEngine,
     PullIntoEngine,
-    SequenceStopped,
     StepOutput,
 )
 from millrace.contracts.ingress import FinishReason
@@ -34,10 +32,6 @@ def out(*tokens: int, finish: FinishReason | None = None) -> StepOutput:
     return StepOutput(sequence="r1.0", token_ids=list(tokens), finish=finish)
 
 
-def reason(said: KvLeaseTaken | SequenceStopped | KvDenied) -> KvRefusal:
-    return said.reason
-
-
 def test_a_lease_and_a_freeze_tell_every_token_and_no_block() -> None:
     made = standing(2, 3)
     leased, stopped = made.ask(LEASE, 5), made.ask(FREEZE, 5)
@@ -45,31 +39,24 @@ def test_a_lease_and_a_freeze_tell_every_token_and_no_block() -> None:
     assert (stopped.blocks, stopped.output_token_ids) == ([], [1, 2, 3])
 
 
-def test_what_comes_after_a_freeze_is_told_in_order_where_the_sequence_stays() -> None:
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_comes_after_a_freeze_is_told_in_order_where_the_sequence_stays_and_else_dropped(moved: bool) -> None:
     made = standing(2)
     made.ask(LEASE, 5)
     made.ask(FREEZE, 5)
     last = [out(3), out(4, finish=FinishReason.LENGTH)]
     assert [made.take(each) for each in last] == [None, None]
-    assert made.ask(FREEZE, 5).output_token_ids == [1, 2]  # type: ignore[union-attr]
-    assert made.end(EndLeaseInEngine(migration="m", moved=False)) == ("r1.0", last)
-    assert reason(made.ask(LEASE, 5)) is KvRefusal.UNKNOWN_SEQUENCE
-
-
-def test_what_comes_after_a_freeze_is_dropped_where_the_sequence_has_gone() -> None:
-    made = standing(2)
-    made.ask(LEASE, 5)
-    made.ask(FREEZE, 5)
-    assert made.take(out(3)) is None
-    assert made.end(EndLeaseInEngine(migration="m", moved=True)) == ("r1.0", [])
+    assert made.ask(FREEZE, 5).output_token_ids == [1, 2]
+    assert made.end(EndLeaseInEngine(migration="m", moved=moved)) == ("r1.0", [] if moved else last)
+    assert moved or made.ask(LEASE, 5).reason is KvRefusal.UNKNOWN_SEQUENCE
 
 
 def test_what_cannot_be_had_is_denied() -> None:
     made = standing()
     pull = PullIntoEngine(migration="m", from_block=0, blocks=[], checksums=[], until_ns=0, lease="")
-    assert reason(made.ask(pull, 5)) is KvRefusal.UNABLE
-    assert reason(made.ask(FREEZE, 5)) is KvRefusal.LEASE_LOST
+    assert made.ask(pull, 5).reason is KvRefusal.UNABLE
+    assert made.ask(FREEZE, 5).reason is KvRefusal.LEASE_LOST
     made.forget("r1.0")
-    assert reason(made.ask(LEASE, 5)) is KvRefusal.UNKNOWN_SEQUENCE
+    assert made.ask(LEASE, 5).reason is KvRefusal.UNKNOWN_SEQUENCE
     assert made.end(EndLeaseInEngine(migration="other", moved=True)) == ("", [])
     assert made.take(out(5)) == out(5)

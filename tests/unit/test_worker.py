@@ -66,9 +66,6 @@ def test_start_subscribes_the_inbox_registers_and_says_it_is_alive() -> None:
     assert {t.name for t in only(bench.first, StartTimer)} == {"tick", "register", "report"}
 
 
-# --- submission
-
-
 def test_a_submit_goes_to_the_engine_and_is_answered_once_the_engine_has_it() -> None:
     bench = Bench()
     effects = bench.submit(output_token_ids=[9], sampling=Sampling(max_tokens=4, seed=3))
@@ -164,9 +161,6 @@ def test_a_continuation_that_already_has_all_its_tokens_ends_at_once() -> None:
     assert (chunk.first_index, chunk.token_ids, chunk.finish) == (2, [], FinishReason.LENGTH)
 
 
-# --- decoding
-
-
 def test_one_message_per_step_and_ingress_with_numbered_chunks() -> None:
     bench = Bench()
     bench.running("a.0", output_token_ids=[7, 7], epoch=1)
@@ -241,9 +235,6 @@ def test_unacknowledged_sequences_are_forgotten_after_a_time_and_beyond_a_number
     assert bench.actor.ledger.forgotten == 4
 
 
-# --- cancel and orphans
-
-
 def test_cancel_takes_the_sequence_out_of_the_engine() -> None:
     bench = Bench()
     bench.running(epoch=2)
@@ -292,9 +283,6 @@ def test_a_sequence_past_its_deadline_ends() -> None:
     effects = bench.tick()
     assert only(effects, CancelInEngine)
     assert chunks(effects)[0].finish is FinishReason.CANCELLED
-
-
-# --- reports
 
 
 def test_status_and_summary_keep_their_least_intervals() -> None:
@@ -357,9 +345,6 @@ def test_summaries_tell_how_long_a_hung_engine_is_silent_and_how_long_steps_take
     assert summary.step_longest_ns < 40 * MS, "a minute later it is forgotten"
 
 
-# --- the bus goes and comes
-
-
 def test_while_the_bus_is_down_nothing_is_published_and_all_is_said_after() -> None:
     bench = Bench()
     bench.running()
@@ -419,9 +404,6 @@ def test_a_pooled_output_goes_out_in_pieces_in_messages_of_bounded_size() -> Non
     ]
     (reply,) = only(bench.say(ResendTokens(sequence="r1.0", epoch=0, from_index=1), reply_to="x"), Reply)
     assert (reply.body.chunk.token_ids, reply.body.chunk.pooled) == ([1], [parts[1]])
-
-
-# --- the end
 
 
 def test_stop_without_work_leaves_at_once() -> None:

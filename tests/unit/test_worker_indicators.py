@@ -68,7 +68,7 @@ def test_growth_follows_the_expected_length_within_the_bound_of_the_request() ->
     assert blocks_to_come(entry(SequenceState.RUNNING, computed=119, output=20, expected=1), 32) == 0
 
 
-def _engine() -> ModelledEngine:
+def test_totals_are_the_sums_over_all_steps() -> None:
     engine = ModelledEngine(
         EngineParameters(
             max_model_len=4096, block_size=16, blocks_total=500, max_sequences=8, token_budget=64, prefix_caching=False
@@ -79,15 +79,11 @@ def _engine() -> ModelledEngine:
     for name in ("a", "b"):
         sampling = Sampling(max_tokens=50, ignore_eos=True)
         engine.add(EngineSequence(sequence=name, prompt_token_ids=[7] * 100, sampling=sampling, arrival_ns=0))
-    return engine
-
-
-def test_totals_are_the_sums_over_all_steps() -> None:
-    engine, now_ns, busy_ns, sums = _engine(), 0, 0, [0, 0, 0]
+    now_ns, busy_ns, sums = 0, 0, [0, 0, 0]
     while (done := engine.step(now_ns)) is not None:
         stepped, duration_ns = done
         now_ns, busy_ns = stepped.at_ns, busy_ns + duration_ns
-        batch = stepped.snapshot.batch  # type: ignore[union-attr]
+        batch = stepped.snapshot.batch
         sums = [sums[0] + batch.decodes, sums[1] + batch.prefill_tokens, sums[2] + batch.context_tokens]
     last = engine.snapshot(now_ns)
     assert last.totals == EngineTotals(last.step, busy_ns, *sums)

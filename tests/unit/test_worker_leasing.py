@@ -126,9 +126,6 @@ def due(bench: Bench, after_ms: float) -> list[Effect]:
     return bench.say(TimerFired(name="lease/m1"), after_ms=after_ms)
 
 
-# --- leases
-
-
 def test_a_lease_is_asked_of_the_engine_and_answered_when_it_is_taken() -> None:
     made = bench()
     asked = made.say(lease(), reply_to="s")
@@ -283,9 +280,6 @@ def test_a_renewal_that_is_denied_leaves_the_lease_unless_it_is_lost() -> None:
     assert refusal(made.say(freeze(), reply_to="s")) is KvRefusal.LEASE_LOST
 
 
-# --- freezes
-
-
 def test_a_freeze_stops_it_and_is_answered_after_its_tokens() -> None:
     made = leased()
     assert chunks(made.step(out(4), after_ms=1))[0].token_ids == [4]
@@ -417,9 +411,6 @@ def test_tokens_that_the_engine_says_otherwise_end_the_lease() -> None:
     assert only(effects, Log)[0].level == "error"
 
 
-# --- the end of a lease
-
-
 def test_a_moved_sequence_is_let_go_its_fence_stays_and_its_spans_say_so() -> None:
     made = frozen(traceparent=TRACE)
     effects = made.say(end(moved=True), reply_to="s", after_ms=40)
@@ -486,9 +477,6 @@ def test_an_end_of_a_lease_whose_answer_did_not_come_in_time_knows_no_epoch() ->
     assert only(made.say(end(moved=False, epoch=-1)), EndLeaseInEngine)
     assert made.actor.snapshot()["leases"] == {}
     assert only(made.say(lease(migration="m2"), reply_to="s"), LeaseInEngine), "another migration may try it at once"
-
-
-# --- the sequence ends under its lease
 
 
 def cancelled(made: Bench) -> list[Effect]:

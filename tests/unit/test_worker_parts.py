@@ -72,13 +72,6 @@ def test_a_snapshot_is_read_once_and_then_the_next(buffer: Path) -> None:
     assert reader.read_new() == b"third, longer"
 
 
-def test_what_does_not_fit_leaves_the_old_snapshot(buffer: Path) -> None:
-    writer, reader = SnapshotWriter(buffer), SnapshotReader(buffer)
-    writer.write(b"old")
-    assert not writer.write(bytes(SIZE))
-    assert reader.read_new() == b"old"
-
-
 def test_buffers_of_dead_processes_are_swept_and_others_left(buffer: Path) -> None:
     dead = buffer.with_name("millrace-snapshot-4194305-x")  # beyond the greatest pid there can be
     foreign = buffer.with_name("millrace-snapshot-abc")

@@ -7,17 +7,15 @@ import pytest
 from millrace.actor.effects import Log
 from millrace.actor.engine import EngineObserved, KvLeaseTaken
 from millrace.contracts.ingress import FinishReason
-from millrace.contracts.kv import CopierKind, KvEndpoint
 from millrace.contracts.leases import KvLeased, LeaseKv
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import CancelSequence, Sampling
 from millrace.lengths.coverage import JUDGED_MIN
 from millrace.lengths.survival import OUTCOMES_MIN
 
-from tests.unit.worker_rig import INFO, Bench, bodies, only, out, snapshot
+from tests.unit.worker_rig import MOVING, Bench, bodies, only, out, snapshot
 
-KV = KvEndpoint(fingerprint="f", block_tokens=16, block_bytes=1024, blocks=33, copiers=[CopierKind.MODELLED])
-ROOMY = msgspec.structs.replace(INFO, max_model_len=10_000, kv=KV)
+ROOMY = msgspec.structs.replace(MOVING, max_model_len=10_000)
 SAMPLING = Sampling(max_tokens=1_000)
 
 

@@ -120,9 +120,6 @@ def due(made: Bench, after_ms: float) -> list[Effect]:
     return made.say(TimerFired(name="reserve/m1"), after_ms=after_ms)
 
 
-# --- reservations
-
-
 def test_a_reservation_is_asked_of_the_engine_and_answered_when_it_is_made() -> None:
     made = bench()
     asked = made.say(reserve(), reply_to="t")
@@ -233,9 +230,6 @@ def test_unreserving_frees_it_once_and_forever() -> None:
         assert refusal(made.say(reserve(migration=migration), reply_to="t")) is KvRefusal.CANCELLED
 
 
-# --- pulls
-
-
 def test_a_pull_reads_until_its_deadline_and_renews_the_reservation() -> None:
     made = reserved()
     effects = made.say(pull(), reply_to="t", after_ms=1500)
@@ -336,9 +330,6 @@ def test_unreserving_refuses_whoever_waits_for_a_read() -> None:
     made.say(pull(), reply_to="t")
     assert refusal(made.say(UnreserveKv(migration="m1"))) is KvRefusal.CANCELLED
     assert made.say(read()) == []
-
-
-# --- arrivals
 
 
 def test_a_sequence_that_arrives_goes_to_the_engine_with_its_kv_and_ingress_is_told() -> None:
@@ -483,9 +474,6 @@ def test_times_of_a_moved_sequence_are_not_those_of_a_prompt() -> None:
     arrived(made)
     made.step(out(5, scheduled_ns=made.now))
     assert made.actor.figures.queue.count == 0
-
-
-# --- evacuation
 
 
 def draining(**options: Any) -> tuple[Bench, list[Effect]]:

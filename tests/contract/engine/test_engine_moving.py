@@ -175,9 +175,6 @@ def test_it_says_where_its_kv_lies(pair: Pair) -> None:
     assert pair.source.info.kv.fingerprint == pair.target.info.kv.fingerprint
 
 
-# Leases
-
-
 def test_a_lease_tells_full_blocks_and_a_renewal_those_filled_since(pair: Pair) -> None:
     engine = pair.source
     name = decoding(engine, 2 * BLOCK_SIZE + 3)
@@ -192,10 +189,6 @@ def test_a_lease_tells_full_blocks_and_a_renewal_those_filled_since(pair: Pair) 
     assert len(later.blocks) >= 1
     assert whole.blocks[: len(first.blocks) + len(later.blocks)] == first.blocks + later.blocks
     assert len({block for (block,) in whole.blocks}) == len(whole.blocks)
-
-
-def test_what_is_not_there_is_not_leased(pair: Pair) -> None:
-    denied(lease(pair.source, "nobody.0", "lease-2"), KvRefusal.UNKNOWN_SEQUENCE)
 
 
 def test_a_prompt_under_way_is_not_leased_yet(pair: Pair) -> None:
@@ -245,9 +238,6 @@ def _all_over(engine: Harness, names: list[str]) -> bool:
     return all(engine.results[name].over for name in names)
 
 
-# Freezes
-
-
 def test_a_frozen_sequence_stands_still_with_every_token_told(pair: Pair) -> None:
     engine = pair.source
     name, other = decoding(engine), decoding(engine)
@@ -284,8 +274,9 @@ def test_a_sequence_that_was_frozen_and_thawed_says_what_it_would_have_said(pair
     assert tokens == unmoved(engine, engine.given[name])
 
 
-def test_what_was_not_leased_is_not_frozen(pair: Pair) -> None:
+def test_what_is_not_there_is_not_leased_and_what_was_not_leased_is_not_frozen(pair: Pair) -> None:
     engine = pair.source
+    denied(lease(engine, "nobody.0", "lease-2"), KvRefusal.UNKNOWN_SEQUENCE)
     name = decoding(engine)
     denied(freeze(engine, name, "freeze-4"), KvRefusal.LEASE_LOST)
     engine.finish(name)
@@ -311,9 +302,6 @@ def test_a_frozen_sequence_can_be_cancelled(pair: Pair) -> None:
     engine.cancel([name])
     engine.until_idle()
     assert lease(engine, name, "freeze-6").reason is KvRefusal.LEASE_LOST
-
-
-# Reservations
 
 
 def test_a_reservation_takes_idle_blocks_and_gives_them_back(pair: Pair) -> None:
@@ -365,9 +353,6 @@ def test_pulled_blocks_are_found_when_their_sequence_has_come_and_not_before(pai
     assert again.outputs[0].cached_tokens == computed // BLOCK_SIZE * BLOCK_SIZE
 
 
-# Pulls
-
-
 def test_a_pull_says_what_it_moved(pair: Pair) -> None:
     name = decoding(pair.source, 3 * BLOCK_SIZE + 5)
     leased = lease(pair.source, name, "pull-1")
@@ -379,15 +364,10 @@ def test_a_pull_says_what_it_moved(pair: Pair) -> None:
     assert read.duration_ns >= 0
 
 
-def test_a_pull_without_a_reservation_is_denied(pair: Pair) -> None:
-    name = decoding(pair.source)
-    leased = lease(pair.source, name, "pull-2")
-    denied(pull(pair.target, leased), KvRefusal.INVALID)
-
-
-def test_a_pull_beyond_the_reservation_is_denied(pair: Pair) -> None:
+def test_a_pull_without_or_beyond_its_reservation_is_denied(pair: Pair) -> None:
     name = decoding(pair.source, 3 * BLOCK_SIZE)
     leased = lease(pair.source, name, "pull-3")
+    denied(pull(pair.target, leased), KvRefusal.INVALID)
     reserve(pair.source, pair.target, name, "pull-3", blocks=4)
     denied(pull(pair.target, leased, from_block=3), KvRefusal.INVALID)
 
@@ -417,9 +397,6 @@ def test_unreserving_ends_a_pull(pair: Pair) -> None:
     pair.target.move(pull_of(leased))
     pair.target.move(UnreserveInEngine(migration="pull-6"))
     assert isinstance(reserve(pair.source, pair.target, name, "pull-7", blocks=BLOCKS_TOTAL), KvRoomReserved)
-
-
-# Whole moves
 
 
 @pytest.mark.parametrize("rounds", [0, 1])
@@ -518,9 +495,6 @@ def came_beside_prompts(pair: Pair, *, steps_before: int) -> bool:
     decoded, answered = (steps_until(target, since, partial(gives, each)) for each in (name, crowd[-1]))
     assert decoded <= added + 2, "one step may have been under way, and told before the word that it was added"
     return answered > added + 4
-
-
-# What goes wrong at the end is computed again
 
 
 def test_last_blocks_with_other_bytes_are_computed_again(pair: Pair) -> None:
