@@ -9,7 +9,7 @@ from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.catalog import BUCKETS, Role
 from millrace.contracts.local import BucketReady, KeyChanged
 from millrace.contracts.message import Body, Message
-from millrace.contracts.provisioner import UpdateCluster
+from millrace.contracts.provisioner import StopInstance, UpdateCluster
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import ChangeAdapter, DrainWorker
 
@@ -37,6 +37,21 @@ def test_all_that_an_operator_may_order_is_heard():
     assert heard == {f"mr.local.{channel}" for channel in drains | provisions | others}
     written = {bucket.name for bucket in BUCKETS if Role.OPERATOR in bucket.writers}
     assert written == {effect.bucket for effect in Bench().started if isinstance(effect, WatchKeys)}
+
+
+def test_a_line_says_who_ordered_what_and_when():
+    bench = Bench()
+    body = StopInstance(instance="worker-1", drain_limit_ms=5, operator=True)
+    (line,) = bench.heard(body, SUBJECTS.provision("local", "stop"))
+    assert line == {
+        "at_ns": bench.now_ns,
+        "who": "millrace-cli/ann",
+        "what": "StopInstance",
+        "to": "provision.local.stop",
+        "instance": "worker-1",
+        "drain_limit_ms": 5,
+        "operator": True,
+    }
 
 
 def test_an_order_that_is_told_again_and_again_is_one_line():
