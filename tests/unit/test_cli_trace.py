@@ -126,7 +126,7 @@ def test_spans_are_found_in_every_file_by_request_sequence_and_trace(tmp_path: P
     write(tmp_path, "ingress-ingress-0.jsonl", spans[:2])
     write(tmp_path, "worker-w0.jsonl", spans[2:4])
     write(tmp_path, "worker-w1.123.jsonl", spans[4:])
-    longer = {"millrace.request": "r12", "millrace.client_id": "mine"}
+    longer = {"millrace.request": "r12", "millrace.sequence": "r12.0", "millrace.client_id": "mine"}
     write(tmp_path, "ingress-ingress-1.jsonl", [span("9", "ingress", 0, 1, attributes=longer, trace="b" * 32)])
     with open(tmp_path / "worker-w0.jsonl", "ab") as file:
         file.write(encode_span(spans[0])[:50])  # cut off by a kill
