@@ -127,15 +127,15 @@ async def test_a_rule_that_hurts_is_replaced_and_does_not_come_back(
 
 
 async def _replaced(rig: UpRig, first: str) -> None:
-    await rig.until_seen(adopted("kept", "forecast"), limit_s=1500)
+    await rig.until_seen(adopted("kept", "forecast"), limit_s=500)
     for words in (("status",), ("explain", "m"), ("cluster", "show")):
         told = " ".join(rig.cli(*words).replace("# ", "").split())
         assert "autopilot: kept: policies.dispatch.name=forecast, adopted" in told
         assert "live over a replay of the former settings: ttft_p99 " in told
     assert 'name = "forecast"' in rig.cli("cluster", "show")
-    await rig.until_seen(adopted("watched", first), limit_s=1500)
+    await rig.until_seen(adopted("watched", first), limit_s=500)
     assert f'name = "{first}"' in rig.cli("cluster", "show")
-    await rig.until_seen(adopted("returned", first), limit_s=1500)
+    await rig.until_seen(adopted("returned", first), limit_s=500)
     assert "longer than before: " in " ".join(rig.cli("status").split())
     assert 'name = "forecast"' in rig.cli("cluster", "show")
     orders = [json.loads(line) for line in (rig.folder / "run" / "orders.log").read_text().splitlines()]
