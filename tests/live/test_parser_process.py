@@ -322,7 +322,7 @@ async def running(
     **more: Any,
 ) -> AsyncIterator[ParserProcess]:
     """The process for one family, as ingress runs it."""
-    process = ParserProcess([parsed_models(speakers)[name]], told, **more)
+    process = ParserProcess([parsed_models(speakers)[name]], told, **({"answer_s": PATIENCE_S} | more))
     task = asyncio.create_task(process.run())
     try:
         yield process
