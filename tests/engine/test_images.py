@@ -42,7 +42,7 @@ def chat(*urls: str, text: str = "What do you see here? ", **fields: Any) -> dic
 
 
 #: Requests that plain vLLM is asked, too.
-ASKED = [chat(url_of(image)) for image in PICTURES] + [chat(*map(url_of, PICTURES[:2])), chat()]
+ASKED = [chat(url_of(image)) for image in PICTURES[:2]] + [chat(*map(url_of, PICTURES[:2])), chat()]
 
 
 @pytest.fixture(scope="module")
