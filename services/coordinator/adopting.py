@@ -33,7 +33,7 @@ TAILS, WITHIN = ("ttft_p99", "tpot_p99", "e2e_p99"), "within"
 DECIDING = {"e2e_p99", WITHIN}
 
 #: An adoption is taken back where a tail is longer by this factor, or the share smaller by this much, than with the
-#: former settings. A window with a smaller share of the rate of requests before decides nothing.
+#: former settings. A window with a smaller share of the rate of requests before takes nothing back.
 WORSE, WORSE_SHARE, RATE_MIN = 1.25, 0.02, 0.8
 
 #: Windows after which a policy that was taken back may be adopted again, the first time.
@@ -125,7 +125,7 @@ class Adoptions:
         return []
 
     def judge(self, body: LoadReplayed, now_ns: int) -> list[ApplySettings]:
-        """Decides by a window with the adopted settings, unless its load is far lower than before."""
+        """Decides by a window with the adopted settings; not against them while the load is far lower than before."""
         found = self.open
         if found is None or self._changing:
             return []
@@ -136,10 +136,11 @@ class Adoptions:
         last = over(body.recorded, found.recorded)
         if not live.keys() & last.keys() >= DECIDING:
             return self._take_back(found, "no request was served that could be compared", now_ns)
-        if body.recorded["rate"] < RATE_MIN * found.recorded["rate"]:
-            return []
         text = f"live over a replay of the former settings: {_text(live)}; over the window before: {_text(last)}"
-        if shortfall(last) and (why := shortfall(live)):
+        why = shortfall(live)
+        if why and body.recorded["rate"] < RATE_MIN * found.recorded["rate"]:
+            return []
+        if why and shortfall(last):
             return self._take_back(found, f"{why}; {text}", now_ns)
         self._set(found, KEPT, evidence=f"{text}; {found.evidence}")
         return []

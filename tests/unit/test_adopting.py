@@ -173,7 +173,7 @@ def test_what_only_one_of_two_comparisons_finds_worse_is_kept() -> None:
         assert (pilot.applied, pilot.phases) == ([FORECAST], ["kept"])
 
 
-def test_a_window_with_far_fewer_requests_decides_nothing() -> None:
+def test_a_window_with_far_fewer_requests_takes_nothing_back() -> None:
     pilot = Autopilot()
     pilot.adopt()
     pilot.window("", old=0.5, now=20.0, rate=7.0)
