@@ -42,8 +42,9 @@ GROUPS = PURE | {
     "engines": ("tests/engine/*", "tests/contract/engine"),
     "contract": ("tests/contract/*",),
 }
-#: Chromium draws by software, minutes of processor time: `./task test:page`.
-APART = ("tests/live/test_page_browser.py",)
+#: Minutes each, and on a full machine many: Chromium draws by software (`./task test:page`), the autopilot's replays
+#: give way to everything (`./task test tests/live/test_autopilot_on.py`).
+APART = ("tests/live/test_page_browser.py", "tests/live/test_autopilot_on.py")
 #: Groups that wait for most of their time, for half a core or less: beside the lanes.
 WAITING = ("live-a-d", "live-e-l", "live-m-z")
 #: Lanes of the other groups, and the order in which they take them: the longest first, and what fails quickly.
