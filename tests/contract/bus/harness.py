@@ -10,7 +10,6 @@ from millrace.actor.config import BusConfig
 from millrace.actor.effects import Effect, Log, RecordSpan
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
 from millrace.contracts.message import Body
-from millrace.contracts.subjects import Subjects
 from millrace.sim.runtime_sim import SECOND, SimActor, Simulation
 from prometheus_client import CollectorRegistry
 
@@ -42,10 +41,11 @@ class SimHarness:
         self.simulation = Simulation(seed)
         self._actors: dict[str, SimActor] = {}
 
-    async def add(self, probe: Probe, *accepts: type[Body]) -> None:
-        """Starts a probe in a process of its own."""
+    async def add(self, probe: Probe, *accepts: type[Body]) -> Probe:
+        """Starts a probe in a process of its own; returns it."""
         self._actors[probe.name] = self.simulation.add(lambda _incarnation: probe, node=probe.name, accepts=accepts)
         self.simulation.run_for(SECOND // 100)
+        return probe
 
     def tell(self, probe: Probe, *effects: Effect) -> None:
         """Has a probe return effects now."""
@@ -96,21 +96,20 @@ class NatsHarness:
         self._handles: dict[str, ActorHandle] = {}
         self._runs: list[asyncio.Task[str]] = []
 
-    async def add(self, probe: Probe, *accepts: type[Body]) -> None:
+    async def add(self, probe: Probe, *accepts: type[Body]) -> Probe:
         node = "shared" if self._local else probe.name
         runtime = self._runtimes.get(node)
-        if runtime is not None:
-            self._handles[probe.name] = runtime.add(probe, accepts=accepts)
-        else:
+        if runtime is None:
             bus = BusConfig(cluster=self.cluster, servers=[self._server.url])
             runtime = NatsRuntime(
                 bus=bus, name=node, telemetry=self.logged, registry=CollectorRegistry(), local=self._local
             )
             self._runtimes[node] = runtime
             await runtime.connect()
-            self._handles[probe.name] = runtime.add(probe, accepts=accepts)
             self._runs.append(asyncio.create_task(runtime.run(signals=False)))
+        self._handles[probe.name] = runtime.add(probe, accepts=accepts)
         await asyncio.sleep(0.05)  # the server has the subscriptions
+        return probe
 
     def tell(self, probe: Probe, *effects: Effect) -> None:
         self._handles[probe.name].deliver(Do(effects=list(effects)))
@@ -147,8 +146,3 @@ class NatsHarness:
 
 
 Harness = SimHarness | NatsHarness
-
-
-def subjects_of(harness: Harness) -> Subjects:
-    """Subjects of the harness's cluster."""
-    return Subjects(harness.cluster)

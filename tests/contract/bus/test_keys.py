@@ -35,12 +35,10 @@ def record(name: str) -> InstanceRecord:
 
 
 async def test_a_watch_tells_what_is_there_then_that_it_is_all_then_changes(bus: Harness):
-    writer = Probe("writer")
-    await bus.add(writer)
+    writer = await bus.add(Probe("writer"))
     bus.tell(writer, put("a", 1), put("b", 1), put("a", 2))
     await bus.until(lambda: len(writer.bodies(KeyPut)) == 3)
-    watcher = Probe("watcher", WatchKeys(bucket="plan"))
-    await bus.add(watcher)
+    watcher = await bus.add(Probe("watcher", WatchKeys(bucket="plan")))
     await bus.until(lambda: watcher.bodies(BucketReady))
     assert {(body.key, body.value.epoch) for body in watcher.bodies(KeyChanged)} == {("a", 2), ("b", 1)}
     assert watcher.bodies()[-1] == BucketReady(bucket="plan")
@@ -51,15 +49,13 @@ async def test_a_watch_tells_what_is_there_then_that_it_is_all_then_changes(bus:
 
 
 async def test_a_watch_of_an_empty_bucket_is_ready_at_once(bus: Harness):
-    watcher = Probe("watcher", WatchKeys(bucket="plan"))
-    await bus.add(watcher)
+    watcher = await bus.add(Probe("watcher", WatchKeys(bucket="plan")))
     await bus.until(lambda: watcher.got)
     assert watcher.bodies() == [BucketReady(bucket="plan")]
 
 
 async def test_compare_and_set_takes_exactly_the_present_revision(bus: Harness):
-    writer = Probe("writer")
-    await bus.add(writer)
+    writer = await bus.add(Probe("writer"))
     bus.tell(writer, put("k", 1))
     await bus.until(lambda: writer.got)
     revision = writer.bodies(KeyPut)[0].revision
@@ -70,8 +66,7 @@ async def test_compare_and_set_takes_exactly_the_present_revision(bus: Harness):
 
 
 async def test_a_deleted_key_is_told_and_may_be_created_again(bus: Harness):
-    probe = Probe("probe", WatchKeys(bucket="plan"))
-    await bus.add(probe)
+    probe = await bus.add(Probe("probe", WatchKeys(bucket="plan")))
     await bus.until(lambda: probe.bodies(BucketReady))
     bus.tell(probe, put("k", 1, expected=0))
     await bus.until(lambda: probe.bodies(KeyChanged))
@@ -86,8 +81,7 @@ async def test_a_deleted_key_is_told_and_may_be_created_again(bus: Harness):
 
 
 async def test_deleting_at_an_older_revision_conflicts(bus: Harness):
-    probe = Probe("probe")
-    await bus.add(probe)
+    probe = await bus.add(Probe("probe"))
     bus.tell(probe, put("k", 1), put("k", 2))
     await bus.until(lambda: len(probe.got) == 2)
     old = probe.bodies(KeyPut)[0].revision
@@ -97,8 +91,7 @@ async def test_deleting_at_an_older_revision_conflicts(bus: Harness):
 
 
 async def test_a_key_of_a_bucket_with_a_ttl_expires_unless_it_is_put_again(bus: Harness):
-    probe = Probe("probe", WatchKeys(bucket="instance"))
-    await bus.add(probe)
+    probe = await bus.add(Probe("probe", WatchKeys(bucket="instance")))
     await bus.until(lambda: probe.bodies(BucketReady))
     for name in ("dies", "stays"):
         bus.tell(probe, PutKey(bucket="instance", key=name, value=record(name), correlation=name))
@@ -109,8 +102,7 @@ async def test_a_key_of_a_bucket_with_a_ttl_expires_unless_it_is_put_again(bus: 
 
 
 async def test_writes_fail_while_the_bus_is_away(bus: Harness):
-    probe = Probe("probe")
-    await bus.add(probe)
+    probe = await bus.add(Probe("probe"))
     await bus.stop_bus()
     await bus.until(lambda: probe.bodies(BusDisconnected))
     bus.tell(probe, put("k", 1))
@@ -120,10 +112,8 @@ async def test_writes_fail_while_the_bus_is_away(bus: Harness):
 
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_watch_begins_anew_after_a_restart_that_keeps_or_loses_the_store(bus: Harness, kept: bool):
-    writer = Probe("writer")
-    watcher = Probe("watcher", WatchKeys(bucket="plan"))
-    await bus.add(writer)
-    await bus.add(watcher)
+    writer = await bus.add(Probe("writer"))
+    watcher = await bus.add(Probe("watcher", WatchKeys(bucket="plan")))
     bus.tell(writer, put("a", 1))
     await bus.until(lambda: watcher.bodies(KeyChanged) and writer.bodies(KeyPut))
     await bus.stop_bus(keep_store=kept)

@@ -6,8 +6,9 @@ import pytest
 from millrace.actor.effects import DeleteKey, WatchKeys
 from millrace.contracts.codec import encode
 from millrace.contracts.local import BucketReady, KeyChanged, KeyPut, KeyUnreadable
+from millrace.contracts.subjects import Subjects
 
-from tests.contract.bus.harness import NatsHarness, subjects_of
+from tests.contract.bus.harness import NatsHarness
 from tests.contract.bus.probe import Probe
 from tests.contract.bus.test_keys import plan, put, record
 
@@ -22,12 +23,11 @@ async def bus(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NatsHar
 
 
 async def write(bus: NatsHarness, key: str, payload: bytes) -> None:
-    await bus.publish_bytes(f"$KV.{subjects_of(bus).bucket('plan')}.{key}", payload)
+    await bus.publish_bytes(f"$KV.{Subjects(bus.cluster).bucket('plan')}.{key}", payload)
 
 
 async def watching(bus: NatsHarness) -> Probe:
-    probe = Probe("probe", WatchKeys(bucket="plan"))
-    await bus.add(probe)
+    probe = await bus.add(Probe("probe", WatchKeys(bucket="plan")))
     bus.tell(probe, put("k", 1))
     await bus.until(lambda: probe.bodies(KeyPut) and probe.bodies(KeyChanged))
     return probe
@@ -58,7 +58,6 @@ async def test_each_is_counted_and_the_first_of_a_key_is_an_alarm(bus: NatsHarne
 async def test_a_watch_that_begins_beside_such_a_value_is_ready_and_tells_of_it(bus: NatsHarness):
     await watching(bus)
     await write(bus, "k", GARBAGE[0])
-    late = Probe("late", WatchKeys(bucket="plan"))
-    await bus.add(late)
+    late = await bus.add(Probe("late", WatchKeys(bucket="plan")))
     await bus.until(lambda: late.bodies(BucketReady))
     assert [type(body) for body in late.bodies()] == [KeyUnreadable, BucketReady]

@@ -22,15 +22,9 @@ class Peer:
     def __init__(self, kind: CopierKind, folder: Path, *, name: str, count: int) -> None:
         command = [sys.executable, "-m", "tests.contract.copier.peer", kind, str(folder), name, str(count)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.ranks = [msgspec.json.decode(base64.b64decode(word), type=KvRank) for word in self._line().split()]
-
-    def read(self, rank: KvRank, *, source: int, target: int) -> int:
-        """Has it read a block of ours into its first region; the first byte that it then finds there."""
-        assert self._process.stdin is not None
-        word = base64.b64encode(msgspec.json.encode(rank)).decode()
-        self._process.stdin.write(f"read {word} {source} {target}\n")
-        self._process.stdin.flush()
-        return int(self._line())
+        words = self._process.stdout.readline().split()
+        assert len(words) == count, "the peer has ended"
+        self.ranks = [msgspec.json.decode(base64.b64decode(word), type=KvRank) for word in words]
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -44,11 +38,6 @@ class Peer:
         """As kill -9 does."""
         self._process.kill()
         self._process.communicate()
-
-    def _line(self) -> str:
-        line = self._process.stdout.readline()
-        assert line, "the peer has ended"
-        return line
 
 
 @pytest.fixture(scope="module", params=list(sides.MAKERS))

@@ -246,14 +246,6 @@ def test_many_peers_are_read_in_turns(own: Side, peer: Peer) -> None:
         assert all(blocks_of(own.memory, index * 4 + block) == blocks_of(theirs, 1 + block) for block in range(4))
 
 
-def test_two_processes_read_each_other(own: Side, peer: Peer) -> None:
-    own.memory[:] = 77
-    assert peer.read(own.rank, source=3, target=9) == 77
-    finish(own.copier.connect(peer.ranks[0]).begin(plan(peer.ranks[0], [9, 10], own.rank, [0, 1])))
-    assert set(own.memory[:BLOCK_BYTES]) == {77}
-    assert blocks_of(own.memory, 1) == blocks_of(pattern(1), 10)
-
-
 def test_what_the_owner_writes_later_is_what_is_read_later(kind: CopierKind, own: Side, tmp_path: Path) -> None:
     other = sides.make(kind, tmp_path, "other", seed=5)
     link = own.copier.connect(other.rank)
