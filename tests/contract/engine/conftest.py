@@ -2,14 +2,25 @@
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
+from millrace.actor.engine import Engine
 
-from tests.contract.engine import harness
-from tests.contract.engine.harness import Harness, Pair
+from tests.contract.engine.harness import (
+    EOS,
+    VOCABULARY,
+    Harness,
+    LiveHarness,
+    Pair,
+    SimulatedHarness,
+    live_pair,
+    modelled_live,
+    simulated_pair,
+    vllm,
+)
 from tests.testbed import tiny_llama
 
 NO_VLLM = importlib.util.find_spec("vllm") is None
@@ -36,7 +47,7 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As much of a tokenizer as the modelled engine reads, with the ids that the suite counts on."""
     folder = tmp_path_factory.mktemp("tiny-tokenizer")
     ids = {letter: 65 + index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz")} | {"Ġ": 222}
-    specials = [{"content": "<eos>", "id": harness.EOS}, {"content": "<last>", "id": harness.VOCABULARY - 1}]
+    specials = [{"content": "<eos>", "id": EOS}, {"content": "<last>", "id": VOCABULARY - 1}]
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": ids}, "added_tokens": specials}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
     return folder
@@ -44,22 +55,23 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package", params=IMPLEMENTATIONS)
 def engine(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    with _started(request, harness.simulated, harness.modelled, harness.vllm) as ready:
+    build = _build(request)
+    with closing(SimulatedHarness() if build is None else LiveHarness(build("contract"))) as ready:
         yield ready
 
 
 @pytest.fixture(scope="module", params=IMPLEMENTATIONS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    with _started(request, harness.simulated_pair, harness.modelled_pair, harness.vllm_pair) as ready:
+    build = _build(request)
+    with simulated_pair() if build is None else live_pair(build, compares=request.param == "vllm") as ready:
         yield ready
 
 
-def _started(request: pytest.FixtureRequest, simulated: Any, modelled: Any, vllm: Any) -> Any:
-    """The implementation that the parameter names, by the folder of its tokenizer or model."""
+def _build(request: pytest.FixtureRequest) -> Callable[[str], Engine] | None:
+    """Live engines by their name; None for the simulated ones."""
     match request.param:
-        case "simulated":
-            return simulated()
         case "modelled":
-            return modelled(request.getfixturevalue("tiny_tokenizer"))
-        case _:
-            return vllm(request.getfixturevalue("tiny_model"))
+            return lambda _: modelled_live(request.getfixturevalue("tiny_tokenizer"))
+        case "vllm":
+            return lambda name: vllm(request.getfixturevalue("tiny_model"), name)
+    return None

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -320,19 +320,7 @@ def modelled_engine(kv: KvEndpoint | None = None) -> ModelledEngine:
     )
 
 
-def simulated() -> AbstractContextManager[Harness]:
-    return closing(SimulatedHarness())
-
-
-def modelled(tokenizer: Path) -> AbstractContextManager[Harness]:
-    return closing(LiveHarness(_modelled_live(tokenizer)))
-
-
-def vllm(model: Path) -> AbstractContextManager[Harness]:
-    return closing(LiveHarness(_vllm(model)))
-
-
-def _modelled_live(tokenizer: Path) -> Engine:
+def modelled_live(tokenizer: Path) -> Engine:
     from services.worker.modelled import ModelledConfig, ModelledLiveEngine
 
     lengths = OutputLengths(mean=20, sigma=0.5, length_max=60)
@@ -341,7 +329,7 @@ def _modelled_live(tokenizer: Path) -> Engine:
     )
 
 
-def _vllm(model: Path, name: str = "contract") -> Engine:
+def vllm(model: Path, name: str) -> Engine:
     """Real vLLM in a process of its own, with random weights."""
     from services.worker.vllm_engine import environment
 
@@ -408,14 +396,6 @@ def live_pair(build: Callable[[str], Engine], *, compares: bool) -> Iterator[Pai
     source.stop()
     target.stop()
     loop.close()
-
-
-def modelled_pair(tokenizer: Path) -> AbstractContextManager[Pair]:
-    return live_pair(lambda _: _modelled_live(tokenizer), compares=False)
-
-
-def vllm_pair(model: Path) -> AbstractContextManager[Pair]:
-    return live_pair(lambda name: _vllm(model, name), compares=True)
 
 
 def failures(harness: Harness) -> list[EngineFailed]:

@@ -164,17 +164,6 @@ class Move:
         return brought + self.target.finish(self.name).token_ids
 
 
-def test_it_says_where_its_kv_lies(pair: Pair) -> None:
-    for engine in pair.both():
-        kv = engine.info.kv
-        assert kv is not None, engine.info.kv_refusal
-        assert kv.block_tokens == BLOCK_SIZE
-        assert kv.blocks > BLOCKS_TOTAL
-        assert kv.copiers
-        assert kv.block_bytes > 0
-    assert pair.source.info.kv.fingerprint == pair.target.info.kv.fingerprint
-
-
 def test_a_lease_tells_full_blocks_and_a_renewal_those_filled_since(pair: Pair) -> None:
     engine = pair.source
     name = decoding(engine, 2 * BLOCK_SIZE + 3)
