@@ -18,33 +18,22 @@ from millrace.contracts.broker import AskForMove, MoveBid
 from millrace.contracts.message import Body, Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome, MoveSequence, SequenceMoved
 from millrace.contracts.worker import SequenceAccepted, SubmitSequence
-from millrace.enginemodel.step_time_models import LinearStepTime
 from millrace.sim.checkers import Checker
 from millrace.sim.process import SimProcess
 
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
+from tests.sim.test_scenario_migrations import SPLIT, step_times
 
 #: From the ask to MigrationFinished, at most, where two instances may take the sequence.
 MESSAGES_MAX = 20
 
-ENGINE = {"max_model_len": 4096, "blocks_total": 2000, "max_sequences": 32, "token_budget": 2048}
+FRONT, BACK = SPLIT["cluster"]["groups"]
+LENGTHS = {"kind": "log_normal", "prompt_mean": 900, "output_mean": 200, "prompt_max": 900, "output_max": 200}
 #: One instance computes prompts, two decode; one request.
-HANDOVER: dict[str, Any] = {
-    "seed": 5,
-    "cluster": {
-        "groups": [
-            {"name": name, "instances": count, "step_time": "made-up", "engine": ENGINE}
-            for name, count in (("front", 1), ("back", 2))
-        ]
-    },
-    "migration": {"on": True, "roles": {"front": "prefill", "back": "decode"}},
-    "intervals": {"status_ms": 20, "summary_ms": 25},
-    "workload": {
-        "count": 1,
-        "arrivals": {"kind": "poisson", "rate_per_s": 1.0},
-        "lengths": {"kind": "log_normal", "prompt_mean": 900, "output_mean": 200, "prompt_max": 900, "output_max": 200},
-    },
+HANDOVER: dict[str, Any] = SPLIT | {
+    "cluster": {"groups": [FRONT | {"instances": 1}, BACK | {"instances": 2}]},
+    "workload": SPLIT["workload"] | {"count": 1, "lengths": LENGTHS},
 }
 
 #: What a broker tells its own migrator does not leave their process.
@@ -103,10 +92,6 @@ class HandoverLog(Checker):
         found = self.files | {code.co_filename for code in self.ran - common}
         ours = [str(Path(file).relative_to(ROOT)) for file in found if file and Path(file).is_relative_to(ROOT)]
         return sorted(file for file in ours if not file.startswith(HARNESS))
-
-
-def step_times(_name: str) -> LinearStepTime:
-    return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
 
 
 def functions_run(cluster: dict[str, Any], checkers: list[Checker], found: set[CodeType]) -> set[CodeType]:

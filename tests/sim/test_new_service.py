@@ -6,7 +6,6 @@ import pytest
 from millrace.contracts.catalog import Role
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.sim.failure import SimulationFailed
 from millrace.sim.runtime_sim import SECOND
 
 from services.ingress.calls.messages import Call, CallKind
@@ -16,7 +15,7 @@ from simulator.scenarios.reading import scenario_of
 from simulator.services import SimService
 from simulator.soak.cluster import SoakCluster
 from simulator.soak.shape import MODEL, SoakShape
-from tests.census import ACCEPTS, CensusActor, CensusConfig, build
+from tests.census import ACCEPTS, CensusConfig, build
 
 #: Has the rights that it needs: to hear decisions, and to say that it is there.
 ROLE = Role.SUPERVISOR
@@ -54,22 +53,3 @@ def test_a_new_service_runs_beside_the_others(cluster_of: Any) -> None:
     counted = actor.actor.snapshot()["decisions"]
     assert sum(counted.values()) == 6
     assert set(counted) <= {worker.name for worker in cluster.workers}
-
-
-def test_it_is_restarted_like_the_others() -> None:
-    cluster = SoakCluster(1, SoakShape(ingresses=1))
-    with_census(cluster)
-    cluster.simulation.run_for(3 * SECOND)
-    (actor,) = cluster.of_role(ROLE)
-    before = actor.actor
-    cluster.simulation.faults.kill(actor)
-    cluster.simulation.run_for(3 * SECOND)
-    assert isinstance(actor.actor, CensusActor)
-    assert actor.actor is not before
-    assert cluster.restarts == 1
-
-
-def test_it_needs_a_role_that_may_hear_what_it_hears() -> None:
-    cluster = scenario_cluster()
-    with pytest.raises(SimulationFailed, match=r"census-0 may not subscribe to mr\.sim\.decision"):
-        with_census(cluster, Role.TAGGER)

@@ -1,4 +1,4 @@
-"""The simulated server refuses what nats-server would refuse, and every role may do what its actors do."""
+"""The simulated server refuses what nats-server would refuse, in every other run too."""
 
 import pytest
 from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, Reply, Subscribe
@@ -7,15 +7,11 @@ from millrace.contracts.message import Message
 from millrace.contracts.plan import Lease
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.tagger import LengthTag, TagRequest
-from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.runtime_sim import SECOND, Simulation
 from millrace.sim.stand_in import StandIn
 
 from simulator.cluster import CLUSTER
-from simulator.scenarios.reading import scenario_of
-from simulator.scenarios.running import run_scenario
-from simulator.soak.seeds import SoakChoice, run_seed
 
 SUBJECTS = Subjects(CLUSTER)
 TAG = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
@@ -61,24 +57,3 @@ REFUSED = [
 def test_what_the_catalog_does_not_allow_ends_the_run(role: Role, effect: Effect) -> None:
     with pytest.raises(SimulationFailed, match=rf"starter may not .* does not let role {role}"):
         start(role, effect)
-
-
-def test_every_role_may_do_what_its_actors_do() -> None:
-    """With migrations, forecasts, faults, a tagger of its own and instances that come and go."""
-    report = run_seed(3, SoakChoice(policy="forecast", migrations=True))
-    assert not isinstance(report, str), report
-    assert report.migrations["moved"] > 0
-    outcome = run_scenario(
-        scenario_of(
-            {
-                "cluster": {"groups": [{"instances": 2}], "cold_start_s": 2.0},
-                "dispatch": {"policy": "forecast"},
-                "prediction": {"kind": "tagger"},
-                "provisioning": {"strategy": "relief", "parameters": {"instances_max": 3}},
-                "migration": {"on": True},
-                "workload": {"count": 150, "arrivals": {"kind": "poisson", "rate_per_s": 40.0}},
-            }
-        ),
-        step_times=load_step_time,
-    )
-    assert outcome.outcomes == {"completed": 150}

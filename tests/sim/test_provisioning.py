@@ -3,11 +3,10 @@
 from typing import Any
 
 import msgspec
-import pytest
 from millrace.enginemodel.coefficients import load_coefficients
 from millrace.sim.runtime_sim import SECOND
 
-from simulator.scenarios.reading import ScenarioError, scenario_of
+from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.spec import ScenarioSpec
 
@@ -82,15 +81,3 @@ def test_spares_are_what_the_bound_leaves() -> None:
 
     rules = {"strategy": "relief", "parameters": {"instances_max": 10}}
     assert [spares(6, **rules), spares(12, **rules), spares(6)] == [4, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"strategy": "preemt"}, "one of none, preempt, relief"),
-        ({"strategy": "relief", "parameters": {"treshold_s": 1}}, "treshold_s"),
-    ],
-)
-def test_a_wrong_strategy_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ScenarioError, match=words):
-        scenario_of({"provisioning": fields})

@@ -1,5 +1,6 @@
 """The simulation itself: seeds, kills, partitions, faulty links, failures that can be repeated."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from millrace.sim.checkers.queues import BoundedQueues
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.links import LinkModel
 from millrace.sim.runtime_sim import MILLISECOND, SECOND, Simulation
+from millrace.sim.stand_in import StandIn
 
 FAULTY = LinkModel(jitter_ns=200_000, loss=0.05, duplicate=0.05, reorder=0.1)
 
@@ -49,7 +51,7 @@ class Asker:
         assert len(self.ended) <= self.asked
 
 
-class Answerer:
+class Answerer(StandIn):
     """Answers everything; counts what it got."""
 
     def __init__(self, incarnation: int, *, breaks_at: int = 0) -> None:
@@ -68,12 +70,6 @@ class Answerer:
             return [Reply(to=message.reply_to, body=LengthTag(request=message.body.request))]
         return []
 
-    def snapshot(self) -> dict[str, Any]:
-        return {"got": self.got}
-
-    def check_invariants(self) -> None:
-        """Nothing can contradict itself here."""
-
 
 class PartlyChecked(Answerer):
     """Its state contradicts itself from the eighth request on, where a message touches it or elsewhere."""
@@ -89,9 +85,9 @@ class PartlyChecked(Answerer):
         assert self.got < 8
 
 
-def cluster(seed: int, **options: Any) -> tuple[Simulation, Any, Any]:
+def cluster(seed: int, answers: Callable[[int], Answerer] = Answerer, **options: Any) -> tuple[Simulation, Any, Any]:
     simulation = Simulation(seed, **options)
-    answerer = simulation.add(Answerer, node="b", accepts=(TagRequest,))
+    answerer = simulation.add(answers, node="b", accepts=(TagRequest,))
     asker = simulation.add(lambda _incarnation: Asker(), node="a", accepts=())
     return simulation, asker, answerer
 
@@ -130,18 +126,14 @@ def test_a_killed_actor_hears_nothing_and_comes_back_as_a_new_incarnation():
 
 @pytest.mark.parametrize(("touched", "found_at"), [(True, 8), (False, 16)])
 def test_what_a_message_touched_is_checked_at_once_and_the_rest_each_16th_time(touched: bool, found_at: int):
-    simulation = Simulation(1)
-    answerer = simulation.add(lambda start: PartlyChecked(start, touched=touched), node="b", accepts=(TagRequest,))
-    simulation.add(lambda _incarnation: Asker(), node="a", accepts=())
+    simulation, _, answerer = cluster(1, lambda start: PartlyChecked(start, touched=touched))
     with pytest.raises(SimulationFailed):
         simulation.run_for(SECOND)
     assert answerer.actor.got == found_at
 
 
 def test_the_state_at_the_end_is_checked_in_full():
-    simulation = Simulation(1)
-    simulation.add(lambda start: PartlyChecked(start, touched=False), node="b", accepts=(TagRequest,))
-    simulation.add(lambda _incarnation: Asker(), node="a", accepts=())
+    simulation, _, _ = cluster(1, lambda start: PartlyChecked(start, touched=False))
     simulation.run_for(100 * MILLISECOND)
     with pytest.raises(AssertionError):
         simulation.finish()
@@ -189,9 +181,7 @@ def test_an_actor_that_starts_while_the_bus_is_away_starts_when_it_is_back():
 
 
 def test_a_handler_that_raises_fails_the_simulation_with_its_seed_and_last_deliveries():
-    simulation = Simulation(77)
-    simulation.add(lambda incarnation: Answerer(incarnation, breaks_at=5), node="b", accepts=(TagRequest,))
-    simulation.add(lambda _incarnation: Asker(), node="a", accepts=())
+    simulation, _, _ = cluster(77, lambda incarnation: Answerer(incarnation, breaks_at=5))
     with pytest.raises(SimulationFailed, match=r"(?s)seed 77.*as the test wants it.*answerer +TagRequest"):
         simulation.run_for(SECOND)
 

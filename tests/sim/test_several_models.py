@@ -9,7 +9,7 @@ from millrace.sim.runtime_sim import SECOND
 
 from simulator.scenarios.cluster import ScenarioCluster
 from simulator.scenarios.load import arrivals, models_of
-from simulator.scenarios.reading import ScenarioError, scenario_of
+from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.spec import Group, ScenarioSpec
 
@@ -76,19 +76,6 @@ def test_a_model_that_is_killed_leaves_the_other_alone() -> None:
     assert outcome.outcomes == {"completed": COUNT}
     assert sum(each.continuations for each in outcome.finished if each.model == "large") > 0
     assert sum(each.continuations for each in outcome.finished if each.model == "small") == 0
-
-
-@pytest.mark.parametrize(
-    ("models", "complaint"),
-    [
-        ({"medium": {}}, "workload.models: each must be the model of a group"),
-        ({"small": {"share": 0.0}}, "workload.models: one share at least must be above 0"),
-        ({"small": {"output_scale": 0.0}}, "output_scale"),
-    ],
-)
-def test_loads_that_make_no_sense_are_refused(models: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ScenarioError, match=complaint):
-        scenario_of({**TABLE, "workload": {"models": models}})
 
 
 def test_without_shares_models_share_equally_and_one_model_gets_all() -> None:

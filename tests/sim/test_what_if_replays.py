@@ -9,7 +9,6 @@ from millrace.cluster.model_folders import with_model_folders
 from millrace.cluster.reading import parse_cluster
 from millrace.cluster.workers import workers_of
 from millrace.contracts.scheduler import scheduler_fields
-from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
@@ -28,6 +27,7 @@ from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import run_scenario
 from simulator.whatif.answering import asked
 from simulator.whatif.changes import recorded_cluster
+from tests.testbed.messages import plain_record
 
 CLUSTER = """
 [[models]]
@@ -76,15 +76,7 @@ def recorded(
     outcome = run_scenario(scenario_of({**tables, "workload": workload, "intervals": intervals}), step_times=slower)
     rows: list[RecordingRow] = [RecordingBegan(run=1, cluster=cluster)]
     for name in (name for slot in workers_of(spec) for name in slot.instances):
-        record = InstanceRecord(
-            instance=name,
-            incarnation=1,
-            model="mini",
-            engine="modelled",
-            engine_version="1",
-            step_time="cpu-8m",
-            **scheduler_fields(engine),
-        )
+        record = plain_record(name, model="mini", step_time="cpu-8m", **scheduler_fields(engine))
         rows.append(InstanceSeen(record=record))
     rows += [
         RequestServed(

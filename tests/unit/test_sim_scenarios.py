@@ -39,6 +39,11 @@ def test_every_example_can_be_read(path: Path) -> None:
         ({"workload": {"arrivals": {"kind": "tides"}}}, "tides"),
         ({"workload": {"arrivals": {"kind": "poisson", "rate_per_s": -1}}}, "rate_per_s must be above 0"),
         ({"workload": {"count": 5, "warm_up": 5}}, "warm_up"),
+        ({"workload": {"models": {"medium": {}}}}, "workload.models: each must be the model of a group"),
+        ({"workload": {"models": {"modelled": {"share": 0.0}}}}, "one share at least must be above 0"),
+        ({"workload": {"models": {"modelled": {"output_scale": 0.0}}}}, "output_scale"),
+        ({"provisioning": {"strategy": "preemt"}}, "one of none, preempt, relief"),
+        ({"provisioning": {"strategy": "relief", "parameters": {"treshold_s": 1}}}, "treshold_s"),
         ({"intervals": {"summary_ms": 900}}, "Expected `int` <= 500 .*summary_ms"),
     ],
 )
