@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, Self
 
 from millrace.contracts.codec import MalformedMessage, decode, encode
@@ -43,9 +42,7 @@ class Operator:
         await self.subscribe(self.subjects.status("x", "x").rpartition(".")[0][:-1] + "*.*", self._hear)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
     async def _hear(self, message: Msg) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import nats.errors
@@ -40,9 +39,7 @@ class RoleOperator:
         self._store = await self._rig.operator_bus(store=True)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._bus.close()
         await self._store.close()
 
