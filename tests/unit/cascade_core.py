@@ -45,7 +45,6 @@ class CascadeBench(Bench):
         return self.send(KeyChanged(bucket="cascade", key=key, value=plan, revision=1))
 
     def ask(self, request: str = "r", *, options: CascadeOptions | None = None, **fields: Any) -> list[Effect]:
-        """Submits a call of the cascade."""
         members = [
             MemberCall(model=model, prompts=[[1, 2, 3]], sampling=Sampling(max_tokens=50), prompt="bcd")
             for model in fields.pop("members", self.names)

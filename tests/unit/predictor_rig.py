@@ -26,7 +26,6 @@ START_NS = 1_000_000 * MS
 
 
 def record(name: str = "w0", **changes: Any) -> InstanceRecord:
-    """A registered instance."""
     sizes: dict[str, Any] = {"max_model_len": 2_048, "token_budget": 256, "blocks_total": 512}
     return plain_record(
         **{"instance": name, "incarnation": 5, "model": MODEL, "step_time": "ten-ms", **sizes, **changes}
@@ -50,13 +49,11 @@ def status(name: str, output_tokens: int = 0, **changes: Any) -> SequenceStatus:
 
 
 def snapshot(name: str = "w0", **changes: Any) -> StatusSnapshot:
-    """An idle instance."""
     fields: dict[str, Any] = {"incarnation": 5, "model": MODEL, "at_ns": START_NS, "step_duration_ns": 0}
     return plain_snapshot(**{"instance": name, **fields, "blocks_free": 512, "blocks_total": 512, **changes})
 
 
 def decision(request: str, chosen: str, *, at_ns: int = START_NS, **changes: Any) -> DecisionMade:
-    """A placement of one sequence."""
     fields = {"epoch": 1, "prompt_tokens": 32, "max_tokens": 400, "expected_output_tokens": 50.0}
     return messages.decision(request, chosen=chosen, at_ns=at_ns, **fields | changes)
 
@@ -80,8 +77,6 @@ def question(**changes: Any) -> PredictLatency:
 
 
 class Predictor:
-    """An actor with its clock and its metrics."""
-
     def __init__(self, *, step_times: dict[str, StepTimeModel] | None = None, **config: Any) -> None:
         fields = {"bus": BusConfig(cluster="local"), "transit_us": 0} | config
         self.now_ns = START_NS
@@ -94,15 +89,12 @@ class Predictor:
         )
 
     def register(self, value: InstanceRecord | None, key: str = "w0") -> list[Effect]:
-        """The record appears, changes, or goes."""
         return self.send(KeyChanged(bucket="instance", key=key, value=value, revision=1))
 
     def send(self, body: Body, *, reply_to: str = "", subject: str = "") -> list[Effect]:
-        """Delivers one message now."""
         return self.actor.handle(Message(body, subject=subject, reply_to=reply_to), self.now_ns)
 
     def ask(self, body: PredictLatency | None = None, *, subject: str = "") -> Any:
-        """The answer to a question."""
         (reply,) = self.send(body or question(), reply_to="_INBOX.x", subject=subject)
         assert isinstance(reply, Reply)
         self.actor.check_invariants()
@@ -110,7 +102,6 @@ class Predictor:
 
 
 def served(*snapshots: StatusSnapshot, **config: Any) -> Predictor:
-    """A predictor that knows one instance with these snapshots."""
     predictor = Predictor(**config)
     predictor.register(record())
     for each in snapshots or (snapshot(),):

@@ -49,7 +49,6 @@ def run_of_an_engine(count: int, pace: StepTimeModel = TRUTH) -> tuple[list[Stat
             tokens = {"prompt_token_ids": prompts[name], "sampling": sampling}
             assert engine.add(EngineSequence(sequence=name, arrival_ns=at_ns + MS, **tokens)) is None
         stepped, duration_ns = engine.step(now_ns) or (None, 0)
-        assert stepped is not None
         now_ns += duration_ns
         ended = [output.sequence for output in stepped.outputs if output.finish is not None]
         outcomes += [outcome(s, first[s], now_ns, len(prompts[s]), lengths[s]) for s in ended]
@@ -67,7 +66,6 @@ _SHARED = (
 
 
 def outcome(sequence: str, at_ns: int, now_ns: int, prompt_tokens: int, output_tokens: int) -> RequestFinished:
-    """One that arrived at ``at_ns`` and ends now."""
     times = {"arrival_ns": at_ns, "placed_ns": at_ns + MS // 2, "ttft_ns": 5 * MS, "e2e_ns": now_ns - at_ns}
     times["predicted_e2e_ns"] = 2 * (now_ns - at_ns - MS // 2)
     tokens = {"prompt_tokens": prompt_tokens, "output_tokens": [output_tokens]}

@@ -98,17 +98,11 @@ def test_escape_sequences_of_a_stranger_do_not_reach_the_terminal() -> None:
     assert "forged line" in shown
 
 
-def test_a_line_is_cut_at_the_width_whether_it_is_painted_or_not() -> None:
-    bare = line(SUBMIT, headers=HEADERS, width=70)
-    assert len(bare) == 70
-    assert bare.endswith("…")
-    painted = line(SUBMIT, headers=HEADERS, width=70, paint=True)
-    assert len(re.sub(r"\x1b\[\d+m", "", painted)) == 70 < len(painted)
-
-
-def test_a_painted_line_reads_as_the_plain_one() -> None:
-    painted = line(SUBMIT, headers=HEADERS, width=200, paint=True)
-    assert re.sub(r"\x1b\[\d+m", "", painted) == line(SUBMIT, headers=HEADERS, width=200)
+@pytest.mark.parametrize(("width", "cut"), [(70, True), (200, False)])
+def test_a_line_is_cut_at_the_width_and_a_painted_one_reads_as_the_plain_one(width: int, cut: bool) -> None:
+    bare, painted = (line(SUBMIT, headers=HEADERS, width=width, paint=paint) for paint in (False, True))
+    assert (len(bare) == width, bare.endswith("…")) == (cut, cut)
+    assert re.sub(r"\x1b\[\d+m", "", painted) == bare != painted
 
 
 def test_the_json_form_is_complete() -> None:

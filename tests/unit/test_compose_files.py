@@ -180,7 +180,6 @@ def on_cpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 
 @pytest.fixture(scope="module")
 def on_gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Services of two GPU workers."""
     return _resolved(_prepare(tmp_path_factory.mktemp("gpus"), "--gpus", "2"), "gpu")["services"]
 
 

@@ -49,14 +49,6 @@ def test_recorded_answers_become_the_judge_of_their_model(
     assert "held-out answers" in capsys.readouterr().out
 
 
-def test_a_judge_is_refused_for_other_weights(tmp_path: Path) -> None:
-    folder = _model(tmp_path / "m")
-    _train(tmp_path, _recording(tmp_path / "a.jsonl"))
-    other = _model(tmp_path / "other", b"other weights")
-    with pytest.raises(JudgeUnreadable, match="other weights"):
-        read_judge(folder / CONFIDENCE_FILE, model_folder=other)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(b"{", "truncated"), (b'{"format": "millrace-judge/9"}', "judge"), (b"[]", "Expected `object`")],
@@ -109,6 +101,4 @@ def test_each_shipped_model_has_a_judge_of_its_own_weights(size: str) -> None:
     assert judge.area > 0.9
     assert judge.error <= 0.05
     sure, unsure = judge.score([-0.001] * 10), judge.score([-3.0] * 10)
-    assert sure is not None
-    assert unsure is not None
     assert sure > 60 > 40 > unsure

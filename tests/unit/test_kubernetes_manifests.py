@@ -52,7 +52,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, *options: str) -> Objects:
-    """Objects by kind and name."""
     words = ["--cluster", str(folder / "cluster.toml"), "--out", str(folder / "out"), *options]
     assert kubernetes.main(words) == 0
     found = list(yaml.safe_load_all((folder / "out" / "manifests.yaml").read_text()))

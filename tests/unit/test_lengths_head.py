@@ -67,7 +67,6 @@ def counts(*values: int) -> np.ndarray:
 
 
 def by_hand(known: RemainingHead, state: np.ndarray, generated: int, left: int, submitted: int) -> tuple[float, float]:
-    """One row, number by number."""
     features = known.features(counts(generated), counts(left), counts(submitted))[0].tolist()
     value = [*state.tolist(), *features]
     for index, (weights, bias) in enumerate(known.layers):
@@ -206,7 +205,6 @@ def telling(count: int, *, seed: int, noise: float = 0.05) -> list[SequenceState
 def test_a_head_learns_what_its_states_tell_and_is_accepted() -> None:
     result = train_head(telling(500, seed=1), header=HEADER, incumbent=None)
     assert result.accepted, result.reason
-    assert result.head is not None
     assert result.scores["head"].error < 0.4 * result.scores["survival"].error
     assert 0.8 < result.scores["head"].covered_90 < 0.99
     assert result.head.info.fingerprint == "f"

@@ -37,7 +37,6 @@ def members() -> Membership:
 
 def known(members: Membership, name: str = "w0") -> Member:
     member = members.find(name)
-    assert member is not None
     members.check_invariants()
     return member
 

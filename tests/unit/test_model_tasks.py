@@ -1,7 +1,6 @@
 """The task family: prompts, answers and checks agree; the tokenizer loses nothing; what ships fits its limits."""
 
 import json
-import struct
 from pathlib import Path
 from random import Random
 
@@ -14,8 +13,7 @@ from models.training.tasks import LEVELS, TASKS, Example, held_out, make
 from models.training.tokenizer import EOS, VOCABULARY_SIZE, build_tokenizer, token_id
 
 MODELS = Path(__file__).parents[2] / "models"
-#: Size, and its number of parameters in millions.
-SIZES = {"nano": 0.5, "micro": 2.0, "mini": 8.0}
+SIZES = ("nano", "micro", "mini")
 KINDS = [(task, level) for task in TASKS for level in LEVELS]
 
 
@@ -63,25 +61,6 @@ def test_about_an_eighth_of_the_prompts_is_held_out(task: str) -> None:
 @given(st.text())
 def test_any_text_comes_back_from_the_tokenizer(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
-
-
-def safetensors_header(path: Path) -> dict[str, dict[str, object]]:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, dict[str, object]] = json.loads(file.read(length))
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_shipped_model_has_its_size_in_bfloat16(size: str) -> None:
-    tensors = safetensors_header(MODELS / f"millrace-{size}" / "model.safetensors")
-    parameters = 0
-    for tensor in tensors.values():
-        assert tensor["dtype"] == "BF16"
-        shape = tensor["shape"]
-        assert isinstance(shape, list)
-        parameters += shape[0] * (shape[1] if len(shape) == 2 else 1)
-    assert 0.8 < parameters / 1e6 / SIZES[size] < 1.2
 
 
 @pytest.mark.parametrize("size", SIZES)

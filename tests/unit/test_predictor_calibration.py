@@ -49,9 +49,11 @@ def steps(rng: random.Random, count: int, *, prefills: bool = True) -> list[tupl
     return found
 
 
-def learn(calibration: Calibration, seen: list[tuple[BatchComposition, int]]) -> None:
+def learnt(seen: list[tuple[BatchComposition, int]]) -> Calibration:
+    calibration = Calibration(Kin(None, PARAMETERS))
     for number, (batch, duration_ns) in enumerate(seen, start=1):
         calibration.observe(snapshot(step=number, batch=batch, step_duration_ns=duration_ns), None)
+    return calibration
 
 
 # the scale
@@ -112,26 +114,14 @@ def test_pauses_between_steps_count_in_a_run() -> None:
 
 def test_a_fit_finds_what_the_steps_follow() -> None:
     rng = random.Random(1)
-    calibration = Calibration(Kin(None, PARAMETERS))
-    learn(calibration, steps(rng, 400))
-    assert calibration.kin.cost is not None
+    calibration = learnt(steps(rng, 400))
     for batch, duration_ns in steps(rng, 50):
         predicted_ns = calibration.kin.cost.duration_fs(batch) * calibration.scale(START_NS) / 1e6
         assert predicted_ns == pytest.approx(duration_ns, rel=0.15)
 
 
-def test_a_fit_waits_for_enough_steps() -> None:
-    seen = steps(random.Random(2), FIT_STEPS_MIN)
-    calibration = Calibration(Kin(None, PARAMETERS))
-    learn(calibration, seen[:-1])
-    assert calibration.kin.cost is None
-    learn(calibration, seen[-1:])
-    assert (calibration.kin.cost is not None, calibration.kin.fits) == (True, 1)
-
-
 def test_a_fit_waits_for_prompts_however_many_decodes_it_saw() -> None:
-    calibration = Calibration(Kin(None, PARAMETERS))
-    learn(calibration, steps(random.Random(3), 5 * FIT_STEPS_MIN, prefills=False))
+    calibration = learnt(steps(random.Random(3), 5 * FIT_STEPS_MIN, prefills=False))
     assert calibration.kin.cost is None
 
 
@@ -141,18 +131,14 @@ def test_steps_that_a_stopped_process_made_long_do_not_spoil_a_fit() -> None:
         (batch, duration_ns * (50 if index % 20 == 0 else 1))
         for index, (batch, duration_ns) in enumerate(steps(rng, 200))
     ]
-    calibration = Calibration(Kin(None, PARAMETERS))
-    learn(calibration, seen)
-    assert calibration.kin.cost is not None
+    calibration = learnt(seen)
     for batch, duration_ns in steps(rng, 30):
         assert calibration.kin.cost.duration_fs(batch) / 1e6 == pytest.approx(duration_ns, rel=0.25)
 
 
 def test_a_fit_finds_what_any_prompt_costs_besides_its_tokens() -> None:
     truth = msgspec.structs.replace(TRUTH, per_prompted_step=4e6)
-    calibration = Calibration(Kin(None, PARAMETERS))
-    learn(calibration, [(batch, truth.duration_ns(batch)) for batch, _ in steps(random.Random(6), 400)])
-    assert calibration.kin.cost is not None
+    calibration = learnt([(batch, truth.duration_ns(batch)) for batch, _ in steps(random.Random(6), 400)])
     short = BatchComposition(decodes=1, prefills=1, prefill_tokens=2, context_tokens=42, prefill_work=2.0)
     assert calibration.kin.cost.duration_fs(short) / 1e6 == pytest.approx(truth.duration_ns(short), rel=0.02)
 

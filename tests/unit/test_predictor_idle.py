@@ -11,8 +11,6 @@ USUAL_NS = 10 * STEP_MS * MS
 
 
 class Pair:
-    """Two instances of one kind."""
-
     def __init__(self) -> None:
         self.predictor = Predictor()
         self._last: dict[str, StatusSnapshot] = {}

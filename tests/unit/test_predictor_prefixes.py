@@ -50,7 +50,6 @@ def finished(request: str, **changes: Any) -> RequestFinished:
 
 
 def with_prompt(**changes: Any) -> Predictor:
-    """Build a predictor whose instance has had PROMPT."""
     predictor = served()
     predictor.send(decision("a", "w0", **named(PROMPT)))
     predictor.send(finished("a", **changes))

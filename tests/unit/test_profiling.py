@@ -30,7 +30,6 @@ EFFORT = plan.Effort(output_tokens=6, prompt_tokens_max=1024, mixed_rounds=1)
 
 
 def measured(*, noise: float = 0.0, model: LinearStepTime = TRUE) -> profile.Profile:
-    """A profile of a modelled engine."""
     engine = ModelledProfile("true", model, LIMITS, noise=noise)
     rounds = plan.rounds(LIMITS, EFFORT, seed=0)
     return profile.run(engine, rounds, profile.Options(repeats=2, command="test"), lambda done, total: None)

@@ -1,9 +1,6 @@
 """Scenarios whose sequences move: what is refused by name, and who gets which role."""
 
-import argparse
-
 import pytest
-from millrace.cli.errors import CliError
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
@@ -11,7 +8,6 @@ from millrace.contracts.plan import InstanceRole
 
 from services.migrator.config import MigratorLimits
 from services.worker.config import MigrationConfig
-from simulator.commands import sim
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.observer import Observer
 from simulator.scenarios.reading import ScenarioError, scenario_of
@@ -66,10 +62,3 @@ def test_what_an_observer_notes_of_a_move_names_its_refusal() -> None:
     refused = plain(MigrationFinished, sequence="r1.0", outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_BLOCKS)
     watching.handle(Message(refused), 5)
     assert [each.outcome for each in watching.migrations] == ["refused no_blocks"]
-
-
-def test_random_migrations_are_refused_with_a_scenario() -> None:
-    parser = argparse.ArgumentParser()
-    sim.add_arguments(parser)
-    with pytest.raises(CliError, match=r"--set migration\.on=true"):
-        sim.run(parser.parse_args(["--scenario", "any.toml", "--migrations"]))

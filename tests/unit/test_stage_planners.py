@@ -113,7 +113,6 @@ def test_the_slowest_stage_keeps_to_the_fairness_bound() -> None:
     costs = costs_at_25()
     for slowdown in (0.0, 0.2, 0.5):
         parts = search.exact(fair(costs, slowdown))
-        assert parts is not None
         paces = [costs.pace_s[part] for part in parts]
         assert max(paces) <= (1 + slowdown) * costs.pace_s[0, -1, 16] * (1 + 1e-6)
 
@@ -259,8 +258,6 @@ def test_an_instance_is_sampled_in_steps_that_a_coordinator_has_time_for(budget:
 
 
 class CountingCost(StepCost, frozen=True, kw_only=True):
-    """Counts how often it is asked."""
-
     asked: list[int] = msgspec.field(default_factory=lambda: [0])
 
     def duration_fs(self, batch: BatchComposition) -> int:

@@ -14,7 +14,6 @@ from millrace.enginemodel.coefficients import coefficient_names, decode, load_co
         (b"fixed = 1.0\nper_decode = nan", "per_decode"),
         (b"fixed = 1.0\nper_decod = 3.0", "per_decod"),
         (b"fixed = 1.0\nbends = [[64, -1.0]]", "bends"),
-        (b"fixed = 1.0\nbends = [[64, 1.0], [32, 1.0]]", "bends"),
         (b"fixed = 1.0\n[provenance]\nmodel = 'a'", "hardware"),
         (b"fixed 1.0", "line 1"),
         (b"\xff\xfe\x00", "utf"),

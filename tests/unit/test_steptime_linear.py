@@ -20,7 +20,6 @@ def prompt(tokens: int) -> BatchComposition:
 
 
 def mixed(count: int, tokens: int, **fields: float) -> BatchComposition:
-    """Decodes beside a prompt."""
     return BatchComposition(**{"decodes": count, "prefills": 1, "prefill_tokens": tokens, **fields})
 
 

@@ -93,17 +93,6 @@ def test_byte_fallback_gives_one_replacement_per_undecodable_byte():
     assert out == FALLBACK.decode(ids) == "\ufffd\ufffda"
 
 
-@given(ids=LEVEL_IDS)
-@settings(max_examples=200)
-def test_no_push_shows_half_a_character_that_later_completes(ids):
-    stream = TextStream(LEVEL_VOCABULARY)
-    shown = ""
-    whole = LEVEL.decode(ids)
-    for token_id in ids:
-        shown += stream.push([token_id], final=False).text
-        assert whole.startswith(shown)
-
-
 LEVEL_BYTES = {LEVEL_VOCABULARY.piece(i)[0]: i for i in range(256) if len(LEVEL_VOCABULARY.piece(i)) == 1}
 
 

@@ -74,14 +74,6 @@ def test_a_segment_ends_when_it_is_large(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_what_a_killed_writer_left_is_read(tmp_path: Path) -> None:
-    folder = RecordingFolder(tmp_path, RecordingBegan(run=1))
-    folder.append([row(0)], 0)
-    folder.append([row(1)], 1)
-    assert len(read_recording(tmp_path).requests) == 2  # neither closed nor ended
-    folder.close()
-
-
 def test_a_run_after_another_has_numbers_of_its_own(tmp_path: Path) -> None:
     for run, at_ns in ((1, 0), (2, 5 * S)):
         folder = RecordingFolder(tmp_path, RecordingBegan(run=run, cluster=f"# {run}"))
