@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from millrace.contracts.broker import BoundaryMoved, LoadReported, MoveReason
+from millrace.contracts.kv import CopierKind, KvEndpoint
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.status import BatchComposition, EngineSnapshot, InstanceRecord, InstanceSummary, StatusSnapshot
@@ -47,6 +48,8 @@ _BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     InstanceRecord: _RECORD,
     InstanceSummary: _SUMMARY,
     StatusSnapshot: _STATE | {"incarnation": 1, "model": "m"},
+    KvEndpoint: {"fingerprint": "f", "block_tokens": 16, "block_bytes": 1_000, "blocks": 100, "machine": "here"}
+    | {"copiers": [CopierKind.MODELLED]},
     LoadReported: dict.fromkeys(_LOADS, 0)
     | {"incarnation": 5, "model": "m", "stage": "s0", "plan_epoch": 1, "blocks_free": 100, "blocks_total": 100},
     BoundaryMoved: {"model": "m", "stage": "s0", "next_stage": "s1", "plan_epoch": 1, "version": 1, "at_ns": 0},

@@ -19,7 +19,7 @@ from millrace.actor.effects import (
     Subscribe,
     Unsubscribe,
 )
-from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
+from millrace.contracts.kv import KvEndpoint, KvRefusal
 from millrace.contracts.local import (
     BusDisconnected,
     BusReconnected,
@@ -156,14 +156,6 @@ class FakeInstance:
         )
 
     def record(self) -> InstanceRecord:
-        kv = KvEndpoint(
-            fingerprint="f",
-            block_tokens=BLOCK,
-            block_bytes=1_000,
-            blocks=self.blocks,
-            copiers=[CopierKind.MODELLED],
-            machine="here",
-        )
         return plain_record(
             self.name,
             incarnation=self.incarnation,
@@ -174,7 +166,7 @@ class FakeInstance:
             block_size=BLOCK,
             blocks_total=self.blocks,
             step_time="linear",
-            kv=kv if self.kv_moves else None,
+            kv=plain(KvEndpoint, block_tokens=BLOCK, blocks=self.blocks) if self.kv_moves else None,
         )
 
 
@@ -374,20 +366,18 @@ class BrokerWorld:
             self._give(instance, TimerFired(name=timer))
 
     def _request(self, instance: str, effect: Request) -> None:
-        open_ = {"open": True}
+        ends: list[Body] = []
+
+        def end(body: Body) -> None:
+            ends.append(body)
+            if len(ends) == 1:
+                self._give(instance, body)
 
         def answer(body: Body) -> None:
-            if open_["open"]:
-                open_["open"] = False
-                self._give(instance, Replied(correlation=effect.correlation, body=body))
+            end(Replied(correlation=effect.correlation, body=body))
 
-        def expire() -> None:
-            if open_["open"]:
-                open_["open"] = False
-                failed = RequestFailed(correlation=effect.correlation, reason=RequestFailure.TIMEOUT)
-                self._give(instance, failed)
-
-        self.at(effect.timeout_ns, expire)
+        failed = RequestFailed(correlation=effect.correlation, reason=RequestFailure.TIMEOUT)
+        self.at(effect.timeout_ns, lambda: end(failed))
         if isinstance(effect.body, MoveSequence):
             self._migrate(instance, effect.body, answer)
         else:
@@ -407,10 +397,8 @@ class BrokerWorld:
 
     def _migrate(self, source: str, body: MoveSequence, answer: Callable[[Body], None]) -> None:
         self.moves.append((self.now_ns, body.sequence, source, body.target))
-        if source not in self.deaf_migrators:
-            self.at(self.transfer_ns, lambda: self._migrated(source, body, answer))
-        else:
-            self.at(self.transfer_ns, lambda: self._migrated(source, body, lambda _: None))
+        told = (lambda _: None) if source in self.deaf_migrators else answer
+        self.at(self.transfer_ns, lambda: self._migrated(source, body, told))
 
     def _migrated(self, source: str, body: MoveSequence, answer: Callable[[Body], None]) -> None:
         sequence = self.instances[source].sequences.get(body.sequence)
@@ -470,16 +458,6 @@ def filled(name: str, count: int, prompt: int, **fields: Any) -> FakeInstance:
     return FakeInstance(name=name, sequences=sequences)
 
 
-def lose(*kinds: type[Body]) -> Tamper:
-    """Every message of these types is lost."""
-    return lambda subject, body: [] if isinstance(body, kinds) else [HOP_NS]
-
-
-def double(*kinds: type[Body]) -> Tamper:
-    """Every message of these types comes twice, the second time late."""
-    return lambda subject, body: [HOP_NS, 40 * MS] if isinstance(body, kinds) else [HOP_NS]
-
-
-def late(by_ns: int, *kinds: type[Body]) -> Tamper:
-    """Every message of these types comes late."""
-    return lambda subject, body: [by_ns] if isinstance(body, kinds) else [HOP_NS]
+def arriving(delays_ns: list[int], *kinds: type[Body]) -> Tamper:
+    """Every message of these types comes after each of these delays."""
+    return lambda subject, body: delays_ns if isinstance(body, kinds) else [HOP_NS]

@@ -324,16 +324,14 @@ class World:
         )
         if self.healed or self.rng.random() >= self.profile.word_loss:
             self._fly(lambda: self._send(word))
-        self._fly(lambda: self._end_lease(move, moved=True))
+        self._fly(lambda: self._end_lease(move))
 
-    def _end_lease(self, move: Move, *, moved: bool) -> None:
+    def _end_lease(self, move: Move) -> None:
         held = move.source.held
         if held is None or held.frozen != move.id:
             return  # it thawed: the lease is over, whatever the migrator believes
-        held.frozen = ""
-        if moved:
-            move.source.fence = max(move.source.fence, held.epoch)
-            move.source.held = None
+        move.source.fence = max(move.source.fence, held.epoch)
+        move.source.held = None
 
     def _thaw(self) -> None:
         for worker in self.workers.values():

@@ -44,15 +44,7 @@ TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
 
 def endpoint(**changes: Any) -> KvEndpoint:
-    fields: dict[str, Any] = {
-        "fingerprint": "f",
-        "block_tokens": BLOCK_TOKENS,
-        "block_bytes": 1_000,
-        "blocks": 100,
-        "copiers": [CopierKind.MODELLED],
-        "machine": "here",
-    }
-    return KvEndpoint(**fields | changes)
+    return plain(KvEndpoint, block_tokens=BLOCK_TOKENS, **changes)
 
 
 def record(name: str, **changes: Any) -> InstanceRecord:
@@ -114,7 +106,8 @@ class FakeWorker:
                 return self._prepare(body, now_ns)
             case PullKv():
                 self.read.append((body.from_block, body.from_block + len(body.blocks)))
-                return _pulled(body, self.pull_ns, self._shown(now_ns))
+                copied = self._copied(len(body.blocks), now_ns)
+                return KvPulled(migration=body.migration, from_block=body.from_block, **copied)
             case SubmitSequence():
                 self.reserved.pop(body.handover.migration if body.handover else "", None)
                 self.sequences[body.sequence] = FakeSequence(body, now_ns)
@@ -122,9 +115,6 @@ class FakeWorker:
             case UnreserveKv():
                 self.reserved.pop(body.migration, None)
         return None
-
-    def _shown(self, now_ns: int) -> int:
-        return 0 if self.clock_ns is None else now_ns + self.clock_ns
 
     def _lease(self, body: LeaseKv, now_ns: int) -> Body:
         held = self.sequences.get(body.sequence)
@@ -158,16 +148,14 @@ class FakeWorker:
             del self.reserved[body.migration]
             return KvRefused(migration=body.migration, reason=self.refuse[PullKv])
         self.read += [(self.matched, self.matched + count)] if count else []
-        return MigrationPrepared(
-            migration=body.migration,
-            matched_blocks=self.matched,
-            copier=CopierKind.MODELLED,
-            blocks=count,
-            bytes=1_000 * count,
-            descriptors=int(count > 0),
-            duration_ns=self.pull_ns if count else 0,
-            at_ns=self._shown(now_ns),
-        )
+        copied = self._copied(count, now_ns)
+        return MigrationPrepared(migration=body.migration, matched_blocks=self.matched, **copied)
+
+    def _copied(self, blocks: int, now_ns: int) -> dict[str, Any]:
+        """The fields of an answer that tell of a read."""
+        took = {"descriptors": int(blocks > 0), "duration_ns": self.pull_ns if blocks else 0}
+        shown_ns = 0 if self.clock_ns is None else now_ns + self.clock_ns
+        return {"copier": CopierKind.MODELLED, "blocks": blocks, "bytes": 1_000 * blocks, "at_ns": shown_ns, **took}
 
     def _freeze(self, body: FreezeSequence, now_ns: int) -> Body:
         held = self.sequences.get(body.sequence)
@@ -226,19 +214,6 @@ class FakeWorker:
             running=[_status(name, held, now_ns) for name, held in self.sequences.items()],
             blocks_free=self.blocks_free,
         )
-
-
-def _pulled(body: PullKv, duration_ns: int, at_ns: int) -> KvPulled:
-    return KvPulled(
-        migration=body.migration,
-        from_block=body.from_block,
-        blocks=len(body.blocks),
-        bytes=1_000 * len(body.blocks),
-        descriptors=1,
-        duration_ns=duration_ns,
-        copier=CopierKind.MODELLED,
-        at_ns=at_ns,
-    )
 
 
 def _status(name: str, held: FakeSequence, now_ns: int) -> SequenceStatus:

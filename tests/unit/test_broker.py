@@ -268,15 +268,10 @@ def test_it_is_asked_back_again_where_the_message_was_lost():
     assert returned(world) == ["q0.0"] * 3
 
 
-def test_nothing_is_handed_back_where_nobody_else_could_take_it():
-    world = BrokerWorld(queueing())
-    world.instances["a"].draining = True
-    world.run(2_000)
-    assert returned(world) == []
-
-
-def test_a_queue_is_left_alone_where_nothing_drains():
-    world = BrokerWorld(queueing(3), FakeInstance("b"))
+@pytest.mark.parametrize(("others", "draining"), [([], True), ([FakeInstance("b")], False)])
+def test_nothing_is_handed_back_where_nobody_else_could_take_it_or_nothing_drains(others, draining):
+    world = BrokerWorld(queueing(3), *others)
+    world.instances["a"].draining = draining
     world.run(3_000)
     assert returned(world) == []
 
@@ -410,19 +405,9 @@ def test_what_finds_no_room_is_named_with_the_load():
 
 
 def ask_of(**changes) -> AskForMove:
-    fields = {
-        "ask": "feed",
-        "sequence": "x.0",
-        "model": "m",
-        "source": "a",
-        "reason": MoveReason.BALANCE,
-        "plan_epoch": -1,
-        "prompt_tokens": 100,
-        "output_tokens": 10,
-        "blocks": 7,
-        "max_tokens": 100,
-    }
-    return AskForMove(**fields | changes)
+    about = {"ask": "feed", "sequence": "x.0", "model": "m", "source": "a", "plan_epoch": -1}
+    size = {"prompt_tokens": 100, "output_tokens": 10, "blocks": 7, "max_tokens": 100}
+    return AskForMove(**{"reason": MoveReason.BALANCE} | about | size | changes)
 
 
 def heard(world: BrokerWorld, subject: str, body, sender: str) -> list:
@@ -446,16 +431,8 @@ def test_a_bid_of_somebody_who_was_not_asked_is_refused():
     while not world.bodies(AskForMove):
         world.run(5)
     ask = world.bodies(AskForMove)[0]
-    forged = MoveBid(
-        ask=ask.ask,
-        sequence=ask.sequence,
-        source="a",
-        bidder="c",
-        plan_epoch=ask.plan_epoch,
-        burden_ns=0,
-        load_tokens=0,
-        blocks_idle=10**6,
-    )
+    about = {"ask": ask.ask, "sequence": ask.sequence, "plan_epoch": ask.plan_epoch}
+    forged = MoveBid(source="a", bidder="c", burden_ns=0, load_tokens=0, blocks_idle=10**6, **about)
     heard(world, "bid.a.c", forged, "broker-c")
     world.run(100)
     assert world.refused("a")["unasked_bid"] == 1

@@ -135,13 +135,13 @@ def test_reads_share_a_link_and_not_those_of_others(reads: list[tuple[str, str, 
     assert ends[1:] == [pytest.approx(factor * ends[0], abs=0.01) for factor in times]
 
 
-def faulty(kind: str, **faults: Any) -> tuple[World, Side, Side, EngineSequence]:
-    """A sequence about to move over a network on which each read goes wrong."""
-    world, a, b = pair(kind)
+def prepared(a: Side, b: Side) -> tuple[EngineSequence, KvLeaseTaken]:
+    """A sequence that decodes at ``a``, under lease, with room at ``b``."""
     given = a.add("s", prompt(70))
     told(a, "s", 5)
-    world.network.faults = KvFaults(**faults)
-    return world, a, b, given
+    leased = a.lease("s", "m")
+    b.reserve(a, "s", "m", given.prompt_token_ids + a.said("s"), blocks=10)
+    return given, leased
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def faulty(kind: str, **faults: Any) -> tuple[World, Side, Side, EngineSequence]
     ],
 )
 def test_a_read_that_goes_wrong_is_denied_and_its_blocks_are_computed(faults: Any, reason: KvRefusal) -> None:
-    world, a, b, given = faulty("plain", **faults)
-    leased = a.lease("s", "m")
-    b.reserve(a, "s", "m", given.prompt_token_ids + a.said("s"), blocks=10)
+    world, a, b = pair()
+    world.network.faults = KvFaults(**faults)
+    given, leased = prepared(a, b)
     assert b.ask(b.pull_of(leased, within_ms=15)).reason is reason
     stopped = a.freeze("s", "m", len(leased.blocks))
     b.bring(given, stopped, a, read_ms=15)
@@ -169,7 +169,10 @@ def test_a_read_that_goes_wrong_is_denied_and_its_blocks_are_computed(faults: An
 
 
 def test_a_torn_read_that_nobody_compares_gives_other_tokens_and_is_told_to_checkers() -> None:
-    world, a, b, given = faulty("plain", torn=1.0)
+    world, a, b = pair()
+    given = a.add("s", prompt(70))
+    told(a, "s", 5)
+    world.network.faults = KvFaults(torn=1.0)
     a.model.moves.leases.verify = False
     stopped = move(a, b, given)
     world.until(lambda: b.finished("s"))
@@ -181,10 +184,7 @@ def test_a_torn_read_that_nobody_compares_gives_other_tokens_and_is_told_to_chec
 def test_blocks_that_were_given_away_under_a_read_are_noticed(verify: bool) -> None:
     world, a, b = pair(bytes_per_s=1e8)
     a.model.moves.leases.verify = verify
-    given = a.add("s", prompt(70))
-    told(a, "s", 5)
-    leased = a.lease("s", "m")
-    b.reserve(a, "s", "m", given.prompt_token_ids + a.said("s"), blocks=10)
+    _given, leased = prepared(a, b)
     since = len(b.events)
     b.do(b.pull_of(leased))
     a.engine.paced.cancel(["s"])
@@ -202,10 +202,7 @@ def test_blocks_that_were_given_away_under_a_read_are_noticed(verify: bool) -> N
 
 def test_reads_of_a_source_that_is_gone_fail() -> None:
     world, a, b = pair(bytes_per_s=1e8)
-    given = a.add("s", prompt(70))
-    told(a, "s", 5)
-    leased = a.lease("s", "m")
-    b.reserve(a, "s", "m", given.prompt_token_ids + a.said("s"), blocks=10)
+    _given, leased = prepared(a, b)
     since = len(b.events)
     b.do(b.pull_of(leased))
     world.simulation.faults.kill(a.actor)
@@ -217,10 +214,7 @@ def test_reads_of_a_source_that_is_gone_fail() -> None:
 
 def test_a_sequence_cancelled_while_its_last_blocks_are_read_leaves_nothing() -> None:
     world, a, b = pair(bytes_per_s=1e8)
-    given = a.add("s", prompt(70))
-    told(a, "s", 5)
-    a.lease("s", "m")
-    b.reserve(a, "s", "m", given.prompt_token_ids + a.said("s"), blocks=10)
+    given, _leased = prepared(a, b)
     stopped = a.freeze("s", "m")
     b.bring(given, stopped, a)
     world.run(1)

@@ -247,15 +247,6 @@ def test_predictors_that_answer_without_a_prediction_are_asked_again_and_the_log
 # What changes while it is asked.
 
 
-def test_an_instance_that_dies_while_it_is_asked_about_is_not_chosen():
-    bench = asking(instances=3)
-    bench.call()
-    bench.die("w0")
-    bench.gathered(bench.predicted("w0", 1), bench.predicted("w1", 50), bench.predicted("w2", 40))
-    assert decision(bench).chosen == "w2"
-    assert decision(bench).fallback == ""
-
-
 def test_where_all_who_were_asked_are_gone_the_fallback_decides_among_the_others():
     bench = asking(instances=3, candidates=1)
     bench.call()

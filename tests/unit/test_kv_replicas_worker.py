@@ -11,7 +11,7 @@ from millrace.contracts.local import TimerFired
 from millrace.contracts.worker import CancelSequence, SequenceAccepted
 
 from services.worker.config import MigrationConfig, ReplicaBounds
-from tests.unit.test_worker_reserving import bench, handover, pull, read, reserve, room
+from tests.unit.test_worker_reserving import HANDOVER, bench, pull, read, reserve, room
 from tests.unit.worker_rig import INFO, Bench, bodies, denied, only
 
 #: Of its blocks replicas may have half.
@@ -125,7 +125,7 @@ def test_without_the_replica_everything_is_computed_and_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"sequence": "r2.0"}, {"epoch": 3, "output_token_ids": [1] * 4, "handover": handover(), "replica": ""}]
+    "fields", [{"sequence": "r2.0"}, {"epoch": 3, "output_token_ids": [1] * 4, "handover": HANDOVER, "replica": ""}]
 )
 def test_another_sequence_or_a_migration_gets_nothing_of_a_replica(fields: dict[str, Any]) -> None:
     (added,) = only(continued(held(), **fields), AddToEngine)

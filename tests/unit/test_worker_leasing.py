@@ -81,42 +81,27 @@ def end(*, moved: bool, **fields: Any) -> EndLease:
 
 
 def taken(migration: str = "m1", sequence: str = "r1.0", from_block: int = 0) -> KvLeaseTaken:
-    return KvLeaseTaken(
-        migration=migration,
-        sequence=sequence,
-        from_block=from_block,
-        blocks=[[5], [6]],
-        prompt_tokens=3,
-        output_tokens=3,
-        computed_tokens=5,
-        checksums=[[50, 60]],
-    )
+    kv = {"from_block": from_block, "blocks": [[5], [6]], "checksums": [[50, 60]]}
+    tokens = {"prompt_tokens": 3, "output_tokens": 3, "computed_tokens": 5}
+    return KvLeaseTaken(migration=migration, sequence=sequence, **kv, **tokens)
 
 
-def stopped(*tokens: int, migration: str = "m1", from_block: int = 1) -> SequenceStopped:
-    return SequenceStopped(
-        migration=migration,
-        sequence="r1.0",
-        from_block=from_block,
-        blocks=[[6], [7]],
-        output_token_ids=list(tokens),
-        computed_tokens=5,
-        frozen_ns=77,
-        checksums=[[60, 70]],
-    )
+def stopped(*tokens: int) -> SequenceStopped:
+    kv = {"from_block": 1, "blocks": [[6], [7]], "checksums": [[60, 70]], "computed_tokens": 5}
+    return SequenceStopped(migration="m1", sequence="r1.0", output_token_ids=list(tokens), frozen_ns=77, **kv)
 
 
-def leased(**options: Any) -> Bench:
+def leased(made: Bench | None = None, **options: Any) -> Bench:
     """A sequence under lease m1."""
-    made = bench(**options)
+    made = made or bench(**options)
     made.say(lease(), reply_to="s")
     made.say(taken())
     return made
 
 
-def frozen(**options: Any) -> Bench:
+def frozen(made: Bench | None = None, **options: Any) -> Bench:
     """A sequence that stands still under lease m1."""
-    made = leased(**options)
+    made = leased(made, **options)
     made.say(freeze(), reply_to="s")
     made.say(stopped(1, 2, 3))
     return made
@@ -240,10 +225,11 @@ def test_a_renewal_moves_the_deadline_and_never_shortens_it() -> None:
     assert only(made.say(lease(from_block=2, lease_ms=1)), StartTimer) == [StartTimer(name="lease/m1", at_ns=until)]
 
 
-def test_no_lease_is_longer_than_allowed() -> None:
-    made = bench(migration=MigrationConfig(lease_ms_max=500))
-    (timer,) = only(made.say(lease(lease_ms=10**9)), StartTimer)
-    assert timer.at_ns == made.now + 500 * MS
+def test_no_lease_and_no_freeze_is_longer_than_allowed() -> None:
+    made = bench(migration=MigrationConfig(lease_ms_max=500, freeze_ms_max=100))
+    assert only(made.say(lease(lease_ms=10**9)), StartTimer)[0].at_ns == made.now + 500 * MS
+    made.say(taken())
+    assert only(made.say(freeze(freeze_ms=10**9)), StartTimer)[0].at_ns == made.now + 100 * MS
 
 
 def test_a_lease_that_nobody_renews_ends_and_stays_over() -> None:
@@ -333,9 +319,7 @@ def test_log_probabilities_that_ingress_may_still_miss_go_along() -> None:
     made.step(out(2, logprobs=entries[2:3]))
     made.tick()
     made.step(out(3, 4, logprobs=entries[3:]))
-    made.say(lease(), reply_to="s")
-    made.say(taken())
-    made.say(freeze(), reply_to="s")
+    leased(made).say(freeze(), reply_to="s")
     assert bodies(made.say(stopped(0, 1, 2, 3, 4)), SequenceFrozen)[0].logprobs == entries[2:]
 
 
@@ -377,6 +361,8 @@ def test_a_frozen_sequence_decodes_on_by_itself_when_its_time_is_over() -> None:
     assert (figures.thaws, figures.leases_expired) == (1, 0)
     assert figures.frozen.count == 1
     assert figures.frozen.sum == pytest.approx(0.25)
+    assert made.say(end(moved=True), reply_to="s") == [], "it has not moved, whatever the migrator says"
+    assert made.actor.ledger.live == 1
     assert chunks(made.step(out(4)))[0].first_index == 3
 
 
@@ -394,12 +380,6 @@ def test_a_freeze_without_an_answer_ends_at_its_deadline_too() -> None:
     assert only(effects, EndLeaseInEngine)
     assert refusal(effects) is KvRefusal.LEASE_LOST
     assert made.say(stopped(1, 2, 3)) == []
-
-
-def test_no_freeze_is_longer_than_allowed() -> None:
-    made = leased(migration=MigrationConfig(freeze_ms_max=100))
-    (timer,) = only(made.say(freeze(freeze_ms=10**9)), StartTimer)
-    assert timer.at_ns == made.now + 100 * MS
 
 
 def test_tokens_that_the_engine_says_otherwise_end_the_lease() -> None:
@@ -421,16 +401,11 @@ def test_a_moved_sequence_is_let_go_its_fence_stays_and_its_spans_say_so() -> No
     assert not any(span.error for span in spans)
     assert (made.actor.ledger.live, len(made.actor.ledger)) == (0, 0)
     assert made.actor.figures.frozen.sum == pytest.approx(0.04)
+    assert chunks(made.step(out(4))) == []
+    assert made.actor.figures.late_outputs == 1
     assert bodies(made.submit(epoch=0), SequenceRefused)[0].reason is RefusalReason.STALE_EPOCH
     assert bodies(made.say(ResendTokens(sequence="r1.0", epoch=0, from_index=0), reply_to="i"), ErrorReply)
     assert only(made.submit(epoch=2), AddToEngine)  # it may come back in a later one
-
-
-def test_late_outputs_of_a_moved_sequence_are_ignored() -> None:
-    made = frozen()
-    made.say(end(moved=True))
-    assert chunks(made.step(out(4))) == []
-    assert made.actor.figures.late_outputs == 1
 
 
 def test_an_aborted_freeze_decodes_on_at_once() -> None:
@@ -442,16 +417,7 @@ def test_an_aborted_freeze_decodes_on_at_once() -> None:
     assert chunks(made.step(out(4)))[0].token_ids == [4]
 
 
-def test_what_thawed_has_not_moved_whatever_the_migrator_says() -> None:
-    made = frozen()
-    due(made, 250)
-    effects = made.say(end(moved=True), reply_to="s")
-    assert effects == []
-    assert made.actor.ledger.live == 1
-    assert chunks(made.step(out(4)))[0].token_ids == [4]
-
-
-def test_what_never_stood_still_has_not_moved_either() -> None:
+def test_what_never_stood_still_has_not_moved_whatever_the_migrator_says() -> None:
     made = leased()
     effects = made.say(end(moved=True), reply_to="s")
     assert only(effects, EndLeaseInEngine) == [EndLeaseInEngine(migration="m1", moved=False)]
@@ -531,11 +497,7 @@ def test_a_frozen_sequence_is_not_handed_back_since_its_blocks_may_be_read() -> 
 def test_a_draining_worker_still_gives_leases_and_leaves_when_all_have_moved() -> None:
     made = bench()
     made.say(DrainWorker(limit_ms=5000))
-    made.say(lease(), reply_to="s")
-    made.say(taken())
-    made.say(freeze(), reply_to="s")
-    made.say(stopped(1, 2, 3))
-    effects = made.say(end(moved=True), reply_to="s")
+    effects = frozen(made).say(end(moved=True), reply_to="s")
     assert type(effects[-1]).__name__ == "Stop"
 
 

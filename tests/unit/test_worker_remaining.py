@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.actor.effects import Log
-from millrace.actor.engine import EngineObserved, KvLeaseTaken
+from millrace.actor.engine import EngineObserved
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.leases import KvLeased, LeaseKv
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
@@ -13,6 +13,7 @@ from millrace.contracts.worker import CancelSequence, Sampling
 from millrace.lengths.coverage import JUDGED_MIN
 from millrace.lengths.survival import OUTCOMES_MIN
 
+from tests.unit.test_worker_leasing import taken
 from tests.unit.worker_rig import MOVING, Bench, bodies, only, out, snapshot
 
 ROOMY = msgspec.structs.replace(MOVING, max_model_len=10_000)
@@ -77,17 +78,8 @@ def test_a_handover_carries_the_length_expected_now() -> None:
     bench.step(out(*range(30), sequence="x.0"))
     observed(bench, entry("x.0", 30, expected=2))
     bench.say(LeaseKv(migration="m", sequence="x.0", epoch=0, from_block=0, lease_ms=1_000), reply_to="a")
-    taken = KvLeaseTaken(
-        migration="m",
-        sequence="x.0",
-        from_block=0,
-        blocks=[[1]],
-        prompt_tokens=3,
-        output_tokens=30,
-        computed_tokens=32,
-        checksums=[],
-    )
-    (leased,) = bodies(bench.say(taken), KvLeased)
+    answer = msgspec.structs.replace(taken("m", "x.0"), output_tokens=30, computed_tokens=32)
+    (leased,) = bodies(bench.say(answer), KvLeased)
     assert leased.submission.expected_output_tokens == 60
 
 

@@ -53,16 +53,8 @@ def bench(**options: Any) -> Bench:
 
 
 def reserve(**fields: Any) -> PrepareMigration:
-    defaults: dict[str, Any] = {
-        "migration": "m1",
-        "sequence": "r1.0",
-        "epoch": 3,
-        "endpoint": SOURCE,
-        "token_ids": list(range(40)),
-        "blocks": 4,
-        "reserve_ms": 2000,
-    }
-    return PrepareMigration(**{**defaults, **fields})
+    about = {"migration": "m1", "sequence": "r1.0", "epoch": 3, "endpoint": SOURCE, "reserve_ms": 2000}
+    return PrepareMigration(**{**about, "token_ids": list(range(40)), "blocks": 4, **fields})
 
 
 def pull(from_block: int = 0, **fields: Any) -> PullKv:
@@ -75,27 +67,11 @@ def room(migration: str = "m1") -> KvRoomReserved:
 
 
 def read(from_block: int = 0) -> KvBlocksRead:
-    return KvBlocksRead(
-        migration="m1",
-        from_block=from_block,
-        blocks=2,
-        bytes=2048,
-        descriptors=1,
-        duration_ns=9,
-        copier=CopierKind.MODELLED,
-    )
+    copied = {"blocks": 2, "bytes": 2048, "descriptors": 1, "duration_ns": 9}
+    return KvBlocksRead(migration="m1", from_block=from_block, copier=CopierKind.MODELLED, **copied)
 
 
-def handover(**fields: Any) -> KvHandover:
-    defaults: dict[str, Any] = {
-        "migration": "m1",
-        "endpoint": SOURCE,
-        "from_block": 2,
-        "blocks": [9],
-        "computed_tokens": 41,
-        "read_ms": 250,
-    }
-    return KvHandover(**{**defaults, **fields})
+HANDOVER = KvHandover(migration="m1", endpoint=SOURCE, from_block=2, blocks=[9], computed_tokens=41, read_ms=250)
 
 
 def reserved(**options: Any) -> Bench:
@@ -107,7 +83,7 @@ def reserved(**options: Any) -> Bench:
 
 def arriving(made: Bench, **fields: Any) -> list[Effect]:
     """The sequence comes, with four tokens that were decoded elsewhere."""
-    defaults: dict[str, Any] = {"epoch": 3, "output_token_ids": [1, 2, 3, 4], "handover": handover()}
+    defaults: dict[str, Any] = {"epoch": 3, "output_token_ids": [1, 2, 3, 4], "handover": HANDOVER}
     return made.submit(**{**defaults, **fields})
 
 
@@ -336,7 +312,7 @@ def test_a_sequence_that_arrives_goes_to_the_engine_with_its_kv_and_ingress_is_t
     made = reserved()
     effects = arriving(made)
     (add,) = only(effects, AddToEngine)
-    assert add.sequence.handover == handover()
+    assert add.sequence.handover == HANDOVER
     assert add.sequence.output_token_ids == [1, 2, 3, 4]
     assert not bodies(effects, SequenceMoved)
     told = made.say(SequenceAdded(sequence="r1.0"))
@@ -410,7 +386,7 @@ def test_a_sequence_that_comes_during_a_pull_refuses_whoever_waits_for_it() -> N
     made = reserved()
     made.say(pull(), reply_to="t")
     effects = arriving(made)
-    assert only(effects, AddToEngine)[0].sequence.handover == handover()
+    assert only(effects, AddToEngine)[0].sequence.handover == HANDOVER
     assert refusal(effects) is KvRefusal.CANCELLED
     assert made.say(read()) == []
 
