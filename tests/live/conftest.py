@@ -6,6 +6,7 @@ A test that kills the server makes its own NatsProcess; tests of whole clusters 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -35,4 +36,10 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 @pytest.fixture
 async def client(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+async def http(rig: Rig) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=rig.url) as client:
         yield client

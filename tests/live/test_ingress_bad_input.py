@@ -139,34 +139,32 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str | None]] = {
 }  # fmt: skip
 
 
-async def test_pages_of_allowed_origins_may_call_from_a_browser(rig: Rig):
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        ours, theirs = {"origin": "https://chat.example"}, {"origin": "https://evil.example"}
-        asked = await client.options(CHAT, headers=ours | {"access-control-request-method": "POST"})
-        assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://chat.example")
-        assert "authorization" in asked.headers["access-control-allow-headers"]
-        for body in (chat(max_tokens=2, stream=True), chat(max_tokens=2), b"{"):
-            answer = await client.post(CHAT, content=body, headers=ours)
-            assert answer.headers["access-control-allow-origin"] == "https://chat.example"
-            assert "access-control-allow-origin" not in (await client.post(CHAT, content=body, headers=theirs)).headers
-        assert (await client.options(CHAT, headers=theirs)).status_code == 405
+async def test_pages_of_allowed_origins_may_call_from_a_browser(rig: Rig, http: httpx.AsyncClient):
+    ours, theirs = {"origin": "https://chat.example"}, {"origin": "https://evil.example"}
+    asked = await http.options(CHAT, headers=ours | {"access-control-request-method": "POST"})
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://chat.example")
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    for body in (chat(max_tokens=2, stream=True), chat(max_tokens=2), b"{"):
+        answer = await http.post(CHAT, content=body, headers=ours)
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+        assert "access-control-allow-origin" not in (await http.post(CHAT, content=body, headers=theirs)).headers
+    assert (await http.options(CHAT, headers=theirs)).status_code == 405
 
 
-async def test_bad_bodies_get_an_error_that_names_the_field_and_reach_nobody(rig: Rig):
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        for name, (path, body, status, param, code) in CASES.items():
-            answer = await client.post(path, content=body)
-            assert answer.status_code == status, (name, answer.text)
-            error = answer.json()["error"]
-            assert set(error) == {"message", "type", "param", "code"}, name
-            assert error["message"], name
-            assert (error["type"], error["param"]) == ("invalid_request_error", param), name
-            assert code in (None, error["code"]), name
-            assert answer.headers["x-request-id"], name
+async def test_bad_bodies_get_an_error_that_names_the_field_and_reach_nobody(rig: Rig, http: httpx.AsyncClient):
+    for name, (path, body, status, param, code) in CASES.items():
+        answer = await http.post(path, content=body)
+        assert answer.status_code == status, (name, answer.text)
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}, name
+        assert error["message"], name
+        assert (error["type"], error["param"]) == ("invalid_request_error", param), name
+        assert code in (None, error["code"]), name
+        assert answer.headers["x-request-id"], name
     assert rig.core.calls == []
 
 
-async def test_what_is_wrong_with_a_value_is_said(rig: Rig):
+async def test_what_is_wrong_with_a_value_is_said(rig: Rig, http: httpx.AsyncClient):
     cases = [
         (chat(logit_bias={"7": 1, "word": 1, "other": 1}), "key `word`, `other`"),
         (chat(logit_bias={"7": 1, "8": 1000}), "key `8`"),
@@ -180,45 +178,40 @@ async def test_what_is_wrong_with_a_value_is_said(rig: Rig):
         (chat(messages=[{"role": "user", "content": "half \ud83d"}]), "lone surrogate `\\ud83d`"),
         (b'{"model":"tiny","messages":[{"role":"user","content":"\\\\ud83d', "truncated"),
     ]
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        for body, words in cases:
-            answer = await client.post(CHAT, content=body)
-            assert words in answer.json()["error"]["message"], answer.text
+    for body, words in cases:
+        answer = await http.post(CHAT, content=body)
+        assert words in answer.json()["error"]["message"], answer.text
 
 
-async def test_the_list_of_models_may_have_a_slash_behind_it(rig: Rig):
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        assert (await client.get("/v1/models/")).json() == (await client.get("/v1/models")).json()
+async def test_the_list_of_models_may_have_a_slash_behind_it(rig: Rig, http: httpx.AsyncClient):
+    assert (await http.get("/v1/models/")).json() == (await http.get("/v1/models")).json()
 
 
-async def test_a_body_past_the_limit_is_refused_whether_or_not_it_says_its_length(rig: Rig):
+async def test_a_body_past_the_limit_is_refused_whether_or_not_it_says_its_length(rig: Rig, http: httpx.AsyncClient):
     async def pieces():
         for _ in range(100):
             yield b"x" * 100_000
 
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        told = await client.post(CHAT, content=b"x" * 10_000_000)
-        untold = await client.post(CHAT, content=pieces())
+    told = await http.post(CHAT, content=b"x" * 10_000_000)
+    untold = await http.post(CHAT, content=pieces())
     for answer in (told, untold):
         assert answer.status_code == 413
         assert answer.json()["error"]["code"] == "body_too_large"
     assert rig.core.calls == []
 
 
-async def test_a_wrong_method_is_told_the_right_one(rig: Rig):
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        for method, path, allow in (("GET", CHAT, "POST"), ("POST", "/health", "GET"), ("DELETE", "/v1/models", "GET")):
-            answer = await client.request(method, path)
-            assert (answer.status_code, answer.headers["allow"]) == (405, allow), path
-            assert answer.json()["error"]["code"] == "method_not_allowed", path
+async def test_a_wrong_method_is_told_the_right_one(rig: Rig, http: httpx.AsyncClient):
+    for method, path, allow in (("GET", CHAT, "POST"), ("POST", "/health", "GET"), ("DELETE", "/v1/models", "GET")):
+        answer = await http.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allow), path
+        assert answer.json()["error"]["code"] == "method_not_allowed", path
 
 
-async def test_an_unknown_path_and_an_unknown_model_card_are_404(rig: Rig):
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        for path in ("/", "/v1", "/v1/audio/speech", "/v1/models/nobody"):
-            answer = await client.get(path)
-            assert answer.status_code == 404, path
-            assert answer.json()["error"]["message"]
+async def test_an_unknown_path_and_an_unknown_model_card_are_404(rig: Rig, http: httpx.AsyncClient):
+    for path in ("/", "/v1", "/v1/audio/speech", "/v1/models/nobody"):
+        answer = await http.get(path)
+        assert answer.status_code == 404, path
+        assert answer.json()["error"]["message"]
 
 
 async def raw(port: int, data: bytes) -> bytes:
@@ -255,7 +248,7 @@ async def test_an_absolute_url_is_read_as_its_path(rig: Rig):
     assert answer.startswith(b"HTTP/1.1 200")
 
 
-async def test_refusals_of_the_core_become_statuses_with_retry_after(rig: Rig):
+async def test_refusals_of_the_core_become_statuses_with_retry_after(rig: Rig, http: httpx.AsyncClient):
     cases = [
         (RefusalKind.RATE_LIMITED, 3.2, 429, "4"),
         (RefusalKind.CONCURRENCY, 0.0, 429, None),
@@ -264,10 +257,9 @@ async def test_refusals_of_the_core_become_statuses_with_retry_after(rig: Rig):
         (RefusalKind.INVALID, 0.0, 400, None),
         (RefusalKind.TIMEOUT, 0.0, 504, None),
     ]
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        for kind, retry, status, header in cases:
-            rig.core.refuse = (kind, "because", retry)
-            for stream in (False, True):
-                answer = await client.post(CHAT, content=chat(stream=stream))
-                assert (answer.status_code, answer.headers.get("retry-after")) == (status, header)
-                assert answer.json()["error"]["message"] == "because"
+    for kind, retry, status, header in cases:
+        rig.core.refuse = (kind, "because", retry)
+        for stream in (False, True):
+            answer = await http.post(CHAT, content=chat(stream=stream))
+            assert (answer.status_code, answer.headers.get("retry-after")) == (status, header)
+            assert answer.json()["error"]["message"] == "because"

@@ -85,30 +85,28 @@ async def test_a_stream_whose_tokens_say_nothing_gets_a_comment_each_five_second
     assert text.rstrip().endswith("data: [DONE]")
 
 
-async def test_a_call_that_no_instance_has_taken_is_not_opened(rig: Rig):
+async def test_a_call_that_no_instance_has_taken_is_not_opened(rig: Rig, http: httpx.AsyncClient):
     rig.core.waits = True
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        asking = asyncio.create_task(client.post(CHAT, json=chat()))
-        await until(lambda: rig.core.calls)
-        for now_s in (0.0, 60.0):
-            rig.calls.keep_alive(now_s)
-        refused = RefuseCall(request=rig.core.calls[0].request, kind=RefusalKind.NO_INSTANCE, detail="none")
-        rig.core.handlers[RefuseCall](refused)
-        assert (await asking).status_code == 503
+    asking = asyncio.create_task(http.post(CHAT, json=chat()))
+    await until(lambda: rig.core.calls)
+    for now_s in (0.0, 60.0):
+        rig.calls.keep_alive(now_s)
+    refused = RefuseCall(request=rig.core.calls[0].request, kind=RefusalKind.NO_INSTANCE, detail="none")
+    rig.core.handlers[RefuseCall](refused)
+    assert (await asking).status_code == 503
 
 
-async def test_a_failure_in_the_middle_is_an_error_event_and_the_end_without_done(rig: Rig):
+async def test_a_failure_in_the_middle_is_an_error_event_and_the_end_without_done(rig: Rig, http: httpx.AsyncClient):
     rig.core.fail_after = 2
     got = await events(rig, CHAT, chat())
     assert got[-1]["error"]["code"] == "continuation_failed"
     assert "[DONE]" not in got
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        whole = await client.post(CHAT, json=chat(stream=False))
+    whole = await http.post(CHAT, json=chat(stream=False))
     assert (whole.status_code, whole.json()["error"]["code"]) == (503, "continuation_failed")
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_hangs_up_ends_its_call(rig: Rig, stream: bool):
+async def test_a_client_that_hangs_up_ends_its_call(rig: Rig, http: httpx.AsyncClient, stream: bool):
     rig.core.pace_s = 0.01
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
     body = json.dumps(chat(stream=stream, max_tokens=2000)).encode()
@@ -120,8 +118,7 @@ async def test_a_client_that_hangs_up_ends_its_call(rig: Rig, stream: bool):
     writer.close()
     await until(lambda: rig.core.abandoned)
     assert (rig.core.abandoned[0].request, rig.core.abandoned[0].reason) == (rig.core.calls[0].request, "client_gone")
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        assert 'millrace_http_gone_total{reason="client_gone"} 1.0' in (await client.get("/metrics")).text
+    assert 'millrace_http_gone_total{reason="client_gone"} 1.0' in (await http.get("/metrics")).text
 
 
 async def slow_stream(rig: Rig) -> socket.socket:
@@ -186,20 +183,18 @@ async def test_an_old_client_gets_a_stream_that_ends_with_its_connection(rig: Ri
     writer.close()
 
 
-async def test_a_long_prompt_is_tokenised_off_the_loop_with_the_same_result(rig: Rig):
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        body = {"model": "tiny", "prompt": ["ab" * 900] * 40, "max_tokens": 1}
-        assert (await client.post(COMPLETE, json=body)).status_code == 200
-        assert [len(p) for p in rig.core.calls[0].prompts] == [1800] * 40
-        too_long = {"model": "tiny", "prompt": ["ab" * 12_000] * 3, "max_tokens": 1}
-        answer = await client.post(COMPLETE, json=too_long)
+async def test_a_long_prompt_is_tokenised_off_the_loop_with_the_same_result(rig: Rig, http: httpx.AsyncClient):
+    body = {"model": "tiny", "prompt": ["ab" * 900] * 40, "max_tokens": 1}
+    assert (await http.post(COMPLETE, json=body)).status_code == 200
+    assert [len(p) for p in rig.core.calls[0].prompts] == [1800] * 40
+    too_long = {"model": "tiny", "prompt": ["ab" * 12_000] * 3, "max_tokens": 1}
+    answer = await http.post(COMPLETE, json=too_long)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert "24000 tokens" in answer.json()["error"]["message"]
 
 
-async def test_a_prompt_that_cannot_fit_is_refused_without_tokenising(rig: Rig):
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        answer = await client.post(COMPLETE, json={"model": "tiny", "prompt": "a" * 3_000_000, "max_tokens": 1})
+async def test_a_prompt_that_cannot_fit_is_refused_without_tokenising(rig: Rig, http: httpx.AsyncClient):
+    answer = await http.post(COMPLETE, json={"model": "tiny", "prompt": "a" * 3_000_000, "max_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert "at least" in answer.json()["error"]["message"]
 
@@ -234,18 +229,16 @@ async def test_a_bug_while_a_long_prompt_is_tokenised_is_a_500_and_nobody_waits_
     rig.bugs.clear()
 
 
-async def test_the_clients_request_id_comes_back_where_it_is_sane(rig: Rig):
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        for sent, kept in (("abc-1", True), ("x" * 500, False), ("a b", False)):
-            answer = await client.post(CHAT, json=chat(stream=False), headers={"x-request-id": sent})
-            assert (answer.headers["x-request-id"] == sent) is kept
+async def test_the_clients_request_id_comes_back_where_it_is_sane(rig: Rig, http: httpx.AsyncClient):
+    for sent, kept in (("abc-1", True), ("x" * 500, False), ("a b", False)):
+        answer = await http.post(CHAT, json=chat(stream=False), headers={"x-request-id": sent})
+        assert (answer.headers["x-request-id"] == sent) is kept
 
 
-async def test_a_clients_trace_goes_on_and_keeps_its_sampling(rig: Rig):
+async def test_a_clients_trace_goes_on_and_keeps_its_sampling(rig: Rig, http: httpx.AsyncClient):
     theirs = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        await client.post(CHAT, json=chat(), headers={"traceparent": theirs})
-        await client.post(CHAT, json=chat(), headers={"traceparent": "nonsense"})
+    await http.post(CHAT, json=chat(), headers={"traceparent": theirs})
+    await http.post(CHAT, json=chat(), headers={"traceparent": "nonsense"})
     first, second = rig.core.calls
     assert first.traceparent.startswith("00-0af7651916cd43dd8448eb211c80319c-")
     assert first.traceparent.endswith("-01")
@@ -304,9 +297,8 @@ def test_a_changed_key_file_is_read_again_and_a_broken_one_changes_nothing(tmp_p
     assert store.lookup(alice).name == "alice"
 
 
-async def test_ready_waits_for_an_instance_of_every_model(rig: Rig):
-    async with httpx.AsyncClient(base_url=rig.url) as client:
-        assert (await client.get("/ready")).status_code == 200
-        rig.instances["tools"] = 0
-        answer = await client.get("/ready")
+async def test_ready_waits_for_an_instance_of_every_model(rig: Rig, http: httpx.AsyncClient):
+    assert (await http.get("/ready")).status_code == 200
+    rig.instances["tools"] = 0
+    answer = await http.get("/ready")
     assert (answer.status_code, answer.json()["models_without_instance"]) == (503, ["tools"])
