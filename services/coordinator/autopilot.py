@@ -96,6 +96,7 @@ class AutopilotActor(Controller):
         self._began_ns = 0  # of the replay under way; 0 for none
         self._last: str | None = None
         self._given = Advice()
+        self._cluster = ""  # its file, as last heard
         self._adopts = config.autopilot == "on"
         self._adoptions = Adoptions(self._interval_s)
 
@@ -115,8 +116,11 @@ class AutopilotActor(Controller):
             case SettingsApplied() as body:
                 return [*self._adoptions.on_applied(body.failed, now_ns), *self._begin(now_ns)]
             case ClusterChanged() as body:
+                first, self._cluster = not self._cluster, body.text
                 self._adoptions.on_cluster(body.text)
-                return self._begin(now_ns) if self._window_ns else []
+                if not self._window_ns:
+                    return []
+                return self._give(self._given, now_ns) if first else self._begin(now_ns)
         return []
 
     def _take_over(self, now_ns: int) -> list[Effect]:

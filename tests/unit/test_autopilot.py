@@ -126,14 +126,22 @@ def test_long_replays_are_further_apart() -> None:
 def test_advice_ends_with_the_cluster_that_it_is_for() -> None:
     pilot = Autopilot()
     pilot.window("x=1")
+    pilot.hear(ClusterChanged(text="the file"))
     pilot.window("x=1")
     assert pilot.tick(seconds=INTERVAL_S, requests=ADVISED_MIN) is not None
     pilot.now_ns += S
-    pilot.hear(ClusterChanged())
+    pilot.hear(ClusterChanged(text="another file"))
     pilot.hear(LoadReplayed(advice=Advice(settings="x=1"), requests=ADVISED_MIN, cpu_s=1.0))  # of the cluster before
     assert [each.settings for each in pilot.proposed[-2:]] == ["x=1", ""]
     pilot.window("x=1")
     assert pilot.proposed[-1].settings == ""
+
+
+def test_the_file_that_is_read_with_the_first_rows_begins_no_window_anew() -> None:
+    pilot = Autopilot()
+    assert pilot.tick(seconds=1, requests=ADVISED_MIN - 1) is None
+    pilot.hear(ClusterChanged(text="the file"))
+    assert pilot.tick(seconds=INTERVAL_S, requests=1) is not None
 
 
 def test_a_replay_that_fails_says_why_and_is_tried_again() -> None:
