@@ -4,7 +4,7 @@ from random import Random
 
 import msgspec
 import pytest
-from millrace.actor.effects import Effect, Log, PutKey, Subscribe
+from millrace.actor.effects import Effect, Log, PutKey
 from millrace.cascade.jobs import PlanningResult
 from millrace.contracts.cascade import CascadePlan, CascadeTier, FrontPoint
 from millrace.contracts.local import KeyChanged
@@ -20,8 +20,6 @@ from services.coordinator.cascade_planning import (
     planned,
     why_plan,
 )
-from services.coordinator.cascades import CascadesActor
-from services.coordinator.config import CoordinatorConfig
 from tests.testbed.messages import plain
 from tests.unit.test_coordinator_cascades import Story
 
@@ -73,12 +71,6 @@ def story() -> PlannedStory:
     story = PlannedStory()
     story.run(65)
     return story
-
-
-def test_outcomes_are_listened_to_where_there_is_a_target() -> None:
-    for cascade, listens in ((CASCADE, True), (CoordinatedCascade(name="c", tiers=TIERS), False)):
-        effects = CascadesActor(CoordinatorConfig(cascades=[cascade]), incarnation=1).start(0)
-        assert (Subscribe(subject="mr.local.outcome.*") in effects) is listens
 
 
 def test_the_first_plan_waits_for_some_requests_and_asks_once_for_what_is_there() -> None:

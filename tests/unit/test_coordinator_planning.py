@@ -222,12 +222,25 @@ def test_fixed_ranges_of_a_model_hold_whatever_the_policy_is() -> None:
     assert story.members()["w10"] == "s1"
 
 
-@pytest.mark.parametrize("kind", ["decision", "outcome"])
-def test_requests_are_listened_to_where_the_policy_learns(kind: str) -> None:
-    for policy, count in (("exact", 1), ("one_stage", 0)):
-        actor = _built(CoordinatorConfig(stages=StagesConfig(policy=policy)))
-        subjects = [e.subject for e in actor.start(0) if isinstance(e, Subscribe) and kind in e.subject]
-        assert len(subjects) == count
+TIERS = [{"model": "nano", "judge": "j"}, {"model": "mini"}]
+TARGET = {"quality": 50.0, "sample": "s.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("config", "heard"),
+    [
+        ({"stages": {"policy": "one_stage"}}, set()),
+        ({"stages": {"policy": "exact"}}, {"decision", "outcome"}),
+        ({"step_bounds": {"tpot_s": 0.05}}, {"decision", "outcome"}),
+        ({"cascades": [{"name": "c", "tiers": TIERS}]}, set()),
+        ({"cascades": [{"name": "c", "tiers": TIERS, **TARGET}]}, {"outcome"}),
+    ],
+)
+def test_requests_are_listened_to_where_something_learns_from_them(config: dict[str, object], heard: set[str]) -> None:
+    effects = _built(msgspec.convert(config, CoordinatorConfig)).start(0)
+    subjects = [effect.subject for effect in effects if isinstance(effect, Subscribe)]
+    kinds = [kind for subject in subjects if (kind := subject.split(".")[2]) in ("decision", "outcome")]
+    assert sorted(kinds) == sorted(heard)
 
 
 def _built(config: CoordinatorConfig) -> ActorGroup:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from millrace.actor.deps import ActorDeps
-from millrace.actor.effects import Effect, Log, Publish, Request, Subscribe
+from millrace.actor.effects import Effect, Log, Publish, Request
 from millrace.actor.errors import ConfigError
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure
@@ -86,7 +86,6 @@ class Provisioned(Bench):
         return [e for body in failed for e in self.send(body)]
 
     def order_a_stop(self) -> list[Effect]:
-        """Low load for long enough."""
         self.requests = 0
         return self.tick(200) + self.tick(10)
 
@@ -115,12 +114,6 @@ def decided(effects: list[Effect]) -> list[ProvisioningDecided]:
 @pytest.fixture
 def bench() -> Provisioned:
     return Provisioned("a")
-
-
-def test_without_a_strategy_nothing_is_heard_and_nothing_asked() -> None:
-    actor = build(CoordinatorConfig(name="c"), ActorDeps(incarnation=1, rng=Random(1)))
-    subjects = [effect.subject for effect in actor.start(0) if isinstance(effect, Subscribe)]
-    assert not [subject for subject in subjects if "decision" in subject or "outcome" in subject]
 
 
 def test_a_slow_forecast_asks_the_provisioner_for_one_more_and_says_why(bench: Provisioned) -> None:

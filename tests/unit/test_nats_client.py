@@ -36,70 +36,54 @@ def client_on(socket: Socket, monkeypatch: pytest.MonkeyPatch, *, connected: boo
     return client
 
 
-async def turn() -> None:
+async def test_writes_what_a_turn_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    socket = Socket()
+    client = client_on(socket, monkeypatch)
+    assert client.publish_now("a", "", b"H", b"one")
+    assert client.publish_now("b", "r", b"H", b"two")
+    assert socket.written == []
     await asyncio.sleep(0)
+    assert socket.written == [b"HPUB a  1 4\r\nHone\r\nHPUB b r 1 4\r\nHtwo\r\n"]
+    assert client.pending_data_size == 0
+    client.publish_now("c", "", b"", b"")
+    await asyncio.sleep(0)
+    assert len(socket.written) == 2
 
 
-def test_writes_what_a_turn_published_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        socket = Socket()
-        client = client_on(socket, monkeypatch)
-        assert client.publish_now("a", "", b"H", b"one")
-        assert client.publish_now("b", "r", b"H", b"two")
-        assert socket.written == []
-        await turn()
-        assert socket.written == [b"HPUB a  1 4\r\nHone\r\nHPUB b r 1 4\r\nHtwo\r\n"]
-        assert client.pending_data_size == 0
-        client.publish_now("c", "", b"", b"")
-        await turn()
-        assert len(socket.written) == 2
-
-    asyncio.run(scenario())
+async def test_leaves_it_to_the_flusher_where_the_socket_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    socket = Socket(behind=1)
+    client = client_on(socket, monkeypatch)
+    for _ in range(3):
+        client.publish_now("a", "", b"", b"x")
+        await asyncio.sleep(0)
+    assert socket.written == []
+    assert client._flush_queue.qsize() == 1  # woken once
+    assert len(client._pending) == 3
 
 
-def test_leaves_it_to_the_flusher_where_the_socket_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        socket = Socket(behind=1)
-        client = client_on(socket, monkeypatch)
-        for _ in range(3):
-            client.publish_now("a", "", b"", b"x")
-            await turn()
-        assert socket.written == []
-        assert client._flush_queue.qsize() == 1  # woken once
-        assert len(client._pending) == 3
-
-    asyncio.run(scenario())
-
-
-def test_what_waits_for_a_slow_server_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        client = client_on(Socket(behind=1), monkeypatch)
-        large = b"x" * 1_000_000
-        taken = 0
-        while client.publish_now("a", "", b"", large):
-            taken += 1
-            await turn()
-        assert taken == PENDING_BYTES_MAX // 1_000_000
-        assert client.pending_data_size <= PENDING_BYTES_MAX
-
-    asyncio.run(scenario())
+async def test_what_waits_for_a_slow_server_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_on(Socket(behind=1), monkeypatch)
+    large = b"x" * 1_000_000
+    taken = 0
+    while client.publish_now("a", "", b"", large):
+        taken += 1
+        await asyncio.sleep(0)
+    assert taken == PENDING_BYTES_MAX // 1_000_000
+    assert client.pending_data_size <= PENDING_BYTES_MAX
 
 
 @pytest.mark.parametrize(("connected", "closing"), [(False, False), (True, True)])
-def test_keeps_what_cannot_be_written(connected: bool, closing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        socket = Socket()
-        socket.closing = closing
-        client = client_on(socket, monkeypatch, connected=connected)
-        client.publish_now("a", "", b"", b"x")
-        await turn()
-        assert socket.written == []
-        assert len(client._pending) == 1
-
-    asyncio.run(scenario())
+async def test_keeps_what_cannot_be_written(connected: bool, closing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    socket = Socket()
+    socket.closing = closing
+    client = client_on(socket, monkeypatch, connected=connected)
+    client.publish_now("a", "", b"", b"x")
+    await asyncio.sleep(0)
+    assert socket.written == []
+    assert len(client._pending) == 1
 
 
-def test_a_closed_client_does_not_go_on_to_reconnect() -> None:
+async def test_a_closed_client_does_not_go_on_to_reconnect() -> None:
     async def attempts() -> None:
         for lost in (True, False):  # Python 3.11's wait_for loses a cancellation that comes with the server's refusal
             try:
@@ -108,12 +92,9 @@ def test_a_closed_client_does_not_go_on_to_reconnect() -> None:
                 if not lost:
                     raise
 
-    async def scenario() -> None:
-        client: Any = DirectClient()
-        client._flush_queue, client.options = asyncio.Queue(), {"reconnect_time_wait": 0}
-        client._reconnection_task = asyncio.create_task(attempts())
-        await turn()
-        await close_client(client)
-        assert client._reconnection_task.done()
-
-    asyncio.run(scenario())
+    client: Any = DirectClient()
+    client._flush_queue, client.options = asyncio.Queue(), {"reconnect_time_wait": 0}
+    client._reconnection_task = asyncio.create_task(attempts())
+    await asyncio.sleep(0)
+    await close_client(client)
+    assert client._reconnection_task.done()

@@ -34,7 +34,6 @@ def reason(answer: Any) -> str:
 
 
 def e2e_steps(answer: Any) -> float:
-    """End-to-end time in steps of the instance."""
     assert isinstance(answer, LatencyPrediction), answer
     return answer.e2e_ns / (STEP_MS * MS)
 
@@ -160,14 +159,14 @@ def test_a_decision_without_sensible_lengths_is_counted_and_left_out(lengths: di
 # why it does not answer
 
 
-def test_an_instance_that_left_has_no_snapshot() -> None:
+def test_nothing_is_told_of_another_model_nor_of_an_instance_that_drains_or_left() -> None:
     predictor = served()
-    predictor.register(None)
-    assert reason(predictor.ask()) == NoPredictionReason.NO_SNAPSHOT
-
-
-def test_another_model_is_not_served() -> None:
-    assert reason(served().ask(question(model="other"))) == NoPredictionReason.OTHER_MODEL
+    assert reason(predictor.ask(question(model="other"))) == NoPredictionReason.OTHER_MODEL
+    predictor.send(summary(draining=True))
+    assert reason(predictor.ask()) == NoPredictionReason.DRAINING
+    left = served()
+    left.register(None)
+    assert reason(left.ask()) == NoPredictionReason.NO_SNAPSHOT
 
 
 def test_a_silent_instance_is_stale_until_it_says_something() -> None:
@@ -184,12 +183,6 @@ def test_an_engine_that_hangs_is_stale_although_its_worker_talks() -> None:
     predictor.now_ns += STUCK_NS_MAX + 1
     predictor.send(snapshot(running=running, blocks_free=400))
     assert reason(predictor.ask()) == NoPredictionReason.STALE_SNAPSHOT
-
-
-def test_a_draining_instance_takes_nothing() -> None:
-    predictor = served()
-    predictor.send(summary(draining=True))
-    assert reason(predictor.ask()) == NoPredictionReason.DRAINING
 
 
 def test_a_dead_process_has_no_future() -> None:

@@ -1,12 +1,10 @@
 """Bounds of steps: how many tokens decodes leave to prompts, and the orders that say so to instances."""
 
 import math
-from random import Random
 
 import msgspec
 import pytest
-from millrace.actor.deps import ActorDeps
-from millrace.actor.effects import Publish, Subscribe
+from millrace.actor.effects import Publish
 from millrace.contracts.local import KeyChanged, TimerFired
 from millrace.contracts.message import Message
 from millrace.contracts.observers import DecisionMade
@@ -23,7 +21,6 @@ from millrace.policies.step_bounds import (
     step_bound,
 )
 
-from services.coordinator.build import build
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.led_models import TICK_NS
 from services.coordinator.step_bounds import SUMMARY_NS, VALID_MS, StepBoundsActor
@@ -155,11 +152,3 @@ def test_without_the_lease_nothing_is_ordered() -> None:
     story.lead(False)
     assert story.tick() == []
     assert story.actor.snapshot() == {"step_bounds": {}}
-
-
-def test_without_an_objective_nobody_looks() -> None:
-    for tpot_s, hears in ((0.0, False), (0.05, True)):
-        config = CoordinatorConfig(name="c", step_bounds=StepObjectives(tpot_s=tpot_s))
-        actor = build(config, ActorDeps(incarnation=1, rng=Random(1)))
-        subjects = [effect.subject for effect in actor.start(0) if isinstance(effect, Subscribe)]
-        assert any("decision" in subject for subject in subjects) is hears

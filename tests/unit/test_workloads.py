@@ -174,17 +174,12 @@ def test_mooncake_requests_of_one_time_are_spread_up_to_the_next(tmp_path: Path)
         (mooncake_row(hash_ids=[1]), "2: 1 hash_ids for 700 tokens"),
         (mooncake_row(hash_ids=["a", "b"]), "2: hash_ids must be a list of whole numbers"),
         ("{", "2: is no JSON object"),
+        (mooncake_row(timestamp=5) + "\n" + mooncake_row(timestamp=4), "3: timestamp is before"),
     ],
 )
 def test_a_wrong_mooncake_trace_is_refused_with_file_and_line(tmp_path: Path, row: str, complaint: str) -> None:
     with pytest.raises(WorkloadError, match=complaint):
         mooncake.read(write(tmp_path, mooncake_row() + "\n" + row))
-
-
-def test_mooncake_times_that_go_back_are_refused(tmp_path: Path) -> None:
-    text = mooncake_row(timestamp=5) + "\n" + mooncake_row(timestamp=4)
-    with pytest.raises(WorkloadError, match="2: timestamp is before"):
-        mooncake.read(write(tmp_path, text))
 
 
 def test_lengths_without_times_are_read(tmp_path: Path) -> None:
