@@ -13,7 +13,10 @@ MODEL = "m"
 TEXTS = [f"text number {number}" for number in range(40)]
 
 
-rig = modelled_cluster("--set", "worker.modelled.speed=0.2", max_model_len=4096)
+#: On a full machine the instance that is left may be silent for longer than a call waits for one.
+WORDS = ("--set", "worker.modelled.speed=0.2", "--set", "ingress.dispatch.wait_s=120")
+
+rig = modelled_cluster(*WORDS, max_model_len=4096)
 
 
 def test_openais_client_gets_a_vector_for_each_text(rig: UpRig):
