@@ -8,6 +8,7 @@ off and a thread that looks every 20 ms does it; the first read of a peer takes 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import importlib.metadata
@@ -88,6 +89,8 @@ class NixlAgent:
         self._ended = threading.Event()
         self._tender = threading.Thread(target=self._tend, args=(TEND_S,), name="nixl-tend", daemon=True)
         self._tender.start()
+        # A thread that is inside of NIXL when the interpreter ends is unwound through C++, and that ends in SIGABRT.
+        atexit.register(self._end_tender)
 
     def register(self, *, address: int, size: int, device: int) -> None:
         """Makes memory readable by peers and usable as a target, once and until ``close``."""
@@ -156,15 +159,19 @@ class NixlAgent:
 
     def close(self) -> None:
         """Stops the thread, deregisters, destroys the agent. Requests and peers must be given up before. Idempotent."""
-        self._ended.set()
-        if self._tender is not threading.current_thread():
-            self._tender.join()
+        self._end_tender()
+        atexit.unregister(self._end_tender)
         with self.lock:
             for registered in self._registered:
                 with contextlib.suppress(CopierError), self._guarded("a region cannot be deregistered"):
                     self._agent.deregister_memory(registered)
             self._registered.clear()
             self._agent = None
+
+    def _end_tender(self) -> None:
+        self._ended.set()
+        if self._tender is not threading.current_thread():
+            self._tender.join()
 
     def _tend(self, every_s: float) -> None:
         while not self._ended.wait(every_s):

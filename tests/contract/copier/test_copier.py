@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from millrace.contracts.kv import CopierKind
+from millrace.kvcopy import nixl_agent
 from millrace.kvcopy.copier_port import CopierError, CopyPlan, Transfer
 
 from tests.contract.copier import sides
@@ -230,6 +233,12 @@ def test_a_process_that_was_read_from_ends_with_status_zero(own: Side, mortals: 
     finish(link.begin(piece(0, 0, 64)))
     link.close()
     assert peer.leave() == 0
+
+
+@pytest.mark.skipif(bool(nixl_agent.why_not()), reason=nixl_agent.why_not())
+def test_a_process_that_ends_while_its_agent_is_tended_ends_with_status_zero() -> None:
+    code = "from millrace.kvcopy import nixl_agent; nixl_agent.TEND_S = 0; agent = nixl_agent.NixlAgent('a')"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_many_peers_are_read_in_turns(own: Side, peer: Peer) -> None:
