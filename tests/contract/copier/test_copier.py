@@ -237,7 +237,11 @@ def test_a_process_that_was_read_from_ends_with_status_zero(own: Side, mortals: 
 
 @pytest.mark.skipif(bool(nixl_agent.why_not()), reason=nixl_agent.why_not())
 def test_a_process_that_ends_while_its_agent_is_tended_ends_with_status_zero() -> None:
-    code = "from millrace.kvcopy import nixl_agent; nixl_agent.TEND_S = 0; agent = nixl_agent.NixlAgent('a')"
+    code = """import time
+from millrace.kvcopy import nixl_agent
+nixl_agent.TEND_S = 0
+agents = [nixl_agent.NixlAgent(name) for name in "ab"]
+time.sleep(0.05)"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
