@@ -2,14 +2,9 @@
 
     .venv/bin/python -m pytest -s tests/sim/test_handover_messages.py
 
-prints them, as `millrace tap` would, and the files that one has to read to follow them: those with functions that run
-from the ask to the end and never run in the same cluster without roles, the actors that handle the messages, and the
-modules that declare them. What stands behind the engine's port is not among them, nor is the simulation.
+prints them, as `millrace tap` would.
 """
 
-import sys
-from pathlib import Path
-from types import CodeType
 from typing import Any
 
 from millrace.actor.effects import Effect, Publish, Reply, Request
@@ -43,30 +38,13 @@ INSIDE = (MoveSequence,)
 MODULES = ("millrace.contracts.leases", "millrace.contracts.migration")
 OTHERS = (AskForMove, MoveBid, SequenceMoved, SubmitSequence, SequenceAccepted)
 
-ROOT = Path(__file__).resolve().parents[2]
-#: The simulation, the engine in it, and what prints messages here.
-HARNESS = (
-    "simulator",
-    "tests",
-    *(f"libs/millrace/{part}" for part in ("sim", "enginemodel", "kvcache/pool.py", "cli")),
-)
-
 
 class HandoverLog(Checker):
-    """Notes every message about the first sequence that leaves an instance, with its sender, and the code behind it.
-
-    Attributes:
-        running: Functions that ran so far, from the message on that has made a broker ask.
-        ran: Those up to MigrationFinished.
-        files: Those of the actors that send the messages and of the modules that declare them.
-    """
+    """Notes every message about the first sequence that leaves an instance, with its sender."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.kinds: list[type[Body]] = []
-        self.running: set[CodeType] = set()
-        self.ran: set[CodeType] = set()
-        self.files: set[str | None] = set()
         self.finished: MigrationFinished | None = None
 
     def on_handled(self, process: SimProcess, message: Message, effects: list[Effect]) -> None:
@@ -78,37 +56,17 @@ class HandoverLog(Checker):
             if not begun or not (isinstance(body, OTHERS) or type(body).__module__ in MODULES):
                 continue
             self.kinds.append(type(body))
-            self.files |= {sys.modules[kind.__module__].__file__ for kind in (type(body), type(process.actor))}
             where = effect.to if isinstance(effect, Reply) else effect.subject
             shown = "answer" if isinstance(effect, Reply) else where.split(".", 2)[-1]
             self.lines.append(f"{process.name:12} {shown:36} {type(body).__name__:18} {summary(body)}")
             if isinstance(body, MigrationFinished) and isinstance(effect, Publish):
-                self.finished, self.ran = body, self.running.copy()
-        if not self.kinds:
-            self.running.clear()
-
-    def files_to_read(self, common: set[CodeType]) -> list[str]:
-        """Files of the path, apart from ``common`` functions."""
-        found = self.files | {code.co_filename for code in self.ran - common}
-        ours = [str(Path(file).relative_to(ROOT)) for file in found if file and Path(file).is_relative_to(ROOT)]
-        return sorted(file for file in ours if not file.startswith(HARNESS))
-
-
-def functions_run(cluster: dict[str, Any], checkers: list[Checker], found: set[CodeType]) -> set[CodeType]:
-    """Runs the cluster and notes every function that runs, while it runs, in ``found``."""
-    sys.setprofile(lambda frame, event, argument: found.add(frame.f_code))
-    try:
-        run_scenario(scenario_of(cluster), step_times=step_times, checkers=checkers)
-    finally:
-        sys.setprofile(None)
-    return found
+                self.finished = body
 
 
 def test_a_hand_over_takes_few_messages() -> None:
     log = HandoverLog()
-    functions_run(HANDOVER, [log], log.running)
+    run_scenario(scenario_of(HANDOVER), step_times=step_times, checkers=[log])
     crossing = [kind for kind in log.kinds if kind not in INSIDE]
-    files = log.files_to_read(functions_run(HANDOVER | {"migration": {"on": True}}, [], set()))
-    print(*["", *log.lines, f"{len(crossing)} messages cross the bus", *files, f"{len(files)} files to read"], sep="\n")
+    print(*["", *log.lines, f"{len(crossing)} messages cross the bus"], sep="\n")
     assert (log.finished.source, log.finished.outcome) == ("front-0", MigrationOutcome.MOVED)
     assert len(crossing) <= MESSAGES_MAX

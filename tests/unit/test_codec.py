@@ -1,4 +1,4 @@
-"""The wire codec: every type there and back, and what is no message."""
+"""The wire codec: every type and sequence id there and back, and what is none."""
 
 from contextlib import suppress
 
@@ -11,6 +11,7 @@ from millrace.contracts.catalog import WIRE_TYPES
 from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, decode, encode
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs, TokensGenerated
 from millrace.contracts.message import ErrorReply
+from millrace.contracts.sequences import SequenceId, request_id_of
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import Sampling, SubmitSequence
 
@@ -114,3 +115,20 @@ def test_a_status_line_is_told_from_ordinary_headers():
 def test_header_bytes_of_strangers_never_raise(junk: bytes):
     read_headers(b"NATS/1.0\r\n" + junk)
     read_status(junk)
+
+
+@given(request=st.text(min_size=1), index=st.integers(min_value=0))
+def test_a_sequence_id_that_is_written_is_read_again(request: str, index: int):
+    written = str(SequenceId(request, index))
+    assert SequenceId.parse(written) == SequenceId(request, index)
+    assert request_id_of(written) == request
+
+
+@pytest.mark.parametrize("text", ["", "r", "r.", ".0", "r.x", "r.-1", "r.²"])
+def test_text_that_is_no_sequence_id_is_refused(text: str):
+    with pytest.raises(ValueError, match="not a sequence id"):
+        SequenceId.parse(text)
+
+
+def test_a_request_that_is_no_sequence_stays_what_it_is():
+    assert request_id_of("r") == "r"

@@ -1,4 +1,6 @@
-"""Parts of ingress's core by themselves: admission, the view of the cluster, metrics."""
+"""Parts of ingress's core by themselves: admission, the view of the cluster, metrics, choice of traces."""
+
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from services.ingress.calls.limits import AdmissionLimits, TokenBucket
 from services.ingress.calls.messages import KeyLimits, RefusalKind
 from services.ingress.cluster.cluster_view import IngressClusterView
 from services.ingress.config import LimitsConfig
+from services.ingress.http.open_calls import Tracer
 from tests.testbed.messages import plain_summary
 from tests.unit.ingress_core import SECOND, START, make_call
 
@@ -156,3 +159,19 @@ def test_a_counter_holds_a_bounded_number_of_series(labels):
     assert len(counter.counts) <= 3
     assert counter.total() == 10
     assert counter.counts[("other",) * len(labels)] == 8
+
+
+def sampled(tracer: Tracer, *, second: float, requests: int) -> int:
+    return sum(tracer.begin(second).sampled for _ in range(requests))
+
+
+def test_the_first_of_each_second_are_traced_and_a_share_of_the_rest() -> None:
+    tracer = Tracer(Random(1), 0.1, 5)
+    assert sampled(tracer, second=10.0, requests=5) == 5
+    assert 60 <= sampled(tracer, second=10.9, requests=1000) <= 140
+    assert sampled(tracer, second=11.0, requests=5) == 5
+
+
+def test_a_share_alone_needs_no_clock() -> None:
+    assert sampled(Tracer(Random(1), 1.0), second=0.0, requests=50) == 50
+    assert sampled(Tracer(Random(1), 0.0), second=0.0, requests=50) == 0

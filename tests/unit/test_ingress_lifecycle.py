@@ -1,7 +1,4 @@
-"""The transition table of a sequence: complete, and the only place where the state is set.
-
-Rows that are taken: test_ingress_moving_fuzz.py. Events that no row lists: test_transitions.py.
-"""
+"""The transition table of a sequence: complete, and the only place where the state is set."""
 
 import ast
 from pathlib import Path

@@ -1,7 +1,8 @@
-"""Scenario files: what is refused and how it is named."""
+"""Scenario files: what is refused and how it is named; and rates over time in their pictures."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from millrace.actor.errors import ConfigError
 from millrace.actor.settings import with_settings
@@ -9,7 +10,8 @@ from millrace.workloads.arrivals import FromTrace
 from millrace.workloads.shape import Arrival, RequestShape, WorkloadError
 
 from simulator.scenarios.load import arrivals, call_of, cut, find, prompt_token_ids
-from simulator.scenarios.observer import FinishedRequest
+from simulator.scenarios.observer import EngineSample, FinishedRequest
+from simulator.scenarios.plots import _Grid
 from simulator.scenarios.reading import ScenarioError, read_scenario, scenario_of
 from simulator.scenarios.spec import SloSpec, TraceRows, WorkloadSpec
 from simulator.scenarios.statistics import within
@@ -161,3 +163,26 @@ def finished(ttft_ms: float, e2e_ms: float, output_tokens: int = 11) -> Finished
 )
 def test_goodput_counts_what_kept_every_bound(slo: SloSpec, good: bool) -> None:
     assert within(finished(100, 200), slo) is good
+
+
+def sample(at_s: float, tokens: int, instance: str = "gpu-0") -> EngineSample:
+    return EngineSample(
+        at_ns=int(at_s * 1_000_000_000),
+        instance=instance,
+        running=1,
+        waiting=0,
+        blocks_used=1,
+        blocks_total=10,
+        preemptions=0,
+        output_tokens_total=tokens,
+    )
+
+
+def test_an_even_growth_is_an_even_rate_whatever_the_time_between_samples() -> None:
+    grid = _Grid.of([sample(at_s, 100 * at_s, name) for at_s in range(48) for name in ("gpu-0", "gpu-1")])
+    assert np.allclose(grid.rate("output_tokens_total"), 200.0)
+
+
+def test_a_restarted_instance_has_no_negative_rate() -> None:
+    grid = _Grid.of([sample(at_s, 100 * at_s if at_s < 20 else 100 * (at_s - 20)) for at_s in range(40)])
+    assert grid.rate("output_tokens_total").min() >= 0.0

@@ -1,6 +1,10 @@
-"""Scenarios whose sequences move: what is refused by name, and who gets which role."""
+"""Scenarios whose sequences move or are traded: what is refused by name, and what each service is told."""
 
+import msgspec
 import pytest
+from millrace.actor.config import BusConfig
+from millrace.actor.errors import ConfigError
+from millrace.contracts.broker import MoveReason
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.message import Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
@@ -11,6 +15,7 @@ from services.worker.config import MigrationConfig
 from simulator.scenarios.migration_spec import MigrationSpec
 from simulator.scenarios.observer import Observer
 from simulator.scenarios.reading import ScenarioError, scenario_of
+from simulator.scenarios.trading_spec import TradingSpec
 from tests.testbed.messages import plain
 
 GROUPS = {"cluster": {"groups": [{"name": "front", "instances": 2}, {"name": "back", "instances": 11}]}}
@@ -62,3 +67,28 @@ def test_what_an_observer_notes_of_a_move_names_its_refusal() -> None:
     refused = plain(MigrationFinished, sequence="r1.0", outcome=MigrationOutcome.REFUSED, refusal=KvRefusal.NO_BLOCKS)
     watching.handle(Message(refused), 5)
     assert [each.outcome for each in watching.migrations] == ["refused no_blocks"]
+
+
+def test_a_broker_is_configured_as_the_scenario_says():
+    told = {"policy": "delay", "parameters": {"excess": 0.5}, "reasons": ["balance"], "fences": {"hysteresis": 2.0}}
+    config = msgspec.convert(told, TradingSpec).broker(["i-3"], BusConfig(cluster="sim"))
+    assert config.instances == ["i-3"]
+    assert config.name == "broker-i-3"
+    assert config.trading.reasons == (MoveReason.BALANCE,)
+    assert config.fences.hysteresis == 2.0
+
+
+def test_instances_of_a_host_share_a_broker_and_a_migrator():
+    names, bus = ["i-3", "i-4"], BusConfig(cluster="sim")
+    broker, migrator = TradingSpec().broker(names, bus), MigrationSpec().migrator(names, bus)
+    assert (broker.name, broker.instances) == ("broker-i-3", names)
+    assert (migrator.name, migrator.instances) == ("migrator-i-3", names)
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [({"policy": "barter"}, "barter"), ({"policy": "delay", "parameters": {"excess": -1.0}}, "excess")],
+)
+def test_a_policy_or_parameter_that_is_none_is_refused_by_name(told, named):
+    with pytest.raises(ConfigError, match=named):
+        msgspec.convert(told, TradingSpec).broker(["i-3"], BusConfig(cluster="sim"))

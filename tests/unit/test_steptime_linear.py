@@ -1,7 +1,8 @@
-"""The linear step-time model: what it costs, and what it refuses."""
+"""The linear step-time model, what it costs and refuses, and files of its coefficients."""
 
 import pytest
 from millrace.contracts.status import BatchComposition
+from millrace.enginemodel.coefficients import coefficient_names, decode, load_coefficients, load_step_time
 from millrace.enginemodel.step_time_models import LinearStepTime
 
 BENT = LinearStepTime(fixed=1000, per_prefill_token=1, bends=((10, 2.0), (20, 3.0)))
@@ -78,3 +79,45 @@ def test_a_machine_that_takes_twice_as_long_does_so_for_all_of_it() -> None:
 def test_costs_that_no_step_can_have_are_refused_by_name(fields: dict[str, object], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         LinearStepTime(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"per_decode = 1.0", "fixed"),
+        (b'fixed = "much"', "fixed"),
+        (b"fixed = -5.0", "fixed"),
+        (b"fixed = 1.0\nper_decode = nan", "per_decode"),
+        (b"fixed = 1.0\nper_decod = 3.0", "per_decod"),
+        (b"fixed = 1.0\nbends = [[64, -1.0]]", "bends"),
+        (b"fixed = 1.0\n[provenance]\nmodel = 'a'", "hardware"),
+        (b"fixed 1.0", "line 1"),
+        (b"\xff\xfe\x00", "utf"),
+    ],
+)
+def test_a_malformed_file_is_refused_with_file_and_key(content: bytes, words: str) -> None:
+    with pytest.raises(ValueError, match=r"mine\.toml") as raised:
+        decode(content, origin="mine.toml")
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("abacus", "a30-llama-2-7b"), ("nowhere/abacus.toml", r"nowhere/abacus\.toml: cannot be read")],
+)
+def test_what_is_not_there_is_refused_by_its_name_or_with_the_names_that_are(name: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load_step_time(name)
+
+
+@pytest.mark.parametrize("name", coefficient_names())
+def test_each_set_of_coefficients_says_where_it_is_from_and_grows_with_work(name: str) -> None:
+    model = load_coefficients(name)
+    assert all([model.provenance.model, model.provenance.hardware, model.provenance.source])
+    assert "%" in model.provenance.error or "no measurement" in model.provenance.error
+    one = model.duration_ns(BatchComposition(decodes=1, context_tokens=100))
+    many = model.duration_ns(BatchComposition(decodes=64, context_tokens=6400))
+    prefill = model.duration_ns(
+        BatchComposition(prefills=1, prefill_tokens=2048, context_tokens=2048, prefill_work=2e6)
+    )
+    assert 0 < one < many < prefill

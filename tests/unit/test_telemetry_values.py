@@ -1,8 +1,10 @@
-"""Spans and metrics as values: no file, thread or socket."""
+"""Spans, histograms and metrics as values: no file, thread or socket."""
 
 import random
 
+import pytest
 from millrace.actor.effects import RecordSpan
+from millrace.actor.histograms import LatencyHistogram
 from millrace.telemetry.otlp import readable_span
 from millrace.telemetry.spans import SpanLine, decode_span, encode_span, span_line
 from millrace.telemetry.tracecontext import format_traceparent, new_trace
@@ -61,3 +63,13 @@ def test_attributes_that_otlp_does_not_know_become_json_and_none_is_left_out() -
         "g": '[{"k": 1}]',
         "actor": "w0",
     }
+
+
+def test_a_latency_histogram_counts_nanoseconds_and_tells_seconds() -> None:
+    histogram = LatencyHistogram((0.001, 0.5))
+    for duration_ns in (999_999, 1_000_000, 1_000_001, 500_000_000, 2_000_000_000):
+        histogram.observe(duration_ns)
+    assert histogram.buckets() == [("0.001", 2.0), ("0.5", 4.0), ("+Inf", 5.0)]
+    assert histogram.sum == pytest.approx(2.503)
+    assert histogram.mean_ns == pytest.approx(2.503e9 / 5)
+    assert LatencyHistogram((1.0,)).mean_ns == 0
