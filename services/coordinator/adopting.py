@@ -88,7 +88,7 @@ class Adoptions:
     def on_cluster(self, text: str) -> None:
         """The cluster's file is this one now."""
         self._spec = None
-        with suppress(ConfigError):
+        with suppress(ConfigError):  # half written: nothing is adopted until it can be read
             self._spec = parse_cluster(text)
             for each in list(self.by_policy.values()):
                 between = each.phase in (SWITCHING, RETURNING) and self._present(each.settings) == each.before
