@@ -1,4 +1,4 @@
-"""`millrace up` with what cannot work: it says what is wrong and leaves nothing behind."""
+"""`millrace up` with what cannot work: it says what is wrong and leaves nothing behind; and the ports it takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from millrace.cluster.spec import ClusterSpec, TelemetrySpec
 
+from services.supervisor.preflight import METRICS_PORTS, free_ports
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.certificates import make_certificate
 from tests.testbed.up_cluster import free_port
@@ -95,3 +97,12 @@ def test_a_probe_that_fails_says_why() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"millrace probe: {url} does not answer: ")
+
+
+def test_starts_at_the_same_time_choose_different_ports_for_metrics() -> None:
+    spec = ClusterSpec(models=[], telemetry=TelemetrySpec(metrics_port=free_port()))
+    with free_ports(spec) as first, free_ports(spec) as second:
+        ports = first.telemetry.metrics_port, second.telemetry.metrics_port
+        assert abs(ports[0] - ports[1]) >= METRICS_PORTS
+    with free_ports(spec) as again:
+        assert again.telemetry.metrics_port == ports[0]

@@ -1,4 +1,4 @@
-"""Soaks under random faults: moves, cascades, roles, switched policies; and the commands that run a seed again.
+"""Soaks under random faults: moves, cascades, roles, forecasts, switches; and the commands that run a seed again.
 
 ``MILLRACE_SIM_SEEDS=500`` runs more; ``millrace sim --seeds 500 --migrations`` is the same without pytest.
 """
@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from millrace.actor.effects import PutKey
 from millrace.contracts.plan import InstanceRole, Plan, Stage
+from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim.checkers.roles import CapableRoles
 
+from simulator.scenarios.reading import scenario_of
+from simulator.scenarios.running import run_scenario
 from simulator.soak import seeds as soak
 from simulator.soak.cascading import CascadeSoakRun
 from simulator.soak.migration_load import migration_for
@@ -133,3 +136,20 @@ def test_a_seed_that_draws_from_something_empty_does_not_end_the_others(monkeypa
     soak.add_arguments(parser)
     with pytest.raises(RuntimeError, match="seed 5"):
         list(soak._results(parser.parse_args(["--seeds", "2", "--first", "5"])))
+
+
+@pytest.mark.parametrize("seed", soak_seeds(4))
+def test_random_faults_break_no_promise_with_forecasts(seed: int) -> None:
+    assert passed(seed, "forecast").outcomes["completed"] > 0
+
+
+def test_without_a_predictor_alive_the_fallback_decides_and_no_call_fails() -> None:
+    table = {
+        "cluster": {"groups": [{"instances": 3}]},
+        "dispatch": {"policy": "forecast"},
+        "workload": {"count": 150, "arrivals": {"kind": "poisson", "rate_per_s": 20.0}},
+        "faults": [{"at_s": float(second), "kind": "kill", "target": "predictor-0"} for second in range(2, 9)],
+    }
+    outcome = run_scenario(scenario_of(table), step_times=load_step_time)
+    assert outcome.outcomes == {"completed": 150}
+    assert outcome.fallbacks > 0

@@ -1,33 +1,16 @@
 """Adoptions of the autopilot: what is advised twice is put in force, kept where it shows, and else taken back."""
 
 import pytest
-from millrace.actor.config import BusConfig
-from millrace.actor.effects import Effect, Publish
 from millrace.cluster.reading import parse_cluster
 from millrace.cluster.settings import present_settings, with_cluster_settings
 from millrace.cluster.toml_text import cluster_toml
-from millrace.contracts.coordinator import PlanProposed
-from millrace.contracts.local import KeyChanged, TimerFired
-from millrace.contracts.message import Body, Message
-from millrace.contracts.observers import RequestFinished
-from millrace.contracts.plan import Adoption, Advice, Lease, Plan, Stage
+from millrace.contracts.plan import Adoption, Advice, Plan, Stage
 from millrace.workloads.recording import ADVISED_MIN
 
-from services.coordinator.adopting import PAUSE_WINDOWS, ApplySettings, LoadReplayed, over, shortfall
-from services.coordinator.autopilot import (
-    AutopilotActor,
-    ClusterChanged,
-    ReplayLoad,
-    SettingsApplied,
-)
-from services.coordinator.config import CoordinatorConfig
-from services.coordinator.metrics import AutopilotMetrics
-from tests.testbed.messages import plain
+from services.coordinator.adopting import PAUSE_WINDOWS, LoadReplayed, over, shortfall
+from services.coordinator.autopilot import ClusterChanged, SettingsApplied
+from tests.unit.autopilot_rig import INTERVAL_S, Autopilot, S
 
-S = 1_000_000_000
-T0 = 1_700_000_000 * S
-INTERVAL_S = 60
-DONE = plain(RequestFinished, request="r", prompt_tokens=9, output_tokens=[9], arrival_ns=T0, e2e_ns=9)
 FILE = """
 [[models]]
 name = "m"
@@ -61,45 +44,19 @@ def replayed(settings: str, beside: str, old: float = 1.0, now: float = 0.0, rat
     )
 
 
-class Autopilot:
-    """One that is on and leads a model.
-
-    Attributes:
-        applied: Settings that it put in force, in order.
-        plan: The one that it finds, with the last advice that it gave.
-    """
+class Adopting(Autopilot):
+    """One that is on, or not, whose cluster has that file, and whose plan has what was adopted before."""
 
     def __init__(self, *, mode: str = "on", adopted: list[Adoption] | None = None, file: str = FILE) -> None:
-        config = CoordinatorConfig(
-            bus=BusConfig(cluster="c"), recording="somewhere", autopilot=mode, autopilot_interval_s=INTERVAL_S
-        )
-        self.actor = AutopilotActor(config, incarnation=7, metrics=AutopilotMetrics())
-        self.now_ns = T0
-        self.applied: list[str] = []
-        self.spec = parse_cluster(file)
         stage = Stage(name="s0", length_min=0, length_max=None, instances=["i"])
-        self.plan = Plan(model="m", epoch=1, stages=[stage], coordinator="c", advice=Advice(adopted=adopted or []))
-        self.actor.start(T0)
-        lease = Lease(model="m", holder="coordinator-0", incarnation=7, until_ns=T0 * 2)
-        self.hear(KeyChanged(bucket="plan", key="m", value=self.plan, revision=1))
-        self.hear(KeyChanged(bucket="lease", key="m", value=lease, revision=1))
-        self.tick()
+        found = Plan(model="m", epoch=1, stages=[stage], coordinator="c", advice=Advice(adopted=adopted or []))
+        self.spec = parse_cluster(file)
+        super().__init__(mode=mode, found=found)
         self.person()
 
-    def hear(self, body: Body) -> list[Effect]:
-        effects = self.actor.handle(Message(body), self.now_ns)
-        self.actor.check_invariants()
-        for each in effects:
-            if isinstance(each, Publish) and isinstance(each.body, PlanProposed) and each.body.advice is not None:
-                self.plan = self.plan.__class__(
-                    model="m", epoch=1, stages=self.plan.stages, coordinator="c", advice=each.body.advice
-                )
-        self.applied += [each.settings for each in effects if isinstance(each, ApplySettings)]
-        return effects
-
-    def tick(self, seconds: float = 0) -> ReplayLoad | None:
-        self.now_ns += round(seconds * S)
-        return next((each for each in self.hear(TimerFired(name="tick")) if isinstance(each, ReplayLoad)), None)
+    @property
+    def adopted(self) -> list[Adoption]:
+        return self.proposed[-1].adopted
 
     def person(self, *settings: str) -> None:
         """The cluster's file is read, with settings that a person applied."""
@@ -108,9 +65,7 @@ class Autopilot:
 
     def window(self, settings: str, **figures: float) -> str:
         """A window whose replay says that; returns what was replayed beside it."""
-        for _ in range(ADVISED_MIN):
-            self.hear(DONE)
-        replay = self.tick(INTERVAL_S)
+        replay = self.tick(seconds=INTERVAL_S, requests=ADVISED_MIN)
         assert replay is not None
         self.hear(replayed(settings, replay.beside, **figures))
         return replay.beside
@@ -128,16 +83,16 @@ class Autopilot:
 
     @property
     def phases(self) -> list[str]:
-        return [str(each.phase) for each in self.plan.advice.adopted]
+        return [str(each.phase) for each in self.adopted]
 
 
 def test_what_two_windows_say_is_put_in_force_and_stands_in_the_plan() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.window(FORECAST)
     assert not pilot.applied
     pilot.window(FORECAST)
     assert pilot.applied == [FORECAST]
-    (adopted,) = pilot.plan.advice.adopted
+    (adopted,) = pilot.adopted
     assert (adopted.settings, adopted.before, adopted.phase) == (FORECAST, ROUND_ROBIN, "switching")
     assert (adopted.evidence, adopted.missed["e2e_p99"]) == ("because", 1.0)
     pilot.carried_out()
@@ -146,7 +101,7 @@ def test_what_two_windows_say_is_put_in_force_and_stands_in_the_plan() -> None:
 
 @pytest.mark.parametrize("mode", ["advise"])
 def test_only_on_adopts(mode: str) -> None:
-    pilot = Autopilot(mode=mode)
+    pilot = Adopting(mode=mode)
     pilot.window(FORECAST)
     pilot.window(FORECAST)
     assert pilot.applied == []
@@ -154,11 +109,11 @@ def test_only_on_adopts(mode: str) -> None:
 
 
 def test_what_shows_live_is_kept_with_its_evidence() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.adopt()
     assert pilot.window("", old=2.0) == ROUND_ROBIN
     assert (pilot.applied, pilot.phases) == ([FORECAST], ["kept"])
-    evidence = pilot.plan.advice.adopted[0].evidence
+    evidence = pilot.adopted[0].evidence
     figures = "ttft_p99 -50%, tpot_p99 -50%, e2e_p99 -50%, within +0.0 points"
     assert f"live over a replay of the former settings: {figures}; over the window before: {figures}" in evidence
     assert evidence.endswith("because")
@@ -167,14 +122,14 @@ def test_what_shows_live_is_kept_with_its_evidence() -> None:
 def test_what_only_one_of_two_comparisons_finds_worse_is_kept() -> None:
     """A replay does not know the instances that a rule leaves idle, and tails of two windows differ by chance."""
     for figures in ({"old": 0.5, "now": 90.0}, {"old": 2.0, "now": 200.0}):
-        pilot = Autopilot()
+        pilot = Adopting()
         pilot.adopt()
         pilot.window("", **figures)
         assert (pilot.applied, pilot.phases) == ([FORECAST], ["kept"])
 
 
 def test_a_window_with_far_fewer_requests_takes_nothing_back() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.adopt()
     pilot.window("", old=0.5, now=20.0, rate=7.0)
     assert pilot.phases == ["watched"]
@@ -183,7 +138,7 @@ def test_a_window_with_far_fewer_requests_takes_nothing_back() -> None:
 
 
 def test_nothing_is_adopted_that_could_not_be_compared_with_what_was_before() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.window(FORECAST, now=-1)
     pilot.window(FORECAST, now=-1)
     assert pilot.applied == []
@@ -192,7 +147,7 @@ def test_nothing_is_adopted_that_could_not_be_compared_with_what_was_before() ->
 
 
 def test_nothing_is_adopted_while_another_adoption_is_undecided() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.window(FORECAST)
     pilot.window(FORECAST)
     pilot.window(BOUNDS)
@@ -206,7 +161,7 @@ def test_nothing_is_adopted_while_another_adoption_is_undecided() -> None:
 
 
 def test_what_does_not_show_is_taken_back_and_left_alone_for_a_time_that_doubles() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.adopt()
     waited = []
     for _ in range(3):
@@ -214,7 +169,7 @@ def test_what_does_not_show_is_taken_back_and_left_alone_for_a_time_that_doubles
         assert pilot.applied[-1] == ROUND_ROBIN
         pilot.carried_out()
         assert pilot.phases == ["returned"]
-        assert "longer than before: ttft_p99, tpot_p99, e2e_p99; live" in pilot.plan.advice.adopted[0].evidence
+        assert "longer than before: ttft_p99, tpot_p99, e2e_p99; live" in pilot.adopted[0].evidence
         taken_back_ns = pilot.now_ns
         while pilot.applied[-1] == ROUND_ROBIN:
             pilot.window(FORECAST)
@@ -224,19 +179,19 @@ def test_what_does_not_show_is_taken_back_and_left_alone_for_a_time_that_doubles
 
 
 def test_settings_under_which_nothing_is_served_are_taken_back() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.adopt()
     pilot.window("", now=-1)
     assert (pilot.applied[-1], pilot.phases) == (ROUND_ROBIN, ["returning"])
 
 
 def test_a_change_that_cannot_be_carried_out_is_taken_back_until_that_is_done() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.window(FORECAST)
     pilot.window(FORECAST)
     pilot.hear(SettingsApplied(failed="ingress-1 does not start"))
     assert (pilot.applied, pilot.phases) == ([FORECAST, ROUND_ROBIN], ["returning"])
-    assert "ingress-1 does not start" in pilot.plan.advice.adopted[0].evidence
+    assert "ingress-1 does not start" in pilot.adopted[0].evidence
     pilot.hear(SettingsApplied(failed="another `millrace apply` is under way"))
     pilot.window("")
     assert pilot.applied == [FORECAST, ROUND_ROBIN, ROUND_ROBIN]
@@ -245,7 +200,7 @@ def test_a_change_that_cannot_be_carried_out_is_taken_back_until_that_is_done() 
 
 
 def test_a_person_who_applies_something_else_wins_for_good() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.adopt()
     pilot.person("policies.dispatch.name=join_shortest_queue")
     assert pilot.phases == ["overruled"]
@@ -255,7 +210,7 @@ def test_a_person_who_applies_something_else_wins_for_good() -> None:
 
 
 def test_a_person_who_applies_what_is_no_contradiction_leaves_an_adoption_in_force() -> None:
-    pilot = Autopilot()
+    pilot = Adopting()
     pilot.adopt()
     pilot.person("worker.max_num_seqs=8")
     assert pilot.phases == ["watched"]
@@ -267,11 +222,11 @@ def test_a_person_who_applies_what_is_no_contradiction_leaves_an_adoption_in_for
 
 @pytest.mark.parametrize("phase", ["watched", "kept"])
 def test_the_next_coordinator_knows_what_was_adopted(phase: str) -> None:
-    before = Autopilot()
+    before = Adopting()
     before.adopt()
     if phase == "kept":
         before.window("", old=2.0)
-    after = Autopilot(adopted=before.plan.advice.adopted, file=cluster_toml(before.spec))
+    after = Adopting(adopted=before.adopted, file=cluster_toml(before.spec))
     assert (after.applied, after.phases) == ([], [phase])
     if phase == "watched":
         assert after.window("", old=0.5) == ROUND_ROBIN
@@ -280,11 +235,11 @@ def test_the_next_coordinator_knows_what_was_adopted(phase: str) -> None:
 
 @pytest.mark.parametrize("taken", [True, False], ids=["the file says it already", "the file does not say it yet"])
 def test_the_next_coordinator_ends_a_switch_that_its_own_restart_interrupted(taken: bool) -> None:
-    before = Autopilot()
+    before = Adopting()
     before.window(FORECAST)
     before.window(FORECAST)
     file = cluster_toml(with_cluster_settings(before.spec, [FORECAST] if taken else []))
-    after = Autopilot(adopted=before.plan.advice.adopted, file=file)
+    after = Adopting(adopted=before.adopted, file=file)
     assert (after.applied, after.phases) == ([], ["switching"])
     after.window("")
     assert after.applied == [FORECAST]
@@ -295,9 +250,9 @@ def test_the_next_coordinator_ends_a_switch_that_its_own_restart_interrupted(tak
 
 
 def test_the_next_coordinator_obeys_a_person_who_applied_something_else_meanwhile() -> None:
-    before = Autopilot()
+    before = Adopting()
     before.adopt()
-    after = Autopilot(adopted=before.plan.advice.adopted)
+    after = Adopting(adopted=before.adopted)
     assert (after.applied, after.phases) == ([], ["overruled"])
 
 

@@ -3,62 +3,19 @@
 from itertools import groupby
 
 import pytest
-from millrace.actor.config import BusConfig
-from millrace.actor.effects import Effect, Publish
 from millrace.contracts.coordinator import PlanProposed
-from millrace.contracts.local import KeyChanged, TimerFired
-from millrace.contracts.message import Body, Message
-from millrace.contracts.observers import RequestFinished
-from millrace.contracts.plan import Advice, Lease, Plan
+from millrace.contracts.plan import Advice, Plan
 from millrace.workloads.recording import ADVISED_MIN
 
 from services.coordinator.adopting import LoadReplayed
-from services.coordinator.autopilot import (
-    CPU_SHARE,
-    REQUESTS_MAX,
-    AutopilotActor,
-    ClusterChanged,
-    ReplayFailed,
-    ReplayLoad,
-)
+from services.coordinator.autopilot import CPU_SHARE, REQUESTS_MAX, ClusterChanged, ReplayFailed
 from services.coordinator.config import CoordinatorConfig
-from services.coordinator.metrics import AutopilotMetrics
 from services.coordinator.plan_writing import PlanWriting
-from tests.testbed.messages import plain
-
-S = 1_000_000_000
-T0 = 1_700_000_000 * S
-INTERVAL_S = 60
-DONE = plain(RequestFinished, request="r", prompt_tokens=9, output_tokens=[9], arrival_ns=T0, e2e_ns=9)
+from tests.unit.autopilot_rig import INTERVAL_S, Autopilot, S
 
 
-class Autopilot:
-    """One that leads a model. ``proposed``: the advice that it gave, in order."""
-
-    def __init__(self, *, leads: bool = True) -> None:
-        config = CoordinatorConfig(bus=BusConfig(cluster="c"), recording="somewhere", autopilot_interval_s=INTERVAL_S)
-        self.metrics = AutopilotMetrics()
-        self.actor = AutopilotActor(config, incarnation=7, metrics=self.metrics)
-        self.now_ns = T0
-        self.proposed: list[Advice] = []
-        self.actor.start(T0)
-        lease = Lease(model="m", holder="coordinator-0" if leads else "other", incarnation=7, until_ns=T0 * 2)
-        self.hear(KeyChanged(bucket="lease", key="m", value=lease, revision=1))
-        self.tick()
-
-    def hear(self, body: Body) -> list[Effect]:
-        effects = self.actor.handle(Message(body), self.now_ns)
-        self.actor.check_invariants()
-        bodies = [each.body for each in effects if isinstance(each, Publish)]
-        self.proposed += [each.advice for each in bodies if isinstance(each, PlanProposed) and each.advice]
-        return effects
-
-    def tick(self, *, seconds: float = 0, requests: int = 0) -> ReplayLoad | None:
-        """After so many requests, and seconds, the replay that begins."""
-        for _ in range(requests):
-            self.hear(DONE)
-        self.now_ns += round(seconds * S)
-        return next((each for each in self.hear(TimerFired(name="tick")) if isinstance(each, ReplayLoad)), None)
+class Advising(Autopilot):
+    """Its windows say settings, and why."""
 
     def window(self, settings: str, *, cpu_s: float = 1.0) -> None:
         """A window whose replay says that."""
@@ -68,7 +25,7 @@ class Autopilot:
 
 
 def test_a_window_is_replayed_when_it_is_long_enough_and_has_enough_requests() -> None:
-    pilot = Autopilot()
+    pilot = Advising()
     assert pilot.tick(seconds=INTERVAL_S - 1, requests=ADVISED_MIN) is None
     replay = pilot.tick(seconds=2)
     assert (replay.last_s, replay.requests_max) == (INTERVAL_S + 1, REQUESTS_MAX)
@@ -76,7 +33,7 @@ def test_a_window_is_replayed_when_it_is_long_enough_and_has_enough_requests() -
 
 
 def test_a_light_load_is_waited_for_and_advised_nothing() -> None:
-    pilot = Autopilot()
+    pilot = Advising()
     assert pilot.tick(seconds=100 * INTERVAL_S, requests=ADVISED_MIN - 1) is None
     assert [each.settings for each in pilot.proposed] == [""]
     waits = f"waits for {ADVISED_MIN} requests, and for {INTERVAL_S} s, before the first replay"
@@ -85,7 +42,7 @@ def test_a_light_load_is_waited_for_and_advised_nothing() -> None:
 
 
 def test_a_standby_replays_nothing() -> None:
-    pilot = Autopilot(leads=False)
+    pilot = Advising(leads=False)
     assert pilot.tick(seconds=INTERVAL_S + 1, requests=ADVISED_MIN) is None
     assert not pilot.proposed
 
@@ -103,20 +60,20 @@ def test_a_standby_replays_nothing() -> None:
     ],
 )
 def test_advice_changes_when_two_windows_in_a_row_say_the_same(windows: list[str], given: list[str]) -> None:
-    pilot = Autopilot()
+    pilot = Advising()
     for settings in windows:
         pilot.window(settings)
     assert [settings for settings, _ in groupby(each.settings for each in pilot.proposed)] == given
 
 
 def test_what_one_window_says_is_told_as_that() -> None:
-    pilot = Autopilot()
+    pilot = Advising()
     pilot.window("x=1")
     assert pilot.proposed[-1].evidence == "x=1 was better in the last window; the next one decides: because of x=1"
 
 
 def test_long_replays_are_further_apart() -> None:
-    pilot = Autopilot()
+    pilot = Advising()
     pilot.window("", cpu_s=2 * INTERVAL_S * CPU_SHARE)
     assert pilot.tick(seconds=INTERVAL_S + 1, requests=ADVISED_MIN) is None
     assert pilot.tick(seconds=INTERVAL_S) is not None
@@ -124,7 +81,7 @@ def test_long_replays_are_further_apart() -> None:
 
 
 def test_advice_ends_with_the_cluster_that_it_is_for() -> None:
-    pilot = Autopilot()
+    pilot = Advising()
     pilot.window("x=1")
     pilot.hear(ClusterChanged(text="the file"))
     pilot.window("x=1")
@@ -138,14 +95,14 @@ def test_advice_ends_with_the_cluster_that_it_is_for() -> None:
 
 
 def test_the_file_that_is_read_with_the_first_rows_begins_no_window_anew() -> None:
-    pilot = Autopilot()
+    pilot = Advising()
     assert pilot.tick(seconds=1, requests=ADVISED_MIN - 1) is None
     pilot.hear(ClusterChanged(text="the file"))
     assert pilot.tick(seconds=INTERVAL_S, requests=1) is not None
 
 
 def test_a_replay_that_fails_says_why_and_is_tried_again() -> None:
-    pilot = Autopilot()
+    pilot = Advising()
     assert pilot.tick(seconds=INTERVAL_S, requests=ADVISED_MIN) is not None
     pilot.hear(ReplayFailed(detail="the disk is full"))
     assert pilot.proposed[-1].evidence == "no replay: the disk is full"

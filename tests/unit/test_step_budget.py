@@ -1,4 +1,8 @@
-"""Step budgets that change while an engine runs: the worker's order. The engines' contract has what they do."""
+"""Step budgets that change while an engine runs: the worker's order, and what vLLM's adapter makes of it."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +14,7 @@ from millrace.contracts.scheduler import SchedulerConfig, step_budget
 from millrace.contracts.status import InstanceSummary, StatusSnapshot
 from millrace.contracts.worker import SetStepBudget
 
+from services.worker.vllm_engine.step_limit import StepLimit
 from tests.unit.worker_rig import START, TRACE, Bench, bodies, only, out, snapshot
 
 
@@ -90,3 +95,39 @@ def test_spans_tell_the_bound_while_a_sequence_was_there_and_explain_shows_it() 
         effects = bench.step(out(1, sequence=sequence, finish=FinishReason.LENGTH))
         told.append(only(effects, RecordSpan)[-1].attributes.get("millrace.step_tokens_max", 0))
     assert told == [0, 16, 0, 0]
+
+
+def scheduler(*, chunked: bool = True, speculative: object = None, **attributes: Any) -> Any:
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=chunked),
+        vllm_config=SimpleNamespace(speculative_config=speculative),
+        **attributes,
+    )
+
+
+def test_a_bound_is_set_and_the_engines_own_budget_comes_back() -> None:
+    known = scheduler(max_num_scheduled_tokens=8192)
+    limit, found = StepLimit(known), []
+    for tokens in (512, 9_000, 300, 0):
+        limit.set(tokens)
+        found.append((known.max_num_scheduled_tokens, limit.tokens))
+    assert found == [(512, 512), (8192, 0), (300, 300), (8192, 0)]
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        (scheduler(), "has no max_num_scheduled_tokens"),
+        (scheduler(chunked=False, max_num_scheduled_tokens=8192), "chunked prefill is off"),
+        (scheduler(speculative=object(), max_num_scheduled_tokens=8192), "decodes speculatively"),
+    ],
+)
+def test_an_engine_that_cannot_keeps_its_budget_and_says_so_once(
+    known: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, limit = getattr(known, "max_num_scheduled_tokens", None), StepLimit(known)
+    with caplog.at_level(logging.WARNING):
+        limit.set(512)
+        limit.set(300)
+    assert (getattr(known, "max_num_scheduled_tokens", None), limit.tokens) == (before, 0)
+    assert len([record for record in caplog.records if why in record.getMessage()]) == 1

@@ -1,9 +1,16 @@
-"""Transition tables: rows by state and event, guards in order, and tables that cannot be meant."""
+"""Transition tables: rows by state and event, guards in order, tables that cannot be meant; and that of a sequence."""
 
+import ast
 from enum import Enum
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from millrace.actor.transitions import Transition, TransitionRefused, TransitionTable
+
+from services.ingress import lifecycle
+from services.ingress.lifecycle import SequenceEvent, SequencePhase
+from services.ingress.transitions import TRANSITIONS
 
 
 class Door(Enum):
@@ -40,3 +47,17 @@ def test_a_table_that_cannot_be_meant_is_refused(guards, said):
     rows = [Transition(Door.SHUT, "push", Door.OPEN, "swing", guard=guard) for guard in guards]
     with pytest.raises(AssertionError, match=said):
         TransitionTable(*rows)
+
+
+def test_every_event_of_a_sequence_is_used_and_nothing_leaves_ended():
+    assert {row.event for row in TRANSITIONS} == set(get_args(SequenceEvent))
+    assert all(row.state is not SequencePhase.ENDED for row in TRANSITIONS)
+
+
+def test_nothing_else_sets_a_sequence_s_state():
+    setters = []
+    for path in sorted(Path(lifecycle.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "phase":
+                setters.append(path.name)
+    assert setters == ["reactions.py", "transitions.py"], "that of cascades, and that of sequences"
