@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import psutil
 
@@ -78,7 +78,7 @@ class GreedyStream:
         began = last = time.monotonic()
         # Special tokens are shown: past its end of sequence a model may write nothing else, and no text cannot differ.
         body = self._body | {"stream": True, "ignore_eos": True, "skip_special_tokens": False}
-        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=STREAM_S) as answer:
+        with httpx2.stream("POST", f"{self._url}/v1/completions", json=body, timeout=STREAM_S) as answer:
             for line in answer.iter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -131,7 +131,7 @@ class SelfTest:
         try:
             detail = step()
             result = "differs" if detail.startswith("text differs") else "passed"
-        except (Failure, CliError, httpx.HTTPError, OSError, subprocess.SubprocessError, ValueError) as failure:
+        except (Failure, CliError, httpx2.HTTPError, OSError, subprocess.SubprocessError, ValueError) as failure:
             detail, result = f"{type(failure).__name__}: {failure}", "failed"
         return Outcome(step=name, result=result, seconds=round(time.monotonic() - began, 1), detail=detail)
 
