@@ -19,11 +19,12 @@ import shlex
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millrace.actor.errors import ConfigError
 from millrace.cli import recording as recordings
 from millrace.cli.errors import CliError, UsageError
+from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.table import Table
 
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from simulator.whatif.figures import ComparedFigure
 
 _COLUMNS = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99", "e2e_p50", "e2e_p99")
+
+#: Tables that fit into 80 columns.
+_NARROW: Any = {"title_justify": "left", "box": HORIZONTALS, "padding": (0, 1, 0, 0), "pad_edge": False}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +107,7 @@ def _answer(arguments: argparse.Namespace) -> int:
         if goal is not None:
             found += _search(console, question, arguments, speed)
         if found:
-            console.print(_changes_table(found, question.objectives))
+            console.print(_changes_table(found, question.objectives, wide=console.width >= 100))
             for each in found:
                 _print_answer(console, each)
         advised = advice(question, found[-len(tried) :]) if tried else None
@@ -197,7 +201,7 @@ def _print_fidelity(console: Console, question: Asked) -> None:
     if not question.fidelity:
         console.print("nothing recorded tells how long requests took: answers cannot be compared with it")
         return
-    table = Table(title="as it was, second half: recorded and replayed, ms", title_justify="left")
+    table = Table(title="as it was, second half: recorded and replayed, ms", **_NARROW)
     table.add_column("")
     for name in _COLUMNS:
         table.add_column(name.replace("_", " "), justify="right")
@@ -209,11 +213,11 @@ def _print_fidelity(console: Console, question: Asked) -> None:
     console.print(table)
 
 
-def _changes_table(found: list[ChangeAnswer], objectives: Objectives) -> Table:
+def _changes_table(found: list[ChangeAnswer], objectives: Objectives, *, wide: bool) -> Table:
     caption = f"""intervals of 95 % by a bootstrap over slices of the recording's time
 within: {objectives}, {objectives.source}"""
-    table = Table(title="what if, ms", title_justify="left", caption=caption, caption_justify="left", show_lines=True)
-    table.add_column("", overflow="fold", min_width=16)
+    table = Table(title="what if, ms", caption=caption, caption_justify="left", show_lines=True, **_NARROW)
+    table.add_column("", overflow="fold", width=None if wide else 15)
     for name in (*_COLUMNS, "within"):
         table.add_column(name.replace("_", " "), justify="right")
     before = found[0].within.before
@@ -231,7 +235,7 @@ def _ms(value: float) -> str:
 
 def _cell(figure: ComparedFigure) -> str:
     low, high = (f"{100 * (bound - 1):+.0f}" for bound in (figure.low, figure.high))
-    return f"{_ms(figure.after)}\n{100 * (figure.ratio - 1):+.0f} % [{low}, {high}]"
+    return f"{_ms(figure.after)}\n{100 * (figure.ratio - 1):+.0f} %\n[{low}, {high}]"
 
 
 def _print_answer(console: Console, answer: ChangeAnswer) -> None:

@@ -67,10 +67,10 @@ def test_spans_say_who_was_considered_what_was_predicted_and_what_happened():
         "request r, model tiny, completed after 102ms, 3 prompt and 4 output tokens",
         "",
         "dispatch of r.0 to w0, 2ms after arrival",
-        "  by forecast: lowest of 1: 120 ms predicted end to end",
+        "  by forecast: lowest of 1: 120 ms = predicted end to end",
         "  1 of 2 asked were predicted in 2ms, with an unknown output length:",
-        "      instance  end to end  first token  per token  others later  preempted  cached  snapshot age",
-        "    → w0             120ms          8ms        3ms             0          0       0  30ms",
+        "      instance  end to end  TTFT  TPOT  others later  preempted  cached  snapshot age",
+        "    → w0             120ms   8ms   3ms             0          0       0  30ms",
         "      w1        no answer in time",
         "",
         "what happened: completed",
@@ -87,7 +87,7 @@ def test_a_continuation_is_told_with_its_cause_and_spoils_the_comparison():
     text = "\n".join(told(explained_by_spans(spans_of(bench))))
     assert "with 4 output tokens expected:" in text
     assert "continuation of r.0 to w1 (epoch 1), 12ms after arrival" in text
-    assert "by forecast: instance_dead; lowest of 1: 50 ms predicted end to end" in text
+    assert "by forecast: instance_dead; lowest of 1: 50 ms = predicted end to end" in text
     assert "2 output tokens were there already" in text
     assert "went on elsewhere once" in text
     assert "decoded by w0, w1" in text

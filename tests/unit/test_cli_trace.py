@@ -106,7 +106,7 @@ def test_choices_of_one_request_are_told_apart() -> None:
 def test_no_line_is_wider_than_the_screen() -> None:
     spans = request_spans()
     spans[1] = span("2", "dispatch" * 9, 1, 2, "1", instance="i" * 50, attributes={"reason": "because " * 60})
-    assert max(map(len, draw(spans, width=100))) <= 100
+    assert max(map(len, draw(spans, width=80))) <= 80
 
 
 def test_a_span_whose_parent_is_unknown_is_a_root_and_broken_ids_make_no_loop() -> None:

@@ -88,7 +88,7 @@ def test_the_sequence_goes_to_the_one_that_ends_soonest_and_the_decision_tells_w
     assert instance_of(bench.submissions()[0]) == "w2"
     made = decision(bench)
     assert (made.policy, made.chosen, made.fallback, made.kind) == ("forecast", "w2", "", "dispatch")
-    assert made.reason == "lowest of 3: 300 ms predicted end to end"
+    assert made.reason == "lowest of 3: 300 ms = predicted end to end"
     assert made.forecasts == [
         CandidateForecast("w2", 90 * MILLISECOND, 300 * MILLISECOND, 5, 2, 7, 8),
         CandidateForecast("w1", 10 * MILLISECOND, 350 * MILLISECOND),

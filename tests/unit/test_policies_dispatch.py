@@ -117,8 +117,8 @@ def test_the_forecast_policy_takes_the_least_of_its_metric():
     assert forecast(asked, ttft_weight=2).chosen == "c"  # 500, 520, 480
     assert forecast(asked, ttft_weight=20).chosen == "b"  # 1,400, 700, 2,100
     assert forecast(asked, metric="ttft").chosen == "b"
-    assert forecast(asked, others_weight=0).reason == "lowest of 3: 700 ms predicted end to end + 20 x predicted TTFT"
-    assert forecast(asked, ttft_weight=0, others_weight=0).reason == "lowest of 3: 300 ms predicted end to end"
+    assert forecast(asked, others_weight=0).reason == "lowest of 3: 700 ms = predicted end to end + 20 x predicted TTFT"
+    assert forecast(asked, ttft_weight=0, others_weight=0).reason == "lowest of 3: 300 ms = predicted end to end"
     assert [(s.name, s.score) for s in forecast(asked, ttft_weight=0).scores] == [("c", 1.0), ("a", 0.5), ("b", 0.0)]
 
 

@@ -10,10 +10,9 @@ its requests move away with their KV, and it starts anew. An ingress that change
 port, and ends with its last stream. Other services start anew one by one. Ports, addresses and folders that the file
 does not name stay as they are.
 
-A model's first changed instance works for five seconds beside the unchanged ones before the next is changed
-(``trial_run.py``). If a new process does not start, crashes, or takes far longer for a token, everything goes back to
-what ran before. If the command is interrupted, run it again: it goes on from what it finds, with the same file or with
-another one.
+A model's first changed instance works for five seconds beside the unchanged ones before the next is changed. If
+a new process does not start, crashes, or takes far longer for a token, everything goes back to what ran before. If the
+command is interrupted, run it again: it goes on from what it finds, with the same file or with another one.
 """
 
 from __future__ import annotations

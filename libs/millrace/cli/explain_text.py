@@ -16,8 +16,7 @@ PLACEMENTS_MAX = 12
 #: Forecasts that ingress keeps of a decision.
 KEPT_MAX = 16
 _NAME_MAX = 28
-_TIMES = ("end to end", "first token", "per token", "others later")
-_HEAD = ("  instance", *_TIMES, "preempted", "cached", "snapshot age")
+_HEAD = ("  instance", "end to end", "TTFT", "TPOT", "others later", "preempted", "cached", "snapshot age")
 
 
 def told(explained: Explained) -> list[str]:

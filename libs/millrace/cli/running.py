@@ -5,12 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Coroutine, Sequence
 from types import ModuleType
 from typing import Any
 
 from millrace.cli.arguments import VerbParser
 from millrace.cli.errors import CliError, UsageError
+
+
+class _Help(argparse.HelpFormatter):
+    """Fills paragraphs to the terminal's width, and leaves indented ones, which are commands, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = textwrap.TextWrapper(width, indent, indent, break_on_hyphens=False).fill
+        parts = text.replace("``", "`").strip().split("\n\n")
+        return "\n\n".join(part if part[0] == " " else fill(part) for part in parts)
 
 
 def run_verb(name: str, module: ModuleType, words: Sequence[str]) -> int:
@@ -22,7 +32,7 @@ def run_verb(name: str, module: ModuleType, words: Sequence[str]) -> int:
     parser = VerbParser(
         prog=f"millrace {name}",
         description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         # `--engin modelled` would be taken here, but setup/install.py, which looks for --engine, would install vLLM.
         allow_abbrev=False,
     )

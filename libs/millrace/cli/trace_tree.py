@@ -14,8 +14,8 @@ from millrace.cli.field_text import cut, duration, shown_fields
 from millrace.telemetry.spans import SpanLine
 from millrace.telemetry.tracecontext import parse_traceparent
 
-#: Cells of the bar.
-BAR_CELLS = 32
+#: Cells of the bar, at most and where the terminal is narrow.
+BAR_CELLS, BAR_CELLS_MIN = 32, 10
 
 #: Columns of the tree with names, of the place, of offset and duration.
 NAME_CELLS, PLACE_CELLS, TIME_CELLS = 22, 14, 9
@@ -79,15 +79,13 @@ def _below(nodes: dict[str, Node], start: str, span: str) -> bool:
     return start in seen
 
 
-def bar(start_ns: int, end_ns: int, first_ns: int, last_ns: int) -> str:
+def bar(start_ns: int, end_ns: int, first_ns: int, last_ns: int, room: int = BAR_CELLS) -> str:
     """Draw the position of a span between ``first_ns`` and ``last_ns``; even the shortest span has a mark."""
     whole = max(1, last_ns - first_ns)
-    left = min(BAR_CELLS - 1, (start_ns - first_ns) * BAR_CELLS // whole)
-    cells = max(1, min(BAR_CELLS - left, round((end_ns - start_ns) * BAR_CELLS / whole)))
-    mark = "▏" if (end_ns - start_ns) * BAR_CELLS * 2 < whole else "█"
-    return (
-        " " * left + (mark if mark == "▏" else "█" * cells) + " " * (BAR_CELLS - left - (1 if mark == "▏" else cells))
-    )
+    left = min(room - 1, (start_ns - first_ns) * room // whole)
+    cells = max(1, min(room - left, round((end_ns - start_ns) * room / whole)))
+    mark = "▏" if (end_ns - start_ns) * room * 2 < whole else "█" * cells
+    return f"{'':{left}}{mark:<{room - left}}"
 
 
 class _Drawing:
@@ -144,7 +142,9 @@ class _Drawing:
         choice = f" .{_sequence(span).rsplit('.', 1)[-1]}" if self._several and _sequence(span) else ""
         name = cut(lead + span.name + choice, NAME_CELLS)
         place = cut(place_of(span), PLACE_CELLS)
-        cells = bar(span.start_ns, span.end_ns, self._first_ns, self._last_ns)
+        room = self._width - NAME_CELLS - PLACE_CELLS - 2 * TIME_CELLS - 4
+        room = max(BAR_CELLS_MIN, min(BAR_CELLS, room))
+        cells = bar(span.start_ns, span.end_ns, self._first_ns, self._last_ns, room)
         return (
             f"{self._color(_BOLD, f'{name:<{NAME_CELLS}}')} {place:<{PLACE_CELLS}} "
             f"{offset:>{TIME_CELLS}} {self._color(_RED if span.error else _CYAN, cells)} "

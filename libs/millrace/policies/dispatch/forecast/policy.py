@@ -58,7 +58,7 @@ def decide(
     summed = parameters.others_summed == "always" or any(p.preemptions for p in predictions)
     waiting = parameters.ttft_weight if end_to_end else 0.0
     loads = [(of(p) + weight * _others_ns(p, summed) + waiting * p.ttft_ns) / _MS for p in predictions]
-    unit = "ms predicted end to end" if end_to_end else "ms predicted to the first token"
+    unit = "ms = predicted end to end" if end_to_end else "ms = predicted TTFT"
     if waiting:
         unit += f" + {waiting:g} x predicted TTFT"
     if weight:
