@@ -7,8 +7,8 @@ cluster but the generator.
 | way | what runs |
 |---|---|
 | `shipped` | `millrace up`, defaults |
-| `apart` | the same with predictor and tagger as processes of their own |
 | `jsq` | the policy `join_shortest_queue`, no predictor |
+| `dynamo` | NVIDIA Dynamo in place of Millrace ([how](as_shipped_dynamo.py)) |
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from bench.as_shipped_dynamo import open_dynamo
 from bench.as_shipped_ways import WAYS, Served, open_way
 from bench.loadgen import Load
 
@@ -39,7 +41,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--instances", type=int, default=2)
     parser.add_argument("--ingresses", type=int, default=1)
-    parser.add_argument("--ways", default="shipped,apart,jsq", help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--ways", default="shipped,jsq", help=f"of {', '.join(WAYS)}, dynamo")
     parser.add_argument("--loads", default="", help="beginnings of loads' names, by comma (default: all)")
     arguments = parser.parse_args()
     ways = arguments.ways.split(",")
@@ -80,14 +82,17 @@ def run_way(way: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]
     """One start of one way, with every load."""
     wanted = tuple(arguments.loads.split(","))
     results = {}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_way(WAYS[way], Path(folder), arguments.instances, arguments.ingresses) as served,
-    ):
+    with tempfile.TemporaryDirectory() as folder, _opened(way, Path(folder), arguments) as served:
         for name, load in loads(served.port, arguments.seconds).items():
             if name.startswith(wanted):
                 results[name] = measure(served, load)
     return results
+
+
+def _opened(way: str, folder: Path, arguments: argparse.Namespace) -> AbstractContextManager[Served]:
+    if way == "dynamo":
+        return open_dynamo(folder, arguments.instances)
+    return open_way(WAYS[way], folder, arguments.instances, arguments.ingresses)
 
 
 def measure(served: Served, load: Load) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ways of serving that `bench as_shipped` compares: clusters of `millrace up`."""
+"""Ways of serving that `bench as_shipped` compares: clusters of `millrace up`, and Dynamo with its modelled engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ WAYS = MappingProxyType(
     {
         "shipped": "",
         "parsed": 'reasoning_parser = "qwen3"\n',
-        "apart": "[services]\nhosted_instances_max = 0\n",
         "jsq": '[services]\npredictors = 0\n[policies]\ndispatch = { name = "join_shortest_queue" }\n',
     }
 )
@@ -31,8 +30,10 @@ class Served:
         port: Of the API.
     """
 
-    def __init__(self, port: int, processes: dict[str, int], rig: UpRig, worker_pages: Iterable[str]) -> None:
-        """``processes``: Pids by name. ``worker_pages``: URLs of the workers' metrics."""
+    def __init__(
+        self, port: int, processes: dict[str, int], rig: UpRig | None = None, worker_pages: Iterable[str] = ()
+    ) -> None:
+        """``processes``: Pids by name. ``rig``: Of ours. ``worker_pages``: URLs of the workers' metrics."""
         self.port = port
         self._processes = processes
         self._rig = rig
@@ -44,6 +45,8 @@ class Served:
 
     async def decisions(self) -> tuple[float, float]:
         """Placements so far, and those of them that a fallback policy decided."""
+        if self._rig is None:
+            return 0.0, 0.0
         placed = await self._rig.metric("millrace_ingress_dispatches_total")
         return placed, await self._rig.metric("millrace_ingress_fallbacks_total")
 

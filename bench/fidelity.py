@@ -3,9 +3,8 @@
 Runs the stated load of ``python -m bench live_policies``, or reads what that kept (``--recordings FOLDER``). Step times
 and message times are fitted to every other slice of two seconds, latencies are compared on requests of the others.
 Each two policies are compared on the requests that both served: both worlds must tell them apart, and alike.
-``--unequal`` runs two engines that differ much, on which policies do too. ``--own-pace`` takes out that the machine is
-faster in one run than in the next. ``--hold-out`` fits step and message times of each policy to the runs of the others
-alone, and compares all of its requests.
+``--unequal`` runs two engines that differ much, on which policies do too. ``--hold-out`` fits step and message times of
+each policy to the runs of the others alone, and compares all of its requests.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,7 +21,7 @@ import msgspec
 from bench.live.halves import fitted_on
 from bench.live.pairs import Key, keyed, pair_lines, pairs
 from bench.live.recording import Figures, Recording, figures, read_all, write
-from bench.live.replay import EngineFit, at_own_pace, fits, replay, scenario
+from bench.live.replay import EngineFit, fits, replay, scenario
 from bench.live.statistics import FIGURES, Errors, Spread, e2e_errors, ordered, spread
 from bench.live.tables import by_policy
 from bench.live.transit import Transit, transit
@@ -57,9 +56,6 @@ def main() -> int:
     parser.add_argument("--recordings", type=Path, help="replay these instead of running")
     parser.add_argument("--keep", type=Path, help="keep the recordings here")
     parser.add_argument(
-        "--own-pace", action="store_true", help="step times at the pace that each run had, not at that of all"
-    )
-    parser.add_argument(
         "--hold-out", action="store_true", help="each policy by times that were fitted to the others' runs alone"
     )
     parser.set_defaults(kinds="stated")
@@ -76,14 +72,14 @@ def main() -> int:
             if options.hold_out:
                 print("\n".join(held_out_lines(kind, runs)))
             else:
-                _report(kind, runs, options.own_pace)
+                _report(kind, runs)
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _report(kind: str, recordings: Sequence[Recording], own_pace: bool) -> None:
+def _report(kind: str, recordings: Sequence[Recording]) -> None:
     fitted, way = fits(recordings), transit(recordings)
     print(f"{kind} lengths; fitted to every other slice of two seconds, held against the others:")
     print("\n".join(_fit_line(each) for each in fitted.values()))
@@ -93,9 +89,7 @@ def _report(kind: str, recordings: Sequence[Recording], own_pace: bool) -> None:
     )
     compared = []
     for policy, runs in by_policy(recordings).items():
-        paced = [at_own_pace(fitted, recording) for recording in runs]
-        print(f"  {policy}: {_pace_line(fitted, paced)}")
-        compared.append(compare(policy, runs, paced if own_pace else [fitted] * len(runs), way))
+        compared.append(compare(policy, runs, [fitted] * len(runs), way))
     print("\n".join([_head(), *(line for each in compared for line in _rows(each))]))
     print("pairs on the same requests: first minus second in ms [95 % interval]; told apart where 0 lies outside")
     for name in FIGURES:
@@ -119,13 +113,6 @@ def held_out_lines(kind: str, recordings: Sequence[Recording]) -> list[str]:
         others = [each for name, rest in by_name.items() if name != policy for each in rest]
         lines += _rows(compare(policy, runs, [fits(others)] * len(runs), transit(others), whole=True))
     return lines
-
-
-def _pace_line(fitted: Mapping[str, EngineFit], paced: Sequence[Mapping[str, EngineFit]]) -> str:
-    """Return a line that compares the step times of each run with those that all runs together give."""
-    of = [{name: each.model.fixed / fitted[name].model.fixed for name, each in p.items()} for p in paced]
-    rounds = [", ".join(f"{factor:.2f}" for factor in factors.values()) for factors in of]
-    return f"steps took {'; '.join(rounds)} times what all runs together say (each engine; each round)"
 
 
 def compare(

@@ -20,7 +20,7 @@ from millrace.enginemodel.step_time_models import LinearStepTime
 from bench.live.halves import fitted_on
 from bench.live.neighbours import alone, slowdown, with_neighbours
 from bench.live.recording import Figures, Recording
-from bench.live.step_fit import WINDOWS_MIN, Window, bias, fit, matrix, windows
+from bench.live.step_fit import Window, bias, fit, matrix, windows
 from bench.live.transit import Transit
 from simulator.scenarios.observer import FinishedRequest
 from simulator.scenarios.reading import scenario_of
@@ -75,19 +75,6 @@ def _fitted(name: str, step_time: str, rows: Sequence[Window], others: Sequence[
     model = fit(alone(rows, slowed), load_step_time(step_time) if step_time in coefficient_names() else None)
     sums, error = bias(model, alone(others, slowed))
     return EngineFit(instance=name, model=model, windows=len(rows), sums=sums, error=error, slowdown=slowed)
-
-
-def at_own_pace(fitted: Mapping[str, EngineFit], recording: Recording) -> dict[str, EngineFit]:
-    """The same at the pace that the machine had in this run, as the half of it that is fitted tells.
-
-    An engine that computed little in it keeps the pace of all runs.
-    """
-    own = {}
-    for name, found in engine_windows(recording).items():
-        rows = alone([w for w in found if fitted_on(recording, w.at_ns)], fitted[name].slowdown)
-        factor = 1 / bias(fitted[name].model, rows)[0] if len(rows) >= WINDOWS_MIN else 1.0
-        own[name] = msgspec.structs.replace(fitted[name], model=fitted[name].model.times(factor))
-    return own
 
 
 def trace_rows(recording: Recording) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from millrace.contracts.observers import DecisionMade
 
 from bench.live.recording import Figures
 
@@ -46,21 +45,6 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
     median: float
     sums: float
     absolute_sums: float
-
-
-class Ranks(msgspec.Struct, frozen=True, kw_only=True):
-    """Rank of the chosen instance among the predictions.
-
-    Attributes:
-        first: Share of the decisions, with a prediction for each instance, in which the chosen one's was the best.
-        kept: Share in which the chosen one then took no longer than the other had been predicted to.
-        gap: Mean of (the others' best prediction - the chosen one's) over the chosen one's.
-    """
-
-    count: int
-    first: float
-    kept: float
-    gap: float
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -111,22 +95,6 @@ def ttft_errors(figures: Sequence[Figures]) -> Errors:
 def length_errors(figures: Sequence[Figures]) -> Errors:
     """Of the output's length."""
     return errors((figure.predicted_tokens, float(figure.output_tokens)) for figure in figures)
-
-
-def ranks(decisions: Iterable[DecisionMade], figures: Sequence[Figures]) -> Ranks:
-    """Of the decisions in which several instances had a prediction."""
-    took = {figure.request: figure.e2e_s - figure.placing_s for figure in figures}
-    rows = []
-    for decision in decisions:
-        told = {forecast.name: forecast.e2e_ns / 1e9 for forecast in decision.forecasts if not forecast.note}
-        others = [e2e_s for name, e2e_s in told.items() if name != decision.chosen]
-        if decision.chosen in told and others and decision.request in took:
-            own_s, best_s = told[decision.chosen], min(others)
-            rows.append((own_s <= best_s, took[decision.request] <= best_s, (best_s - own_s) / own_s))
-    if not rows:
-        return Ranks(count=0, first=math.nan, kept=math.nan, gap=math.nan)
-    first, kept, gap = (float(value) for value in np.array(rows, dtype=np.float64).mean(axis=0))
-    return Ranks(count=len(rows), first=first, kept=kept, gap=gap)
 
 
 def ordered(values: dict[str, float]) -> list[str]:

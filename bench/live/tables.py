@@ -8,7 +8,7 @@ from itertools import groupby
 from millrace.contracts.status import InstanceRecord
 
 from bench.live.recording import Figures, Recording, figures
-from bench.live.statistics import FIGURES, Errors, e2e_errors, length_errors, ranks, spread, ttft_errors
+from bench.live.statistics import FIGURES, Errors, e2e_errors, length_errors, spread, ttft_errors
 
 _MS = 1000.0
 
@@ -99,13 +99,8 @@ def _forecasts(policy: str, runs: Sequence[Recording]) -> list[str]:
         lines.append(_error("output length", length_errors(done)))
     by_instance = {name: [f for f in done if f.instance == name] for name in sorted({f.instance for f in done})}
     lines += [_error(f"end to end, {name}", e2e_errors(part)) for name, part in by_instance.items()]
-    rank = ranks([decision for run in runs for decision in run.decisions], done)
     fallbacks = sum(bool(decision.fallback) for run in runs for decision in run.decisions)
-    lines.append(
-        f"    chosen: best predicted in {rank.first:.1%} of {rank.count} decisions, by {rank.gap:.0%} on average; "
-        f"took no longer than the other was predicted to in {rank.kept:.1%}; {fallbacks} decisions by the fallback"
-    )
-    return lines
+    return [*lines, f"    {fallbacks} decisions by the fallback"]
 
 
 def _error(name: str, told: Errors) -> str:

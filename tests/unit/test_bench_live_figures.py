@@ -15,7 +15,7 @@ from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
 from bench.live.halves import fitted_on
 from bench.live.plan import Load, planned
 from bench.live.recording import Recording
-from bench.live.replay import at_own_pace, fits, trace_rows
+from bench.live.replay import fits, trace_rows
 from bench.live.step_fit import windows
 from bench.live.transit import INTO_MIN, transit
 from models.training.tasks import held_out
@@ -132,16 +132,6 @@ def test_the_way_into_a_batch_is_told_by_those_who_came_too_late_for_it() -> Non
         outcomes += [outcome(f"{name}.0", round((ms - 2) * MS), at_ms * MS, 4, 9) for name, (ms, _) in came.items()]
     recording = msgspec.structs.replace(recorded(1), snapshots=snapshots, outcomes=outcomes)
     assert transit([recording]).into == pytest.approx(3_000.0)
-
-
-def test_a_run_on_a_slower_machine_is_told_by_its_own_pace() -> None:
-    usual, slow = recorded(300), recorded(300, TRUTH.times(1.5))
-    fitted = fits([usual])
-    own = at_own_pace(fitted, slow)["w0"].model
-    assert own.fixed / fitted["w0"].model.fixed == pytest.approx(1.5, rel=0.05)
-    assert own.per_decode / fitted["w0"].model.per_decode == pytest.approx(1.5, rel=0.05)
-    idle = msgspec.structs.replace(slow, snapshots=[])
-    assert at_own_pace(fitted, idle)["w0"].model == fitted["w0"].model
 
 
 def test_a_first_token_that_was_seen_in_its_step_tells_the_way_back() -> None:
