@@ -44,7 +44,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "live_policies": _DISPATCH,
         "conversations": _DISPATCH,
         # lengths and moves
-        "remaining": (_LIBS + "lengths",),
+        "remaining": (_LIBS + "lengths", "papers/ares/hidden_states"),
         "ares_decision": (_POLICIES + "trading",),
         "ares_testbed": _TRADING,
         "ares_bandwidth": _TRADING,

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SYMBOLS = ROOT / "services" / "worker" / "vllm_engine" / "vllm_symbols.txt"
 #: Whose imports the file must name.
-USERS = ("services", "libs", "deployment")
+USERS = ("services", "libs", "deployment", "papers/ares/hidden_states")
 
 
 class VllmSource:

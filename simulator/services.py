@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import msgspec
 from millrace.actor.actor import Actor
 from millrace.actor.deps import ActorDeps
-from millrace.actor.engine import EngineInfo
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.message import Body
 from millrace.contracts.scheduler import scheduler_fields
+from millrace.contracts.status import EngineDescription
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.hosting.step_times import StepTimeDeps
@@ -154,9 +154,9 @@ def worker(
     return SimService(WORKER_ACCEPTS, build, handlers)
 
 
-def _info(instance: SimInstance, kv: KvEndpoint | None) -> EngineInfo:
+def _info(instance: SimInstance, kv: KvEndpoint | None) -> EngineDescription:
     """Return the engine information of an instance's modelled engine."""
-    return EngineInfo(
+    return EngineDescription(
         engine="modelled",
         engine_version="1",
         model=instance.model,

@@ -22,7 +22,6 @@ from millrace.actor.engine import (
     CancelInEngine,
     Engine,
     EngineEvent,
-    EngineInfo,
     KvCommand,
     LimitStepInEngine,
     LoadInEngine,
@@ -31,6 +30,7 @@ from millrace.actor.errors import BusError, ConfigError, EngineStartFailed
 from millrace.actor.loop import run_to_end
 from millrace.actor.nearest_field import nearest_field
 from millrace.actor.runtime_nats import ActorHandle, NatsRuntime
+from millrace.contracts.status import EngineDescription
 from millrace.hosting.service import masked
 from millrace.telemetry import open_telemetry
 
@@ -53,7 +53,7 @@ class EngineLink:
         self.handle: ActorHandle | None = None
         self._canary: Canary | None = None
 
-    async def start(self, config: WorkerConfig) -> EngineInfo:
+    async def start(self, config: WorkerConfig) -> EngineDescription:
         """Starts the engine, and asks it the canary's prompt where there is one."""
         info = await self.engine.start(self._hear)
         if config.canary.prompt:
@@ -126,7 +126,9 @@ async def serve(config: WorkerConfig) -> int:
             await link.engine.stop()
 
 
-async def _serve_bus(config: WorkerConfig, incarnation: int, links: list[EngineLink], infos: list[EngineInfo]) -> int:
+async def _serve_bus(
+    config: WorkerConfig, incarnation: int, links: list[EngineLink], infos: list[EngineDescription]
+) -> int:
     telemetry = open_telemetry("worker", config.name, config.telemetry)
     try:
         telemetry.logger.info("starting", config=masked(config), engines=msgspec.to_builtins(infos))
@@ -151,7 +153,7 @@ async def _serve_bus(config: WorkerConfig, incarnation: int, links: list[EngineL
     return 0 if reason == DRAINED else 1
 
 
-def _origin(config: WorkerConfig, name: str, incarnation: int, info: EngineInfo) -> WorkerOrigin:
+def _origin(config: WorkerConfig, name: str, incarnation: int, info: EngineDescription) -> WorkerOrigin:
     identity = Identity(
         instance=name,
         incarnation=incarnation,

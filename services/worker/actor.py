@@ -49,7 +49,6 @@ from millrace.actor.engine import (
     AdapterNotLoaded,
     CancelInEngine,
     EngineFailed,
-    EngineInfo,
     EngineLiveness,
     EngineObserved,
     EngineStepped,
@@ -76,7 +75,7 @@ from millrace.contracts.local import (
     TimerFired,
 )
 from millrace.contracts.message import Message
-from millrace.contracts.status import PresenceState, ServicePresence
+from millrace.contracts.status import EngineDescription, PresenceState, ServicePresence
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import (
     AcknowledgeSequences,
@@ -138,7 +137,7 @@ class WorkerActor:
         self,
         *,
         identity: Identity,
-        info: EngineInfo,
+        info: EngineDescription,
         subjects: Subjects,
         limits: WorkerLimits,
         rng: random.Random,
@@ -177,7 +176,6 @@ class WorkerActor:
             *self._on_tick(now_ns),
             *self.reporter.on_timer(now_ns, 0),
             *self._warn_without_moves(),
-            *self._warn_without_states(),
         ]
 
     def _warn_without_moves(self) -> list[Effect]:
@@ -185,12 +183,6 @@ class WorkerActor:
         if self.info.kv is not None or not self.info.kv_refusal or not self._movable:
             return []
         return [Log(level="warning", event="kv_moves_unavailable", fields={"why": self.info.kv_refusal})]
-
-    def _warn_without_states(self) -> list[Effect]:
-        """One line where hidden states should be read and are not."""
-        if not self.info.states_refusal:
-            return []
-        return [Log(level="warning", event="hidden_states_unavailable", fields={"why": self.info.states_refusal})]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         """Takes one message; once drained, the last one's effects end with Stop."""
@@ -425,7 +417,7 @@ class WorkerActor:
         assert self.ledger.live <= self._intake.live_max, "queue bound"
 
 
-def _with_bounds(info: EngineInfo, migration: MigrationConfig) -> EngineInfo:
+def _with_bounds(info: EngineDescription, migration: MigrationConfig) -> EngineDescription:
     """Whoever asks for a freeze must know how long one lasts at most: it stands with the rest of the endpoint."""
     if info.kv is None:
         return info

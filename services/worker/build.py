@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from millrace.actor.deps import ActorDeps
-from millrace.actor.engine import EngineInfo
+from millrace.contracts.status import EngineDescription
 from millrace.contracts.subjects import Subjects
 
 from services.worker.actor import WorkerActor
@@ -16,7 +16,7 @@ class WorkerOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """All that a worker's actor is made of: what its process was configured with, and what its engine said at start."""
 
     identity: Identity
-    info: EngineInfo
+    info: EngineDescription
     limits: WorkerLimits
     cluster: str
     migration: MigrationConfig = MigrationConfig()

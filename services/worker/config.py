@@ -104,23 +104,6 @@ class MigrationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 CPU_BLOCK_SIZE, CPU_BATCH = 32, 64
 
 
-class RemainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Estimating how long running sequences still go on, from hidden states.
-
-    Attributes:
-        enabled: Whether a head is used where there is one.
-        head: Its file; empty for ``remaining/head.safetensors`` in the model's folder, if that is there.
-        every: Steps between two estimates of a sequence.
-        record: File that states are kept in with what became of their sequences, for ``millrace train remaining``;
-            bounded, and replaced at each start. Costs a copy per estimate, and a write per sequence. Empty for none.
-    """
-
-    enabled: bool = True
-    head: str = ""
-    every: Count = 8
-    record: str = ""
-
-
 class CanaryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A prompt whose greedy answer is known: an engine that says something else at its start does not serve.
 
@@ -168,7 +151,6 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
         shape: Device kind and tensor parallel size, such as ``cpu`` or ``h100x2``, for scaling by shape; empty where
             nobody needs it.
         migration: Moving running sequences with their KV.
-        remaining: Estimating their remaining lengths.
         canary: What the engine is asked before it serves.
     """
 
@@ -199,7 +181,6 @@ class WorkerConfig(ProcessConfig, frozen=True, kw_only=True):
     shape: Annotated[str, WIRED] = ""
     limits: WorkerLimits = WorkerLimits()
     migration: MigrationConfig = MigrationConfig()
-    remaining: RemainingConfig = RemainingConfig()
     canary: CanaryConfig = CanaryConfig()
 
     def instance_names(self) -> list[str]:

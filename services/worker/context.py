@@ -6,11 +6,12 @@ import random
 from collections.abc import Iterable
 
 from millrace.actor.effects import Effect, Publish, reply
-from millrace.actor.engine import CancelInEngine, EngineInfo
+from millrace.actor.engine import CancelInEngine
 from millrace.contracts.ingress import FinishReason, ReturnReason
 from millrace.contracts.leases import KvRefused
 from millrace.contracts.message import Body
 from millrace.contracts.sequences import request_id_of
+from millrace.contracts.status import EngineDescription
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import RefusalReason, SequenceRefused
 
@@ -36,7 +37,13 @@ class WorkerContext:
     """
 
     def __init__(
-        self, *, identity: Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits, rng: random.Random
+        self,
+        *,
+        identity: Identity,
+        info: EngineDescription,
+        subjects: Subjects,
+        limits: WorkerLimits,
+        rng: random.Random,
     ) -> None:
         self.identity = identity
         self.ledger = Ledger()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from millrace.actor.effects import Effect, Log, Request, StartTimer, Stop
-from millrace.actor.engine import EngineInfo
 from millrace.contracts.ingress import ReturnReason
 from millrace.contracts.local import Replied, RequestFailed
 from millrace.contracts.migration import EvacuateInstance, InstanceEvacuated
+from millrace.contracts.status import EngineDescription
 from millrace.contracts.subjects import Subjects
 
 from services.worker.config import MigrationConfig, WorkerLimits
@@ -32,7 +32,7 @@ class Draining:
     def __init__(
         self,
         ctx: WorkerContext,
-        info: EngineInfo,
+        info: EngineDescription,
         *,
         subjects: Subjects,
         limits: WorkerLimits,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import msgspec
-from millrace.actor.engine import EngineInfo
 from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import BatchComposition, EngineDescription, EngineSnapshot, InstanceRecord
 
@@ -24,13 +23,13 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     shape: str = ""
 
 
-def record(identity: Identity, info: EngineInfo) -> InstanceRecord:
+def record(identity: Identity, info: EngineDescription) -> InstanceRecord:
     """Record of the worker for the KV bucket ``instance``."""
     described = {name: getattr(info, name) for name in EngineDescription.__struct_fields__}
     return InstanceRecord(**described | scheduler_fields(info) | msgspec.structs.asdict(identity))
 
 
-def empty_snapshot(info: EngineInfo, now_ns: int) -> EngineSnapshot:
+def empty_snapshot(info: EngineDescription, now_ns: int) -> EngineSnapshot:
     """The state of an engine that has computed nothing yet."""
     return EngineSnapshot(
         step=0,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from millrace.actor.effects import Effect
-from millrace.actor.engine import AddToEngine, EngineInfo, EngineSequence, SequenceRejected
+from millrace.actor.engine import AddToEngine, EngineSequence, SequenceRejected
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.message import Message
 from millrace.contracts.migration import SequenceMoved
+from millrace.contracts.status import EngineDescription
 from millrace.contracts.worker import RefusalReason, SequenceAccepted, SequenceRefused, SubmitSequence
 
 from services.worker.context import WorkerContext, answer
@@ -21,7 +22,7 @@ class Intake:
         live_max: Bound of live sequences: running batch plus queue.
     """
 
-    def __init__(self, ctx: WorkerContext, info: EngineInfo, reserving: Reserving, *, live_max: int) -> None:
+    def __init__(self, ctx: WorkerContext, info: EngineDescription, reserving: Reserving, *, live_max: int) -> None:
         self._ctx = ctx
         self._reserving = reserving
         self._info = info

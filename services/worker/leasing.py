@@ -22,7 +22,6 @@ import msgspec
 from millrace.actor.effects import CancelTimer, Effect, Log, StartTimer
 from millrace.actor.engine import (
     EndLeaseInEngine,
-    EngineInfo,
     FreezeInEngine,
     KvDenied,
     KvLeaseTaken,
@@ -38,6 +37,7 @@ from millrace.contracts.leases import (
     LeaseKv,
     SequenceFrozen,
 )
+from millrace.contracts.status import EngineDescription
 from millrace.contracts.worker import SubmitSequence
 
 from services.worker.config import MigrationConfig
@@ -79,7 +79,7 @@ class SequenceLease:
 class Leasing:
     """Owns the leases of one instance."""
 
-    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationConfig) -> None:
+    def __init__(self, ctx: WorkerContext, info: EngineDescription, config: MigrationConfig) -> None:
         self._ctx = ctx
         self._info = info
         self._config = config

@@ -15,12 +15,13 @@ from struct import pack, unpack
 
 import msgspec
 from millrace.actor.clock import unix_ns
-from millrace.actor.engine import EngineEvent, EngineInfo, EngineSequence, EngineStepped, KvCommand
+from millrace.actor.engine import EngineEvent, EngineSequence, EngineStepped, KvCommand
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.bounds import Natural, Wait
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.scheduler import scheduler_fields
+from millrace.contracts.status import EngineDescription
 from millrace.contracts.worker import Pooled
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.engine import ModelledEngine
@@ -101,7 +102,7 @@ class ModelledLiveEngine:
         self._model = model
         self._paced: PacedEngine | None = None
 
-    async def start(self, listener: Callable[[EngineEvent], None]) -> EngineInfo:
+    async def start(self, listener: Callable[[EngineEvent], None]) -> EngineDescription:
         """Builds the engine. Raises EngineStartFailed where the configuration is wrong."""
         assert self._paced is None, "start() is called once"
         config = self._config
@@ -130,8 +131,8 @@ class ModelledLiveEngine:
             token_bytes=TOKEN_BYTES,
         )
 
-    def _info(self, kv: KvEndpoint | None) -> EngineInfo:
-        return EngineInfo(
+    def _info(self, kv: KvEndpoint | None) -> EngineDescription:
+        return EngineDescription(
             engine="modelled",
             engine_version=MODEL_VERSION,
             model=self._model,

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer
-from millrace.actor.engine import EngineInfo, EngineLiveness
+from millrace.actor.engine import EngineLiveness
 from millrace.contracts.catalog import Role
-from millrace.contracts.status import EngineSnapshot, InstanceSummary, StatusSnapshot
+from millrace.contracts.status import EngineDescription, EngineSnapshot, InstanceSummary, StatusSnapshot
 from millrace.contracts.subjects import Subjects
 from millrace.lengths.remaining import RemainingLengths
 from millrace.membership.heartbeat import Heartbeat
@@ -68,7 +68,9 @@ class Reporter:
         moves: Tells how many sequences have KV that leaves, and how many KV that arrives; kept by the actor.
     """
 
-    def __init__(self, *, identity: Identity, info: EngineInfo, subjects: Subjects, limits: WorkerLimits) -> None:
+    def __init__(
+        self, *, identity: Identity, info: EngineDescription, subjects: Subjects, limits: WorkerLimits
+    ) -> None:
         self.identity = identity
         self._sender: dict[str, Any] = {name: getattr(identity, name) for name in ("instance", "incarnation", "model")}
         self.info = info

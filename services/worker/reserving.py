@@ -20,7 +20,6 @@ from typing import Any
 
 from millrace.actor.effects import CancelTimer, Effect, Log, StartTimer
 from millrace.actor.engine import (
-    EngineInfo,
     KvBlocksRead,
     KvDenied,
     KvRoomReserved,
@@ -31,6 +30,7 @@ from millrace.actor.engine import (
 from millrace.contracts.broker import MoveBid
 from millrace.contracts.kv import KvHandover, KvRefusal
 from millrace.contracts.leases import KvPulled, KvRefused, MigrationPrepared, PrepareMigration, PullKv, UnreserveKv
+from millrace.contracts.status import EngineDescription
 from millrace.contracts.worker import SubmitSequence
 
 from services.worker.config import MigrationConfig
@@ -86,7 +86,7 @@ class SequenceReservation:
 class Reserving:
     """Owns the reservations of one instance."""
 
-    def __init__(self, ctx: WorkerContext, info: EngineInfo, config: MigrationConfig, *, live_max: int) -> None:
+    def __init__(self, ctx: WorkerContext, info: EngineDescription, config: MigrationConfig, *, live_max: int) -> None:
         self._ctx = ctx
         self._info = info
         self._config = config

@@ -11,8 +11,9 @@ Invariant: without an order in force the engine has its own budget.
 from __future__ import annotations
 
 from millrace.actor.effects import Effect, Log, StartTimer
-from millrace.actor.engine import EngineInfo, LimitStepInEngine
+from millrace.actor.engine import LimitStepInEngine
 from millrace.contracts.scheduler import step_budget
+from millrace.contracts.status import EngineDescription
 from millrace.contracts.worker import SetStepBudget
 
 TIMER = "step_budget"
@@ -29,7 +30,7 @@ class StepBudget:
         ignored: Orders that were meant for another incarnation, or made no sense.
     """
 
-    def __init__(self, info: EngineInfo, incarnation: int) -> None:
+    def __init__(self, info: EngineDescription, incarnation: int) -> None:
         self._info = info
         self._incarnation = incarnation
         self._until_ns = 0

@@ -16,7 +16,6 @@ import pytest
 from millrace.actor.engine import (
     EngineEvent,
     EngineFailed,
-    EngineInfo,
     EngineObserved,
     EngineSequence,
     EngineStepped,
@@ -24,7 +23,7 @@ from millrace.actor.engine import (
     StepOutput,
 )
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
-from millrace.contracts.status import EngineSnapshot
+from millrace.contracts.status import EngineDescription, EngineSnapshot
 from millrace.contracts.worker import Sampling
 
 from services.worker.config import WorkerConfig
@@ -80,7 +79,7 @@ class BenchEngine:
         self.rejected: dict[str, str] = {}
         self.failures: list[EngineFailed] = []
         self._heard = asyncio.Event()
-        self.info: EngineInfo = self.loop.run_until_complete(self.engine.start(self._hear))
+        self.info: EngineDescription = self.loop.run_until_complete(self.engine.start(self._hear))
         self._names = names
         self._serial = 0
 

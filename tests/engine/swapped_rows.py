@@ -4,17 +4,17 @@ from typing import Any
 
 import msgspec
 
-from services.worker.vllm_engine.runner import ContinuingCPUModelRunner, ContinuingCPUWorker
+from papers.ares.hidden_states.cpu import ReadingCPUModelRunner, ReadingCPUWorker
 
 
-class SwappingRunner(ContinuingCPUModelRunner):
+class SwappingRunner(ReadingCPUModelRunner):
     """Hands each request the state of the one after it."""
 
-    def _millrace_provable(self, rows: Any) -> Any:
-        return super()._millrace_provable(msgspec.structs.replace(rows, states=rows.states.roll(1, 0)))
+    def _ares_provable(self, rows: Any) -> Any:
+        return super()._ares_provable(msgspec.structs.replace(rows, states=rows.states.roll(1, 0)))
 
 
-class SwappingWorker(ContinuingCPUWorker):
+class SwappingWorker(ReadingCPUWorker):
     """Installs it."""
 
     def init_device(self) -> None:

@@ -11,15 +11,17 @@ import pytest
 from millrace.actor.engine import EngineStepped
 from millrace.contracts.status import SequenceStatus
 from millrace.contracts.worker import Sampling
-from millrace.lengths.head import FEATURES, HEAD_FILE, HeadInfo, RemainingHead, survival_table, write_head
-from millrace.lengths.states import SequenceStates, read_states, states_header
 from millrace.lengths.survival import Survival
 
-from services.worker.config import MigrationConfig, RemainingConfig
+from papers.ares.hidden_states.head import FEATURES, HEAD_FILE, HeadInfo, RemainingHead, survival_table, write_head
+from papers.ares.hidden_states.recorded import SequenceStates, read_states, states_header
+from services.worker.config import MigrationConfig
 from tests.engine.bench_engine import BenchEngine, config
 from tests.testbed import tiny_llama
 
 WIDTH = tiny_llama.WIDTH
+READER = "papers.ares.hidden_states.cpu.ReadingCPUWorker"
+SCHEDULER = "papers.ares.hidden_states.estimates.EstimatingScheduler"
 #: float16 keeps 11 bits; states have entries up to some 4.
 TOLERANCE = 0.01
 PROMPTS = [[(seed * 53 + at * 17) % 250 + 1 for at in range(length)] for seed, length in enumerate((6, 40, 9, 300, 21))]
@@ -34,8 +36,10 @@ ASKED = list(zip(PROMPTS, SAMPLINGS, strict=True))
 ESTIMATED = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
 
 
-def started(model: Path, **fields: Any) -> BenchEngine:
-    return BenchEngine(config(model, migration=MigrationConfig(enabled=False), **fields))
+def started(model: Path, *, ares: dict[str, Any] | None = None, worker: str = READER, **fields: Any) -> BenchEngine:
+    """An engine; ``ares``: settings of what reads its states."""
+    flags = {"worker_cls": worker, "scheduler_cls": SCHEDULER, "additional_config": {"ares": ares}} if ares else {}
+    return BenchEngine(config(model, migration=MigrationConfig(enabled=False), engine_args=flags, **fields))
 
 
 def random_head(fingerprint: str) -> RemainingHead:
@@ -72,7 +76,7 @@ def assert_right(model: Path, recorded: SequenceStates, output: list[int]) -> No
 def test_rows_are_right_after_a_preemption_and_in_a_continuation(model: Path, tmp_path: Path) -> None:
     record = tmp_path / "states"
     small = {"kv_blocks": 14, "kv_bytes": 0, "max_model_len": 256}
-    with started(model, **small, remaining=RemainingConfig(record=str(record), every=2)) as engine:
+    with started(model, **small, ares={"record": str(record), "every": 2}) as engine:
         sampling = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
         names = [engine.add(PROMPTS[0], sampling), engine.add(PROMPTS[1], sampling), engine.add(PROMPTS[2], sampling)]
         names.append(engine.add(PROMPTS[4], sampling, [9, 8, 7, 6]))
@@ -98,10 +102,8 @@ def test_states_and_estimates_are_those_of_their_requests_and_change_no_token(mo
     path, record = tmp_path / HEAD_FILE, tmp_path / "states"
     write_head(path, head)
     with started(model) as engine:
-        assert not engine.info.states_refusal
         plain = [*engine.finish(*[engine.add(*pair) for pair in ASKED]), engine.run(PROMPTS[0], ESTIMATED)]
-    with started(model, remaining=RemainingConfig(head=str(path), every=4, record=str(record))) as engine:
-        assert not engine.info.states_refusal
+    with started(model, ares={"head": str(path), "every": 4, "record": str(record)}) as engine:
         watched = engine.finish(*[engine.add(*pair) for pair in ASKED])
         name = engine.add(PROMPTS[0], ESTIMATED, expected_output_tokens=30)
         (estimated,) = engine.finish(name)
@@ -116,7 +118,8 @@ def test_states_and_estimates_are_those_of_their_requests_and_change_no_token(mo
         assert len(kept.generated) >= 8
         assert_right(model, kept, one.tokens)
     told = {entry.expected_at: entry for entry in entries if entry.expected_at is not None}
-    assert set(np.diff(sorted(told))) == {4}
+    assert len(told) > 5
+    assert not np.any(np.diff(sorted(told)) % 4)  # a snapshot may be missed under load
     states = state_of(model, [*PROMPTS[0], *estimated.tokens])
     for at, entry in told.items():
         counts = np.array([at]), np.array([60 - at]), np.array([30])
@@ -128,15 +131,15 @@ def test_states_and_estimates_are_those_of_their_requests_and_change_no_token(mo
 def test_a_head_of_another_model_is_refused_and_the_engine_serves(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
     write_head(path, random_head("other"))
-    with started(model, remaining=RemainingConfig(head=str(path))) as engine:
-        assert "other weights" in engine.info.states_refusal
-        assert len(engine.run(PROMPTS[0], SAMPLINGS[0]).tokens) == 40
+    with started(model, ares={"head": str(path)}) as engine:
+        name = engine.add(PROMPTS[0], SAMPLINGS[0])
+        assert len(engine.finish(name)[0].tokens) == 40
+        assert {entry.expected_at for entry in _entries(engine, name)} == {None}
 
 
-def test_rows_in_a_wrong_order_are_found_by_the_self_test(model: Path, tmp_path: Path) -> None:
-    arguments = {"worker_cls": "tests.engine.swapped_rows.SwappingWorker"}
-    wanted = RemainingConfig(record=str(tmp_path / "states"))
-    with started(model, remaining=wanted, engine_args=arguments) as engine:
-        assert "states that are not those of their requests" in engine.info.states_refusal
-        assert len(engine.run(PROMPTS[0], SAMPLINGS[0]).tokens) == 40
-    assert not (tmp_path / "states").exists()
+def test_rows_in_a_wrong_order_are_found_and_nothing_is_kept(model: Path, tmp_path: Path) -> None:
+    record = tmp_path / "states"
+    with started(model, worker="tests.engine.swapped_rows.SwappingWorker", ares={"record": str(record)}) as engine:
+        decoded = engine.finish(*[engine.add(prompt, SAMPLINGS[0]) for prompt in PROMPTS[:3]])
+        assert [len(one.tokens) for one in decoded] == [40, 40, 40]
+    assert not record.exists()

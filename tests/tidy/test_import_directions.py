@@ -52,8 +52,8 @@ IMPURE = frozenset(
 #: `random.Random` is the type of the generator that is passed in; the module's own functions share one hidden state.
 ALLOWED_OF_RANDOM = {"Random"}
 
-#: Everything that knows vLLM's inside lies in services/worker; its parsers run in a process of ingress's, and the table
-#: of its routes in docs/API.md is made from its document.
+#: Everything that knows vLLM's inside lies in services/worker, and in a plugin of papers/; its parsers run in a process
+#: of ingress's, and the table of its routes in docs/API.md is made from its document.
 ENGINE_HOMES = (
     "services/ingress/parsing/",
     "services/worker/",
@@ -62,6 +62,8 @@ ENGINE_HOMES = (
     "tests/gpu/",
     "tests/testbed/",
     "bench/",
+    "papers/ares/bench/",
+    "papers/ares/hidden_states/",
     "papers/cascadeinfer/bench/",
     "examples/vllm_bench.py",
     "setup/api_table.py",

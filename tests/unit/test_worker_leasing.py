@@ -10,7 +10,6 @@ from millrace.actor.engine import (
     AddToEngine,
     CancelInEngine,
     EndLeaseInEngine,
-    EngineInfo,
     EngineObserved,
     FreezeInEngine,
     KvLeaseTaken,
@@ -23,7 +22,7 @@ from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import EndLease, FreezeSequence, KvLeased, LeaseKv, SequenceFrozen
 from millrace.contracts.local import TimerFired
 from millrace.contracts.message import ErrorReply
-from millrace.contracts.status import PresenceState, SequenceState, SequenceStatus, ServicePresence
+from millrace.contracts.status import EngineDescription, PresenceState, SequenceState, SequenceStatus, ServicePresence
 from millrace.contracts.worker import (
     CancelSequence,
     DrainWorker,
@@ -57,7 +56,7 @@ TOLD = msgspec.structs.replace(KV, freeze_ms_max=MigrationConfig().freeze_ms_max
 NAMES = ["r1.0", "r2.0", "r3.0"]
 
 
-def bench(info: EngineInfo = MOVING, migration: MigrationConfig = NO_CHANGES, **fields: Any) -> Bench:
+def bench(info: EngineDescription = MOVING, migration: MigrationConfig = NO_CHANGES, **fields: Any) -> Bench:
     """One running sequence with three tokens, at an instance that moves. ``fields``: of its submission."""
     made = Bench(info, migration)
     made.running(**fields)

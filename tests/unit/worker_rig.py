@@ -5,13 +5,13 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import Effect, Publish, Reply
-from millrace.actor.engine import EngineInfo, EngineStepped, KvDenied, SequenceAdded, StepOutput
+from millrace.actor.engine import EngineStepped, KvDenied, SequenceAdded, StepOutput
 from millrace.contracts.ingress import TokensGenerated
 from millrace.contracts.kv import CopierKind, KvEndpoint, KvRefusal
 from millrace.contracts.leases import KvRefused
 from millrace.contracts.local import TimerFired
 from millrace.contracts.message import Message
-from millrace.contracts.status import BatchComposition, EngineSnapshot, SequenceState, SequenceStatus
+from millrace.contracts.status import BatchComposition, EngineDescription, EngineSnapshot, SequenceState, SequenceStatus
 from millrace.contracts.subjects import Subjects
 from millrace.contracts.worker import Sampling, SubmitSequence
 
@@ -23,7 +23,7 @@ from tests.testbed.messages import plain
 MS = 1_000_000
 START = 1_000_000_000 * 1_000_000_000
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-INFO = EngineInfo(
+INFO = EngineDescription(
     engine="modelled",
     engine_version="1",
     model="m",
@@ -43,7 +43,7 @@ class Bench:
     """A worker actor on a hand-moved clock. ``say`` sends a body and returns the effects."""
 
     def __init__(
-        self, info: EngineInfo = INFO, migration: MigrationConfig = NO_CHANGES, now: int = START, **limits: int
+        self, info: EngineDescription = INFO, migration: MigrationConfig = NO_CHANGES, now: int = START, **limits: int
     ) -> None:
         self.now = now
         self.actor = WorkerActor(

@@ -279,20 +279,10 @@ EngineEvent = (
 KvCommand = LeaseInEngine | FreezeInEngine | EndLeaseInEngine | ReserveInEngine | PullIntoEngine | UnreserveInEngine
 
 
-class EngineInfo(EngineDescription, frozen=True, kw_only=True):
-    """Description that an engine gives its worker.
-
-    Attributes:
-        states_refusal: Why it reads no hidden states though it should; empty where it does, or need not.
-    """
-
-    states_refusal: str = ""
-
-
 class Engine(Protocol):
     """One inference engine. All methods are called, and the listener is called back, on one event loop thread."""
 
-    async def start(self, listener: Callable[[EngineEvent], None]) -> EngineInfo:
+    async def start(self, listener: Callable[[EngineEvent], None]) -> EngineDescription:
         """Starts it. Raises EngineStartFailed with the engine's reason."""
         ...
 
@@ -305,13 +295,13 @@ class Engine(Protocol):
         ...
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Loads a LoRA adapter. Not called where ``EngineInfo.adapters`` is None."""
+        """Loads a LoRA adapter. Not called where ``EngineDescription.adapters`` is None."""
         ...
 
     def move(self, command: KvCommand) -> None:
         """Carries out what concerns leases and reservations; answers come to the listener. One command per migration
         at a time, but for EndLeaseInEngine and UnreserveInEngine, which may come at any time. An engine whose
-        ``EngineInfo.kv`` is None denies each with UNABLE.
+        ``EngineDescription.kv`` is None denies each with UNABLE.
         """
         ...
 

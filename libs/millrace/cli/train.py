@@ -1,6 +1,5 @@
 """Fits what ships beside a model's weights to recordings, and writes it where it is better.
 
-    millrace train remaining --from FILE ... --model-path FOLDER             # the head that reads remaining lengths
     millrace train judge     --from FILE ... --model-path FOLDER             # how likely an answer is right
     millrace train entry     --from FILE ... --model-path FOLDER FOLDER ...  # which tiers of a cascade a prompt is for
 
@@ -12,7 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +20,7 @@ from millrace.cascade.entry_training import SAVING_MIN, train_entry
 from millrace.cli.errors import CliError
 from millrace.cli.progress import working
 from millrace.enginemodel.coefficients import load_step_time
+from millrace.judging.confidence import ConfidenceModel
 from millrace.judging.files import (
     CONFIDENCE_FILE,
     JudgeUnreadable,
@@ -32,9 +32,6 @@ from millrace.judging.files import (
 )
 from millrace.judging.training import train_judge
 from millrace.kvcopy.weights import weights_fingerprint
-from millrace.lengths.frames import FileUnreadable
-from millrace.lengths.head import HEAD_FILE, HeadUnreadable, read_head, write_head
-from millrace.lengths.states import read_states, states_header
 from millrace.supervision.service_fields import STEP_TIMES
 
 #: Sequences of the batch for which a decoded token is priced.
@@ -57,7 +54,7 @@ class _Trained(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``(remaining | judge | entry) --from FILE ... --model-path FOLDER ... [--output FILE] [--force]``."""
+    """``(judge | entry) --from FILE ... --model-path FOLDER ... [--output FILE] [--force]``."""
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
     for kind, (source, says, _run, _file) in _KINDS.items():
         one = kinds.add_parser(kind, help=says)
@@ -85,36 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
         if trained.write is None or not (trained.accepted or arguments.force):
             return NOT_BETTER
         trained.write(path)
-    except (FileUnreadable, RecordingUnreadable, ValueError, OSError) as error:
+    except (RecordingUnreadable, ValueError, OSError) as error:
         raise CliError(str(error)) from None
     print(f"written: {path}")
     return 0
-
-
-def _in_force(read: Callable[[], Any]) -> Any:
-    """A file of these weights; None for no file, or an unusable one, which answers nothing either."""
-    try:
-        return read()
-    except (HeadUnreadable, JudgeUnreadable, FileNotFoundError):
-        return None
-
-
-def _remaining(arguments: argparse.Namespace, present: Path | None) -> _Trained:
-    from millrace.lengths.remaining_training import train_head  # it needs torch
-
-    header = states_header(arguments.files[0])
-    if any(states_header(other) != header for other in arguments.files[1:]):
-        raise CliError("the files hold states of different models")
-    incumbent = _in_force(lambda: read_head(present, fingerprint=header.fingerprint)) if present else None
-    result = train_head(list(read_states(arguments.files)), header=header, incumbent=incumbent)
-    scores = [
-        f"  {name:<37} mean error {score.error:.1f} tokens, error rate {score.error_rate:.1%}, within 50 tokens "
-        f"{score.acc_50:.1%}, p90 covers {score.covered_90:.1%}"
-        for name, score in result.scores.items()
-    ]
-    head = result.head
-    write = None if head is None else lambda path: write_head(path, head)
-    return _Trained([result.reason, *scores], result.accepted, write)
 
 
 def _judge(arguments: argparse.Namespace, present: Path | None) -> _Trained:
@@ -125,8 +96,7 @@ def _judge(arguments: argparse.Namespace, present: Path | None) -> _Trained:
     answers = read_answers(arguments.files, folder.name)
     if not answers:
         raise CliError(f"the recording has no answers of {folder.name}, as the model's folder is called")
-    incumbent = _in_force(lambda: read_judge(present, model_folder=folder)) if present else None
-    result = train_judge(folder.name, answers, fingerprint=fingerprint, incumbent=incumbent)
+    result = train_judge(folder.name, answers, fingerprint=fingerprint, incumbent=_in_force(present, folder))
     figures = [
         f"  {name:<24} area {found.area:.3f}, calibration error {found.error:.3f}, Brier {found.brier:.4f}"
         for name, found in result.figures.items()
@@ -134,6 +104,14 @@ def _judge(arguments: argparse.Namespace, present: Path | None) -> _Trained:
     judge = result.judge
     said = [f"{len(answers)} answers; {result.reason}", *figures]
     return _Trained(said, result.accepted, None if judge is None else lambda path: write_judge(path, judge))
+
+
+def _in_force(present: Path | None, folder: Path) -> ConfidenceModel | None:
+    """The judge of these weights; None for no file, or an unusable one, which answers nothing either."""
+    try:
+        return read_judge(present, model_folder=folder) if present else None
+    except (JudgeUnreadable, FileNotFoundError):
+        return None
 
 
 def _entry(arguments: argparse.Namespace, _present: Path | None) -> _Trained:
@@ -164,7 +142,6 @@ def _token_cost(folder: Path) -> float:
 
 #: Help of --from, help of the verb, what fits, and the file beside the weights, by what is trained.
 _KINDS = {
-    "remaining": ("states that workers kept", "reads remaining lengths from hidden states", _remaining, HEAD_FILE),
     "judge": (
         "recorded answers with log-probabilities and the truth, one JSON object a line (.jsonl[.gz])",
         "how likely an answer is right, from its tokens",

@@ -1,6 +1,6 @@
 """Configuration of an engine's scheduler: the one list of the limits and switches that a forecast must know.
 
-An engine tells it (``actor.engine.EngineInfo``), its worker registers it (``status.InstanceRecord``), modelled engines
+An engine tells it (``status.EngineDescription``), its worker registers it (``status.InstanceRecord``), modelled engines
 and forecasts compute with it (``enginemodel.EngineParameters``). A parameter that is added here reaches all of them;
 what else it needs is the line that reads it from vLLM (services/worker/vllm_engine/scheduler_config.py) and its effect
 in enginemodel/scheduler.py.

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import vllm
 from millrace.actor.clock import unix_ns
 from millrace.actor.engine import (
@@ -19,7 +18,6 @@ from millrace.actor.engine import (
     EndLeaseInEngine,
     EngineEvent,
     EngineFailed,
-    EngineInfo,
     EngineObserved,
     EngineSequence,
     EngineStepped,
@@ -36,7 +34,7 @@ from millrace.actor.engine import (
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvEndpoint, KvRefusal
 from millrace.contracts.scheduler import scheduler_fields
-from millrace.contracts.status import EngineSnapshot
+from millrace.contracts.status import EngineDescription, EngineSnapshot
 from millrace.contracts.worker import Adapter, StructuredOutput
 from millrace.kvcopy.choice import choose
 from vllm.exceptions import VLLMClientError
@@ -64,7 +62,6 @@ from services.worker.vllm_engine.sampling import (
 from services.worker.vllm_engine.scheduler_config import scheduler_config
 from services.worker.vllm_engine.snapshot_scheduler import decode_snapshot
 from services.worker.vllm_engine.standing import StandingSequences
-from services.worker.vllm_engine.states_selftest import read_states
 
 #: How long the engine process has for ending by itself before it is killed. It owns nothing that outlives it; a GPU's
 #: memory is given back more surely by an orderly end.
@@ -107,7 +104,7 @@ class VllmEngine:
         self._stopping = False
         self._failure = ""
 
-    async def start(self, listener: Callable[[EngineEvent], None]) -> EngineInfo:
+    async def start(self, listener: Callable[[EngineEvent], None]) -> EngineDescription:
         """Starts it; blocks the loop meanwhile, since the engine must be forked by this thread.
 
         Raises:
@@ -127,15 +124,9 @@ class VllmEngine:
         self._spawn(self._read_outputs())
         self._spawn(self._poll())
         info = self._info(self._llm, await self._make_movable(self._llm), await self._first_adapters(self._llm))
-        refusal = await read_states(self, self._llm, self._listen)
         if self._failure:  # of which nobody has heard yet
             raise EngineStartFailed(self._failure)
-        return msgspec.structs.replace(info, states_refusal=refusal)
-
-    def _listen(self, listener: Callable[[EngineEvent], None]) -> Callable[[EngineEvent], None]:
-        """Lets somebody else hear from now on; who heard before."""
-        before, self._listener = self._listener, listener
-        return before
+        return info
 
     async def _make_movable(self, llm: AsyncLLM) -> str:
         """Makes the engine ready to move KV; why it will not, or nothing."""
@@ -174,8 +165,8 @@ class VllmEngine:
         except AdapterRefused as error:
             raise EngineStartFailed(f"adapters: {error}") from error
 
-    def _info(self, llm: AsyncLLM, kv_refusal: str, adapters: list[Adapter] | None) -> EngineInfo:
-        return EngineInfo(
+    def _info(self, llm: AsyncLLM, kv_refusal: str, adapters: list[Adapter] | None) -> EngineDescription:
+        return EngineDescription(
             engine="vllm",
             engine_version=vllm.__version__,
             model=self._config.model,

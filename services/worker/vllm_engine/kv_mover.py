@@ -31,7 +31,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
-from services.worker.vllm_engine import continuation, kv_words, length_estimates, process
+from services.worker.vllm_engine import continuation, kv_words, process
 from services.worker.vllm_engine.kv_groups import CacheGroups, described, group_bytes, has_state, unknown_groups
 from services.worker.vllm_engine.kv_ranks import Ranks, ReadFailed
 from services.worker.vllm_engine.kv_source import RequestLeases, Told
@@ -236,8 +236,6 @@ def install() -> None:
     EngineCore.millrace_received = _received
     EngineCore.millrace_started = _started
     EngineCore.millrace_limit_step = _limit_step
-    EngineCore.millrace_states_begin = length_estimates.begin
-    EngineCore.millrace_states_prove = length_estimates.prove
 
 
 def _move(core: Any, payload: bytes) -> bytes | Future[bytes]:

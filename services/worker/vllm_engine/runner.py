@@ -17,7 +17,6 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from services.worker.vllm_engine import compiling, process
 from services.worker.vllm_engine.kv_rank import KvRankMixin, PlacedMixin
-from services.worker.vllm_engine.length_head_reader import WatchedRank, WatchingMixin
 
 #: Upper bound of the sampler's seeds on CPU; see advance().
 _CPU_SEED_BOUND = 2**31
@@ -75,9 +74,9 @@ def advance(generator: torch.Generator, *, draws: int, vocabulary: int) -> None:
         row.exponential_(generator=generator)
 
 
-class ContinuingCPUModelRunner(PlacedMixin, WatchingMixin, ContinuingMixin, CPUModelRunner):
-    """The CPU's V1 runner with continuations, with seeded sampling that survives a prompt in several chunks, with its
-    KV where other engines can read it, and with estimates from its hidden states.
+class ContinuingCPUModelRunner(PlacedMixin, ContinuingMixin, CPUModelRunner):
+    """The CPU's V1 runner with continuations, with seeded sampling that survives a prompt in several chunks, and with
+    its KV where other engines can read it.
     """
 
     max_num_tokens: int
@@ -104,16 +103,13 @@ class ContinuingCPUModelRunner(PlacedMixin, WatchingMixin, ContinuingMixin, CPUM
         if generators:
             unfinished = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0]
             withheld = {index: generators.pop(index) for index in unfinished.tolist() if index in generators}
-        reader = self.millrace_reader
-        rows = self.millrace_rows() if reader is not None else None
         try:
-            output = super().sample_tokens(grammar_output)
+            return super().sample_tokens(grammar_output)
         finally:
             generators.update(withheld)
-        return output if reader is None or rows is None else reader.finish(rows, output)
 
 
-class ContinuingCPUWorker(KvRankMixin, WatchedRank, CPUWorker):
+class ContinuingCPUWorker(KvRankMixin, CPUWorker):
     """vLLM's CPU worker with that runner."""
 
     def init_device(self) -> None:

@@ -30,8 +30,6 @@ from services.worker.vllm_engine import continuation, hangs, metered_grammar, se
 from services.worker.vllm_engine.kv_mover import MovingMixin
 from services.worker.vllm_engine.kv_source import immovable
 from services.worker.vllm_engine.kv_words import KV_TOKENS
-from services.worker.vllm_engine.length_estimates import EstimatingMixin
-from services.worker.vllm_engine.length_head_reader import rows_of
 from services.worker.vllm_engine.names import sequence_of
 from services.worker.vllm_engine.scheduler_config import unbounded_blocks
 from services.worker.vllm_engine.snapshot_buffer import SnapshotWriter
@@ -105,8 +103,6 @@ class SnapshotMixin(_Base):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         """Takes a step's result, writes the snapshot, and sends the step's number with the outputs."""
-        if self.estimates is not None and (rows := rows_of(model_runner_output)) is not None:
-            self.estimates.take(rows, self.requests)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         started_ns, batch = self._under_way.popleft()
         self._writer.step(self._under_way[0][0] if self._under_way else 0)
@@ -155,7 +151,7 @@ class SnapshotMixin(_Base):
         self._writer.write(self._encoder.encode(snapshot))
 
 
-class SnapshotScheduler(SnapshotMixin, EstimatingMixin, MovingMixin, Scheduler):
+class SnapshotScheduler(SnapshotMixin, MovingMixin, Scheduler):
     """For engines that schedule one step at a time: the CPU."""
 
     max_num_scheduled_tokens: int
@@ -175,7 +171,7 @@ class SnapshotScheduler(SnapshotMixin, EstimatingMixin, MovingMixin, Scheduler):
             self.max_num_scheduled_tokens = budget
 
 
-class SnapshotAsyncScheduler(SnapshotMixin, EstimatingMixin, MovingMixin, AsyncScheduler):
+class SnapshotAsyncScheduler(SnapshotMixin, MovingMixin, AsyncScheduler):
     """For engines that schedule ahead of the GPU; with the plain class vLLM would give that up."""
 
 

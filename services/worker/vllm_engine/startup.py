@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import torch
 from millrace.cluster.model_parsers import model_parsers
-from millrace.lengths.head import HEAD_FILE
 from vllm import envs
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -22,10 +21,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
 from services.worker.config import CPU_BATCH, CPU_BLOCK_SIZE, MigrationConfig, WorkerConfig
-from services.worker.vllm_engine import compiling, kv_endpoint, kv_words
+from services.worker.vllm_engine import compiling, kv_words
 from services.worker.vllm_engine.adapters import lora_arguments
 from services.worker.vllm_engine.grammar_check import GrammarCheck
-from services.worker.vllm_engine.length_head_reader import STATES, StateSettings
 from services.worker.vllm_engine.process import children_on
 from services.worker.vllm_engine.segment_queue import SEGMENTS
 from services.worker.vllm_engine.snapshot_scheduler import SNAPSHOT_PATH
@@ -145,7 +143,6 @@ def engine_settings(config: WorkerConfig, snapshot_path: Path, *, pools: bool = 
         return {SNAPSHOT_PATH: str(snapshot_path)}
     return {
         SNAPSHOT_PATH: str(snapshot_path),
-        **state_settings(config),
         **kv_settings(config, socket_path(config.migration.socket_folder)),
     }
 
@@ -162,24 +159,6 @@ def kv_settings(config: WorkerConfig, path: str) -> dict[str, Any]:
         copiers=migration.copiers,
     )
     return {kv_words.SETTINGS: msgspec.json.encode(settings).decode(), SEGMENTS: migration.segments}
-
-
-def state_settings(config: WorkerConfig) -> dict[str, Any]:
-    """Part of ``additional_config`` that lets an engine read hidden states; empty where they are not wanted."""
-    remaining = config.remaining
-    beside = Path(config.model_path) / HEAD_FILE
-    head = remaining.head or (str(beside) if beside.is_file() else "")
-    if not remaining.enabled:
-        head = ""
-    if not head and not remaining.record:
-        return {}
-    settings = StateSettings(
-        head=head,
-        fingerprint=kv_endpoint.weights(config.model_path, config),
-        every=remaining.every,
-        record=remaining.record,
-    )
-    return {STATES: msgspec.json.encode(settings).decode()}
 
 
 def _verified(migration: MigrationConfig) -> float:

@@ -19,7 +19,6 @@ from millrace.actor.engine import (
     Engine,
     EngineEvent,
     EngineFailed,
-    EngineInfo,
     EngineObserved,
     EngineSequence,
     EngineStepped,
@@ -32,7 +31,7 @@ from millrace.actor.engine import (
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
 from millrace.contracts.kv import KvEndpoint
 from millrace.contracts.scheduler import scheduler_fields
-from millrace.contracts.status import EngineSnapshot
+from millrace.contracts.status import EngineDescription, EngineSnapshot
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.network import modelled_endpoint
@@ -95,7 +94,7 @@ class Harness:
         self.events: list[EngineEvent] = []
         self.results: dict[str, Result] = {}
         self.given: dict[str, EngineSequence] = {}
-        self.info: EngineInfo
+        self.info: EngineDescription
         self.prefix = "r"
         self._serial = 0
 
@@ -246,7 +245,7 @@ class SimulatedHarness(Harness):
         self._kv = None if network is None else modelled_endpoint(modelled_parameters(), key=name, model="modelled")
         self._simulation.add(lambda _: _Actor(self), node=name, accepts=(), handlers=self._handlers)
         fields = scheduler_fields(modelled_parameters())
-        self.info = EngineInfo(engine="modelled", engine_version="sim", model="modelled", kv=self._kv, **fields)
+        self.info = EngineDescription(engine="modelled", engine_version="sim", model="modelled", kv=self._kv, **fields)
 
     def _handlers(self, process: SimProcess) -> Any:
         engine = modelled_engine(self._kv)

@@ -1,8 +1,8 @@
 """Records hidden states of a shipped model's answers, on real vLLM at temperature 1, with what became of them.
 
-``python -m bench.lengths.record_states --model millrace-mini --output FILE`` writes what ``millrace train remaining``
-reads. Prompts are drawn as for the lengths (record.py); each brings the length that the shipped tagger predicts for it.
-The file is not committed: some 60 MB.
+``python -m papers.ares.bench.record_states --model millrace-mini --output FILE`` writes what
+``python -m papers.ares.hidden_states`` reads. Prompts are drawn as for the lengths (``bench.lengths.record``); each
+brings the length that the shipped tagger predicts for it. The file is not committed: some 60 MB.
 """
 
 from __future__ import annotations
@@ -26,45 +26,34 @@ from millrace.lengths.quantile import QuantileModel, decode_model
 from tokenizers import Tokenizer
 
 from bench.lengths.record import EOS, Asked, draw
-from services.worker.config import MigrationConfig, RemainingConfig, WorkerConfig
+from services.worker.config import MigrationConfig, WorkerConfig
 from services.worker.vllm_engine import environment
 
-ROOT = Path(__file__).resolve().parents[2]
-_TEST_TOKENS = 12
+ROOT = Path(__file__).resolve().parents[3]
 #: Requests that the engine knows of at a time.
 WINDOW = 128
 
 
 @contextmanager
-def engine_of(config: WorkerConfig) -> Iterator[tuple[Any, str]]:
-    """A worker's engine in this process, after its self-test, and why it reads no states; shut down at the end."""
+def engine_of(config: WorkerConfig) -> Iterator[Any]:
+    """A worker's engine in this process; shut down at the end."""
     environment.prepare()
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import torch
-    from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from services.worker.vllm_engine import length_estimates, snapshot_buffer, startup
+    from services.worker.vllm_engine import snapshot_buffer, startup
 
     torch.set_num_threads(1)
     path = snapshot_buffer.create()
     try:
         arguments = startup.engine_args(config)
-        arguments.additional_config = startup.engine_settings(config, path)
+        arguments.additional_config |= startup.engine_settings(config, path)
         engine = LLMEngine.from_engine_args(arguments)
     finally:
         path.unlink()
-    core = engine.engine_core.engine_core
-    refusal = length_estimates.begin(core)
-    if not refusal:
-        sampling = SamplingParams(temperature=0.0, max_tokens=_TEST_TOKENS, ignore_eos=True, detokenize=False)
-        for length in (5, 33, 100):
-            engine.add_request(f"test-{length}", {"prompt_token_ids": list(range(6, 6 + length))}, sampling)
-        while engine.has_unfinished_requests():
-            engine.step()
-        refusal = length_estimates.prove(core, "")
     try:
-        yield engine, refusal
+        yield engine
     finally:
         engine.engine_core.shutdown()
 
@@ -131,12 +120,14 @@ def main() -> None:
         model_path=str(folder),
         max_num_seqs=64,
         migration=MigrationConfig(enabled=False),
-        remaining=RemainingConfig(record=str(output), every=4, enabled=False),
+        engine_args={
+            "worker_cls": "papers.ares.hidden_states.cpu.ReadingCPUWorker",
+            "scheduler_cls": "papers.ares.hidden_states.estimates.EstimatingScheduler",
+            "additional_config": {"ares": {"record": str(output), "every": 4}},
+        },
     )
     asked = draw(arguments.count, arguments.seed, Tokenizer.from_file(str(folder / "tokenizer.json")))
-    with engine_of(config) as (engine, refusal):
-        if refusal:
-            raise SystemExit(f"no states: {refusal}")
+    with engine_of(config) as engine:
         began = time.monotonic()
         done = record(engine, asked, tags(arguments.model, asked), seconds_max=arguments.seconds)
     print(f"{done} requests in {time.monotonic() - began:.0f} s: {output}")

@@ -9,14 +9,15 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
+from millrace.kvcopy.weights import weights_fingerprint
 from millrace.lengths.frames import FrameWriter
-from millrace.lengths.states import SequenceStates, StateReservoir, StatesHeader, state_writer
-from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from papers.ares.hidden_states.reader import ROWS, RowEstimates, settings_of
+from papers.ares.hidden_states.recorded import SequenceStates, StateReservoir, StatesHeader, state_writer
 from services.worker.vllm_engine import continuation
-from services.worker.vllm_engine.length_head_reader import STATES, Proof, RowEstimates, StateSettings, unreadable
+from services.worker.vllm_engine.snapshot_scheduler import SnapshotAsyncScheduler, SnapshotScheduler
 
 #: Requests whose states are kept at a time; further ones are not recorded.
 RECORDED_MAX = 1_024
@@ -30,16 +31,19 @@ class Estimates:
         ignored: Rows whose state was no number.
     """
 
-    def __init__(self, settings: StateSettings, model: str) -> None:
-        self.settings = settings
+    def __init__(self, vllm_config: Any) -> None:
         self.ignored = 0
+        self._record = settings_of(vllm_config).record
+        self._model = vllm_config.model_config
         self._rng = random.Random(_SEED)
         self._kept: dict[str, StateReservoir] = {}
         self._writer: FrameWriter | None = None
-        self._model = model
 
     def take(self, rows: RowEstimates, requests: dict[str, Request]) -> None:
         """Takes what a step's rows gave. Call before the step's tokens are appended."""
+        if rows.wrong:
+            self._kept.clear()
+            return
         for index, name in enumerate(rows.requests):
             request = requests.get(name)
             if request is None:
@@ -76,8 +80,9 @@ class Estimates:
         generated, states = reservoir.taken()
         if self._writer is None:
             width = len(states) // len(generated) // 2
-            header = StatesHeader(model=self._model, fingerprint=self.settings.fingerprint, hidden_size=width)
-            self._writer = state_writer(Path(self.settings.record), header)
+            name, fingerprint = str(self._model.served_model_name), weights_fingerprint(self._model.model)
+            header = StatesHeader(model=name, fingerprint=fingerprint or self._model.model, hidden_size=width)
+            self._writer = state_writer(Path(self._record), header)
         kept = SequenceStates(
             list(request.prompt_token_ids or ()),
             request.num_output_tokens,
@@ -90,41 +95,30 @@ class Estimates:
         self._writer.append([kept])
 
 
-def begin(core: Any) -> str:
-    """Utility: loads the head on every rank and begins the self-test; why nothing is read, or nothing."""
-    payload = core.vllm_config.additional_config.get(STATES)
-    if payload is None:
-        return "no head is there"
-    if refusal := unreadable(core.vllm_config):
-        return refusal
-    answers: list[str] = core.model_executor.collective_rpc("millrace_states_begin", args=(payload.encode(),))
-    return next((answer for answer in answers if answer), "")
-
-
-def prove(core: Any, failure: str) -> str:
-    """Utility: ends the self-test; why nothing is read, or nothing. ``failure``: why the test came to no end."""
-    answers = core.model_executor.collective_rpc("millrace_states_proof", args=(not failure,))
-    proof = msgspec.json.decode(answers[0], type=Proof)
-    if failure:
-        return failure
-    if not proof.rows:
-        return "the self-test saw no state"
-    if proof.wrong:
-        return f"the self-test found {proof.wrong} of {proof.rows} states that are not those of their requests"
-    settings = msgspec.json.decode(core.vllm_config.additional_config[STATES], type=StateSettings)
-    core.scheduler.estimates = Estimates(settings, str(core.vllm_config.model_config.served_model_name))
-    return ""
-
-
-_Base: Any = Scheduler if TYPE_CHECKING else object
+_Base: Any = SnapshotScheduler if TYPE_CHECKING else object
 
 
 class EstimatingMixin(_Base):
-    """A scheduler that takes estimates and tells ends. Stands behind SnapshotMixin."""
+    """A scheduler that takes estimates and tells ends."""
 
-    estimates: Estimates | None = None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.estimates = Estimates(self.vllm_config)
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        """Takes a step's result, its rows first."""
+        if (rows := getattr(model_runner_output, ROWS, None)) is not None:
+            self.estimates.take(rows, self.requests)
+        return super().update_from_output(scheduler_output, model_runner_output)
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        if self.estimates is not None:
-            self.estimates.gone(request)
+        self.estimates.gone(request)
         return super()._free_request(request, *args, **kwargs)
+
+
+class EstimatingScheduler(EstimatingMixin, SnapshotScheduler):
+    """For engines that schedule a step when the one before has ended."""
+
+
+class EstimatingAsyncScheduler(EstimatingMixin, SnapshotAsyncScheduler):
+    """For engines that schedule ahead."""

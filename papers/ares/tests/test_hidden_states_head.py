@@ -5,11 +5,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-import millrace.lengths.states as kept_states
 import numpy as np
 import pytest
 from millrace.lengths.frames import FileUnreadable
-from millrace.lengths.head import (
+from millrace.lengths.survival import Survival
+
+import papers.ares.hidden_states.recorded as kept_states
+from papers.ares.hidden_states.__main__ import main
+from papers.ares.hidden_states.head import (
     FEATURES,
     HEAD_FILE,
     HeadInfo,
@@ -19,16 +22,7 @@ from millrace.lengths.head import (
     survival_table,
     write_head,
 )
-from millrace.lengths.remaining_training import (
-    HOLDOUT_MIN,
-    by_request,
-    judge,
-    matrix,
-    part_of,
-    train_head,
-    weighted_score,
-)
-from millrace.lengths.states import (
+from papers.ares.hidden_states.recorded import (
     STATES_MAX,
     SequenceStates,
     StateReservoir,
@@ -37,7 +31,15 @@ from millrace.lengths.states import (
     state_writer,
     states_header,
 )
-from millrace.lengths.survival import Survival
+from papers.ares.hidden_states.training import (
+    HOLDOUT_MIN,
+    by_request,
+    judge,
+    matrix,
+    part_of,
+    train_head,
+    weighted_score,
+)
 
 WIDTH = 16
 HEADER = StatesHeader(model="m", fingerprint="f", hidden_size=WIDTH)
@@ -237,3 +239,36 @@ def test_the_guard_wants_a_gain_beyond_chance() -> None:
     assert not judge(exact + 10, exact, data)[0]
     assert not judge(exact, exact, data)[0]
     assert not judge(exact * np.nan, exact + 10, data)[0]
+
+
+def _recorded(path: Path, *, count: int = 500, informative: bool = True) -> Path:
+    """Sequences whose states tell their rest in one column."""
+    rng = np.random.default_rng(1)
+    writer = state_writer(path, StatesHeader(model="m", fingerprint="f", hidden_size=8))
+    for number in range(count):
+        length = int(rng.geometric(1 / 80))
+        at = int(rng.integers(length))
+        state = rng.normal(0, 1, 8)
+        if informative:
+            state[2] = np.log1p(length - at)
+        writer.append([SequenceStates([number], length, True, 5_000, 0, [at], state.astype("<f2").tobytes())])
+    return path
+
+
+def test_states_become_a_head_beside_the_model_and_the_same_again_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = _recorded(tmp_path / "states", count=800)
+    words = ["--from", str(states), "--model-path", str(tmp_path)]
+    assert main(words) == 0
+    assert "is better on" in capsys.readouterr().out
+    head = read_head(tmp_path / HEAD_FILE, fingerprint="f")
+    assert head.info.figures["head"]["error"] < head.info.figures["survival"]["error"]
+    assert main(words) == 3
+    assert main([*words, "--force"]) == 0
+
+
+def test_states_that_tell_nothing_put_no_head_in_force(tmp_path: Path) -> None:
+    states = _recorded(tmp_path / "states", informative=False)
+    assert main(["--from", str(states), "--model-path", str(tmp_path)]) == 3
+    assert not (tmp_path / HEAD_FILE).exists()

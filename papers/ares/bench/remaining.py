@@ -2,12 +2,12 @@
 
     python -m bench remaining --states FOLDER
 
-Reads ``MODEL*.states`` from the folder, which ``python -m bench.lengths.record_states`` writes (real vLLM, temperature
-1); trains on three quarters of the prompts and judges by the rest, every token weighing the same. Long outputs have
-200 tokens and more. Intervals are bootstraps over requests, whose tokens come together. ``p90 corrected``: as a worker
-tells it, which moves p90 by the held-out requests that ended before, one after the other as they were recorded; how
-often a worker would refuse the head meanwhile is told as well. Aims: the head's mean error is at most 0.9 of survival's
-on long outputs, and its p90 covers 87 to 93 %.
+Reads ``MODEL*.states`` from the folder, which ``python -m papers.ares.bench.record_states`` writes (real vLLM,
+temperature 1); trains on three quarters of the prompts and judges by the rest, every token weighing the same. Long
+outputs have 200 tokens and more. Intervals are bootstraps over requests, whose tokens come together. ``p90 corrected``:
+as a worker tells it, which moves p90 by the held-out requests that ended before, one after the other as they were
+recorded; how often a worker would refuse the head meanwhile is told as well. Aims: the head's mean error is at most 0.9
+of survival's on long outputs, and its p90 covers 87 to 93 %.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from pathlib import Path
 
 import numpy as np
 from millrace.lengths.coverage import Coverage, P90Correction
-from millrace.lengths.remaining_training import (
+from millrace.lengths.scoring import Numbers, interval
+from numpy.typing import NDArray
+
+from papers.ares.hidden_states.recorded import SequenceStates, read_states, states_header
+from papers.ares.hidden_states.training import (
     StateMatrix,
     by_request,
     fit,
@@ -27,9 +31,6 @@ from millrace.lengths.remaining_training import (
     predictions,
     survival_of,
 )
-from millrace.lengths.scoring import Numbers, interval
-from millrace.lengths.states import SequenceStates, read_states, states_header
-from numpy.typing import NDArray
 
 MODELS = ("nano", "micro", "mini")
 SEED = 7

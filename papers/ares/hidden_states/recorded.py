@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
-
 from millrace.lengths.frames import FileUnreadable, FrameWriter, read_frames, read_header
+from numpy.typing import NDArray
 
 #: States kept of one sequence, drawn uniformly from all that were offered (Vitter's algorithm R).
 STATES_MAX = 16
