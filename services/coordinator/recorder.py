@@ -175,10 +175,12 @@ class RecorderActor(Controller):
             self._busy[body.instance] = _Busy(body)
             return
         before, busy.before = busy.before, body
-        if before.indicators is None or body.indicators is None or not (before.running and body.running):
+        if before.indicators is None or body.indicators is None:
             return
         was, now = before.indicators.totals, body.indicators.totals
-        busy.wall_ns += max(0, body.at_ns - before.at_ns)
+        # An engine that was idle at either end paused meanwhile; most prompts come to one, and their steps count too.
+        paused = not (before.running and body.running)
+        busy.wall_ns += now.busy_ns - was.busy_ns if paused else max(0, body.at_ns - before.at_ns)
         pairs = zip(*map(msgspec.structs.astuple, (busy.counted, was, now)), strict=True)
         busy.counted = EngineTotals(*(sum_ + later - earlier for sum_, earlier, later in pairs))
 

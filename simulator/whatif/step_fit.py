@@ -1,7 +1,7 @@
 """Step times of an engine out of a recording: what its steps took beside everything else on its machine.
 
-The recorder's sums cover about a second each, pauses between steps included. What they computed of prompts follows from
-the requests whose first token came meanwhile.
+The recorder's sums cover about a second each, pauses between steps included while the engine had work. What they
+computed of prompts follows from the requests whose first token came meanwhile.
 """
 
 from __future__ import annotations

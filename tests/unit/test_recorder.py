@@ -88,7 +88,7 @@ def summary(at_ns: int, running: int, steps: int) -> InstanceSummary:
     return plain_summary("w", at_ns=at_ns, running=running, waiting=2, preemptions=steps // 10, indicators=load)
 
 
-def test_steps_count_between_summaries_of_a_busy_engine_only() -> None:
+def test_steps_of_an_engine_that_was_idle_at_either_end_count_with_the_time_in_them() -> None:
     recorder = Recorder()
     recorder.rows()
     recorder.hear(
@@ -97,11 +97,11 @@ def test_steps_count_between_summaries_of_a_busy_engine_only() -> None:
     expected = StepsComputed(
         instance="w",
         at_ns=T0,
-        wall_ns=350,
-        steps=15,
-        decodes=30,
-        prefill_tokens=45,
-        context_tokens=60,
+        wall_ns=300 + 20 + 30 + 50,
+        steps=20,
+        decodes=40,
+        prefill_tokens=60,
+        context_tokens=80,
         waiting=2,
         preemptions=2,
     )

@@ -112,11 +112,12 @@ class RequestServed(_Row, frozen=True, kw_only=True, tag="request"):
 
 
 class StepsComputed(_Row, frozen=True, kw_only=True, tag="steps"):
-    """Work of an engine between summaries of which both had a running batch. Sums, as in EngineTotals.
+    """Work of an engine in an interval. Sums, as in EngineTotals.
 
     Attributes:
         at_ns: End of the interval, unix ns.
-        wall_ns: Time between those summaries, pauses between steps included.
+        wall_ns: Between summaries of which both had a running batch the time between them, pauses between steps
+            included; else the time in steps.
         waiting: Sequences in the queue at the end.
         preemptions: Since the row before.
     """
