@@ -1,11 +1,10 @@
-"""Constraints that no grammar enforces, or that none can be bounded for, are refused with what is at fault."""
+"""Constraints that no grammar enforces are refused with what is at fault."""
 
 from typing import Any
 
 import pytest
 
-from services.ingress.api.patterns import pattern_fault
-from services.ingress.api.unenforced import unenforced
+from services.ingress.api.unenforced import pattern_fault, unenforced
 
 STRING, NULL = {"type": "string"}, {"type": "null"}
 
@@ -17,24 +16,14 @@ def kind(name: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("pattern", "fault"),
     [
-        ("(a{1,9999}){1,9999}", "repetition `{1,9999}` nested in `{1,9999}` stands for 99980001 repetitions"),
-        ("(x|a{2000}b){6}", "stands for 12000 repetitions"),
-        ("^(?=a)b$", "lookahead `(?=` is not enforced"),
-        ("(?<=a)b", "lookbehind"),
-        (r"(a)\1", r"backreference `\1`"),
-        (r"(?<x>a)\k<x>", "backreference"),
-        (r"\ba", r"word boundary `\b`"),
-        (r"[\b]", "word boundary"),
-        (r"\p{L}+", "Unicode class"),
-        (r"\Aa\Z", r"escape `\A`"),
-        ("(?i)a", "group modifier `(?i`"),
-        ("[[:alpha:]]+", "class `[[:alpha:]`"),
-        ("a^b", "anchor `^` in the middle"),
-        ("a$b", "anchor `$` in the middle"),
-        ("(" * 60 + "a" + ")" * 60, "nested more than 50 deep"),
+        ("(?i)a", "flags `(?i)` (at 0)"),
+        ("a(?-i:b)", "flags `(?-i:`"),
+        ("a[[:alpha:]]+", "named set `[[:alpha:]` (at 1)"),
+        ("a^b", "anchor `^` (at 1)"),
+        ("a$b", "anchor `$` (at 1)"),
     ],
 )
-def test_a_construct_of_a_pattern_that_is_dropped_is_named(pattern: str, fault: str) -> None:
+def test_a_construct_of_a_pattern_that_is_misread_is_named(pattern: str, fault: str) -> None:
     assert fault in pattern_fault(pattern)
     told = unenforced({"type": "object", "properties": {"x": {"type": "string", "pattern": pattern}}})
     assert told.startswith("pattern of $.properties.x: ")
@@ -44,8 +33,8 @@ def test_a_construct_of_a_pattern_that_is_dropped_is_named(pattern: str, fault: 
 @pytest.mark.parametrize(
     "pattern",
     [
-        "^(a|b)$", "^a$|^b$", "(^a|b$)", "((a$)|c)$", "[^\\]]+", "[]", "[", "a\\", "(a{100}){100}", "a{20000}",
-        "(?:a)b", "(?<name>a)b", r"^\d{4}-\d{2}(\.\w+)?\s*$", r"[\w.-]+@[\w-]+\.[a-z]{2,9}",
+        "^(a|b)$", "^a$|^b$", "(^a|b$)", "((a$)|c)$", "[^\\]]+", "[]", "[", "a\\", "(?=a)b",
+        "(?:^a)b", "(?<name>^a)b", r"^\d{4}-\d{2}(\.\w+)?\s*$", r"[\w.-]+@[\w-]+\.[a-z]{2,9}",
         r"\u0041\x41\cA\/\$", "a+?b*?",
     ],
 )  # fmt: skip
@@ -75,8 +64,7 @@ def test_a_pattern_without_such_is_taken(pattern: str) -> None:
         ({"type": "string", "pattern": "a*", "maxLength": 3}, "`pattern` and `maxLength`"),
         ({"type": "object", "properties": {"a": NULL}, "required": ["b"]}, "`required` names `b`"),
         ({"type": "object", "patternProperties": {"a": NULL}, "properties": {"b": NULL}}, "`patternProperties` and"),
-        ({"type": "object", "patternProperties": {"(?=a)": NULL}}, "lookahead"),
-        ({"enum": list(range(1001))}, "more than 1000 values"),
+        ({"type": "object", "patternProperties": {"(?i)a": NULL}}, "flags"),
     ],
     ids=str,
 )  # fmt: skip
@@ -109,14 +97,6 @@ def test_a_keyword_that_would_be_ignored_is_named_with_its_place(schema: dict[st
 )
 def test_a_schema_that_is_enforced_whole_is_taken(schema: dict[str, Any]) -> None:
     assert not unenforced(schema)
-
-
-def test_a_schema_nested_too_deeply_is_refused() -> None:
-    schema: dict[str, Any] = STRING
-    for _ in range(63):
-        schema = {"type": "array", "items": schema}
-    assert not unenforced(schema)
-    assert "nested more than 64 deep" in unenforced({"type": "array", "items": schema})
 
 
 @pytest.mark.parametrize("text", ["[", "(", "{", "{1", "\\", "(?<a", "{" + "1" * 40, "a{1,"])

@@ -10,9 +10,8 @@ import msgspec
 from millrace.contracts.worker import StructuredOutput
 
 from services.ingress.api.errors import bad_value
-from services.ingress.api.patterns import pattern_fault
 from services.ingress.api.requests import ResponseFormat, Shared, StructuredOutputs
-from services.ingress.api.unenforced import unenforced
+from services.ingress.api.unenforced import pattern_fault, unenforced
 
 #: Longest schema, bytes of JSON. Checking one this long takes a few ms, once: checked schemas are remembered.
 SCHEMA_BYTES_MAX = 32_768

@@ -3,22 +3,25 @@
 xgrammar reads of each schema object the first of ``$ref``, ``const``, ``enum``, ``anyOf``, ``oneOf``, ``allOf``,
 ``type`` that it has, and only what belongs to that; the rest is left out in silence. So a keyword is refused where it
 would restrict a value and is not read. Keywords of a type that the value cannot have restrict nothing, and annotations
-never do.
+never do. What its compiler refuses, or leaves out with a warning, a worker's trial refuses (``grammar_check.py``): it
+takes place beside the engine.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
-from services.ingress.api.patterns import pattern_fault
 from services.ingress.api.schema_references import located, target
 
-#: Most values in the enums of one schema; OpenAI takes as many.
-ENUM_VALUES_MAX = 1_000
-#: Deepest nesting of objects and arrays in a schema's text: vLLM's own bound.
-NESTING_MAX = 64
+#: Parts of a pattern: escapes and sets, and what is not enforced, since it is read as something else.
+_PATTERN = re.compile(
+    r"\\.|\[\^?(?:\\.|\[(?!:)|[^\]\\[])*\]"
+    r"|(?P<flags>\(\?[a-z-]+[):])|(?P<named_set>\[\^?\[:\w+:\])|(?P<anchor>(?<=[^(|^:>])\^|\$(?=[^)|$]))",
+    re.DOTALL,
+)
 _encode = msgspec.json.Encoder(order="sorted").encode
 _FORMS = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 #: Type -> (keywords that restrict such values and are read, those that are not).
@@ -56,26 +59,22 @@ _FORMATS = frozenset({
 
 def unenforced(schema: dict[str, Any]) -> str:
     """The first thing in a valid schema that no grammar would enforce, with its place; empty for none."""
-    if _nested_deeper(schema, NESTING_MAX):
-        return f"objects and arrays are nested more than {NESTING_MAX} deep."
-    values = 0
     for place, node in located(schema):
         fault = _unread(schema, node, named=place.endswith(".propertyNames"))
         if fault:
             return f"{fault} (at {place})."
-        for pattern in _patterns(node):
-            fault = pattern_fault(pattern)
-            if fault:
+        for pattern in (node.get("pattern", ""), *node.get("patternProperties", ())):
+            if fault := pattern_fault(pattern):
                 return f"pattern of {place}: {fault}."
-        values += len(node.get("enum", ()))
-        if values > ENUM_VALUES_MAX:
-            return f"its enums have more than {ENUM_VALUES_MAX} values."
     return ""
 
 
-def _patterns(node: dict[str, Any]) -> list[str]:
-    own = [node["pattern"]] if "pattern" in node else []
-    return [*own, *node.get("patternProperties", ())]
+def pattern_fault(pattern: str) -> str:
+    """The first construct of a pattern that is not enforced, as part of a sentence; empty for none."""
+    for part in _PATTERN.finditer(pattern):
+        if part.lastgroup is not None:
+            return f"{part.lastgroup.replace('_', ' ')} `{part[0]}` (at {part.start()}) is not enforced"
+    return ""
 
 
 def _unread(root: dict[str, Any], node: dict[str, Any], *, named: bool) -> str:
@@ -182,11 +181,3 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "string"
     return "array" if isinstance(value, list) else "object"
-
-
-def _nested_deeper(schema: Any, levels: int) -> bool:
-    level = [schema]
-    for _ in range(levels):
-        nodes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
-        level = [item for node in nodes for item in node]
-    return any(isinstance(node, dict | list) for node in level)
