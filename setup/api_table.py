@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import msgspec
 
-from services.ingress.api.decoding import OF_VLLM
 from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
 from services.ingress.api.openapi import openapi_document
 from services.ingress.api.pooling_api.requests import (
@@ -34,7 +33,7 @@ from services.ingress.api.requests import (
     TokenizeRequest,
 )
 from services.ingress.api.responses_api.requests import ResponsesRequest
-from services.ingress.api.unsupported import HINTS
+from services.ingress.api.unsupported import OF_ONE_CHAT, UNSUPPORTED
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "API.md"
 BEGIN, END = "<!-- made by setup/api_table.py -->\n", "<!-- end -->\n"
@@ -120,10 +119,11 @@ def table(document: dict[str, Any]) -> str:
 def _field_rows(schemas: dict[str, Any]) -> list[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for label, kind, names in BODIES:
-        refused = HINTS.get(kind, {})
-        taken = {field.encode_name for field in msgspec.structs.fields(kind)} - refused.keys()
+        taken = {field.encode_name for field in msgspec.structs.fields(kind)}
+        refused = UNSUPPORTED | (OF_ONE_CHAT if kind is BatchRequest else {})
+        taken -= refused.keys() if kind is BatchRequest else set()
         for name in {name for schema in names for name in schemas[schema]["properties"]}:
-            hint = "" if name in taken else refused.get(name) or OF_VLLM[name]
+            hint = "" if name in taken else refused[name].instead
             found.setdefault((name, hint), []).append(label)
     return [
         f"| `{name}` of {', '.join(labels)} | {f'no: {hint}' if hint else 'yes'} |"

@@ -127,7 +127,7 @@ CASES: dict[str, tuple[str, bytes, int, str | None, str | None]] = {
     ),
     "audio": (CHAT, chat(modalities=["audio"]), 400, "modalities", "unsupported_parameter"),
     "storing": (CHAT, chat(store=True), 400, "store", None),
-    "prompt for chat": (CHAT, complete(), 400, "prompt", "unknown_parameter"),
+    "prompt for chat": (CHAT, complete(), 400, "prompt", "unsupported_parameter"),
     "an empty prompt": (COMPLETE, complete(prompt=""), 400, "prompt", None),
     "no prompts": (COMPLETE, complete(prompt=[]), 400, "prompt", None),
     "a mixed batch": (COMPLETE, complete(prompt=["a", 1]), 400, "prompt", None),

@@ -31,7 +31,7 @@ from services.ingress.api.streams import ChatStream, CompletionStream, EchoedPro
 from services.ingress.api.tokenize_endpoints import detokenize, tokenize
 from services.ingress.api.tokenizer import ChatTemplate, ModelTokenizer, TemplateRefused
 from services.ingress.api.tools import NO_TOOLS, ToolMode, ToolPlan
-from services.ingress.api.unsupported import HINTS
+from services.ingress.api.unsupported import UNSUPPORTED
 from services.ingress.calls.messages import Call, CallPart, ChoiceDelta, DeltaLogprob, RefusalKind, Usage
 
 TEMPLATE = (
@@ -157,14 +157,14 @@ def test_schemas_are_checked_without_fetching_anything(schema: Any, fault: str |
 
 def test_null_is_the_same_as_absent_for_every_optional_parameter():
     for kind, body in ((ChatRequest, {"messages": USER}), (CompletionRequest, {"prompt": "hi"})):
-        names = {f.name for f in msgspec.structs.fields(kind)} | HINTS[kind].keys()
+        names = {f.name for f in msgspec.structs.fields(kind)} | UNSUPPORTED.keys()
         names -= {"model", "messages", "prompt"}
         assert call_of(body | dict.fromkeys(names)) == call_of(body)
 
 
 def test_every_unsupported_parameter_is_refused_by_name():
     for kind, body in ((ChatRequest, {"messages": USER}), (CompletionRequest, {"prompt": "hi"})):
-        for name in HINTS[kind]:
+        for name in UNSUPPORTED.keys() - set(kind.__struct_fields__):
             error = error_of(body | {name: "something"})
             assert (error.status, error.param, error.code) == (400, name, "unsupported_parameter")
             assert error.message.startswith(f"`{name}` is not supported: ")
@@ -579,7 +579,7 @@ def test_the_limit_of_a_context_is_read_where_a_family_has_it(config: dict[str, 
 def test_the_api_page_names_every_parameter_that_is_taken():
     page = (Path(__file__).resolve().parents[2] / "docs" / "API.md").read_text()
     for kind in (ChatRequest, CompletionRequest):
-        taken = {field.name for field in msgspec.structs.fields(kind)} - HINTS[kind].keys()
+        taken = {field.name for field in msgspec.structs.fields(kind)}
         assert {name for name in taken if f"`{name}`" not in page and f"`{name}:" not in page} == set()
 
 

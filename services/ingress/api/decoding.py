@@ -10,7 +10,7 @@ from msgspec import inspect
 
 from services.ingress.api.errors import ApiError
 from services.ingress.api.requests import LogitBias
-from services.ingress.api.unsupported import refuse_unsupported, with_unsupported
+from services.ingress.api.unsupported import without_unsupported
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -38,27 +38,6 @@ _MEDIA_NAMES = {
 _MEDIA = re.compile(rf"^Invalid (enum )?value '(?P<name>{'|'.join(_MEDIA_NAMES)})'$")
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
-#: Parameters of vLLM 0.32 that no request struct here has, each with what to do instead.
-OF_VLLM = {
-    "request_id": "send it as the header `x-request-id`",
-    "session_id": "requests are placed by what is cached of their prompts; leave it out",
-    "kv_transfer_params": "KV is moved by Millrace; leave it out",
-    "ec_transfer_params": "engines encode images themselves; leave it out",
-    "mm_processor_kwargs": "images are processed as the model's folder says; leave it out",
-    "media_io_kwargs": "images become RGB on white",
-    "mm_payload": "send images in `messages`",
-    "return_mm_kwargs": "leave it out",
-    "logprob_token_ids": "use `logprobs`",
-    "return_token_offsets": "use `/tokenize` on the text",
-    "return_prompt_text": "use `/detokenize` on `prompt_token_ids`",
-    "repetition_detection": "use `repetition_penalty`",
-    "stream_interval": "each message of the engine is one event; leave it out",
-    "vllm_xargs": "leave it out",
-    "watermarking": "leave it out",
-    "routed_experts_prompt_start": "leave it out",
-    "chat_template": "the model's own template is used",
-}
-
 
 def decode_body(body: bytes, kind: type[T]) -> T:
     """Read a JSON body.
@@ -69,19 +48,21 @@ def decode_body(body: bytes, kind: type[T]) -> T:
     """
     decoder = _decoders.get(kind)
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(with_unsupported(kind))
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        request = cast("T", decoder.decode(body))
-    except msgspec.ValidationError as error:
-        raise _invalid(str(error), body, kind) from None
+        try:
+            return cast("T", decoder.decode(body))
+        except msgspec.ValidationError as error:
+            supported = without_unsupported(body, kind) if _UNKNOWN.match(str(error)) else None
+            if supported is None:
+                raise _invalid(str(error), body, kind) from None
+        return decode_body(supported, kind)
     except msgspec.DecodeError as error:
         raise _no_json(str(error), body) from None
     except UnicodeDecodeError as error:
         raise ApiError(400, f"The body is not valid UTF-8: {error.reason}.", code="invalid_utf8") from None
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
-    refuse_unsupported(request, kind)
-    return request
 
 
 def _no_json(text: str, body: bytes) -> ApiError:
@@ -106,9 +87,6 @@ def _invalid(text: str, body: bytes, kind: type[Any]) -> ApiError:
         named = pattern.match(sentence)
         if named:
             param = f"{path}.{named['name']}" if path else named["name"]
-            if word == "Unknown" and param in OF_VLLM:
-                message = f"`{param}` is not supported: {OF_VLLM[param]}."
-                return ApiError(400, message, param=param, code="unsupported_parameter")
             return ApiError(400, f"{word} parameter: `{param}`.", param=param, code=code)
     if not path:
         return ApiError(400, f"The body is wrong: {sentence}.", code="invalid_type")

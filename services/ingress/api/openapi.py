@@ -25,7 +25,7 @@ from services.ingress.api.requests import (
     UnloadAdapterRequest,
 )
 from services.ingress.api.responses_api.requests import ResponsesRequest
-from services.ingress.api.unsupported import HINTS
+from services.ingress.api.unsupported import OF_ONE_CHAT
 
 _REF = "#/components/schemas/{name}"
 _OBJECT, _TEXT, _INTEGER, _TEXT_OR_NULL = (
@@ -54,9 +54,8 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     posts = _posts()
     kinds = dict.fromkeys(kind for _, _, kind, _ in posts.values())
     _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
-    for kind, names in HINTS.items():
-        for name in names:
-            components[kind.__name__]["properties"].pop(name, None)
+    for name in OF_ONE_CHAT:
+        del components["BatchRequest"]["properties"][name]
     for kind in kinds:
         if "model" in kind.__struct_fields__:
             components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}

@@ -30,6 +30,7 @@ from services.ingress.api.requests import (
 from services.ingress.api.sampling import prompt_too_long, sampling_of
 from services.ingress.api.structured_outputs import structured_output
 from services.ingress.api.tools import NO_PARSERS, NO_TOOLS, ToolPlan, plan_tools
+from services.ingress.api.unsupported import refuse_of_one_chat
 from services.ingress.calls.messages import Call, CallKind, KeyLimits
 from services.ingress.parsing.messages import ParserOpened
 
@@ -133,7 +134,7 @@ def parse_chat(request: ChatRequest, model: ServedModel) -> ParsedRequest:
 def parse_batch_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
     """Read and check several chats, which are one call with a prompt each."""
     batch = decode_body(body, BatchRequest)
-    check_options(batch)
+    refuse_of_one_chat(batch)
     _check_count(batch, len(batch.messages), "messages")
     shared = {name: getattr(batch, name) for name in ChatRequest.__struct_fields__}
     chats = [ChatRequest(**shared | {"messages": messages}) for messages in batch.messages]

@@ -1,8 +1,7 @@
 """Bodies of requests, as Structs. They are the source of validation and of the OpenAPI document.
 
-Every field that OpenAI or vLLM 0.32 documents and that means something here is declared with its bounds; what is
-known but not supported is declared with the values that change nothing (api/unsupported.py); everything else is
-refused as unknown.
+Every field that OpenAI or vLLM 0.32 documents and that means something here is declared with its bounds;
+api/unsupported.py says what to do instead of the others that they know. Everything else is refused as unknown.
 """
 
 from __future__ import annotations

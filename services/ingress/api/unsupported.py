@@ -1,150 +1,126 @@
-"""Parameters that are known and not supported: which values change nothing, and what to say of the others.
-
-The Structs of requests do not declare them, but for those that other requests of the same Struct may use.
-"""
+"""Parameters of OpenAI, Anthropic and vLLM 0.32 that no request has here: what to do instead, and what changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
-from msgspec import UNSET, Struct, defstruct
+import msgspec
 
 from services.ingress.api.errors import unsupported
-from services.ingress.api.messages_api.requests import CountTokensRequest, MessagesRequest
-from services.ingress.api.pooling_api.requests import (
-    ClassificationRequest,
-    EmbeddingRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
-from services.ingress.api.requests import BatchRequest, ChatRequest, CompletionRequest
-from services.ingress.api.responses_api.requests import ResponsesRequest
+from services.ingress.api.requests import BatchRequest
 
 _GUIDED = "use `structured_outputs` or `response_format`"
-
-#: Field -> (values that mean the same as leaving it out, what to do instead).
-_SHARED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "length_penalty": ((None, 1.0), "there is no beam search"),
-    "use_beam_search": ((None, False), "there is no beam search"),
-    "spaces_between_special_tokens": ((None, True), "leave it out"),
-    "priority": ((None, 0), "all requests have one priority"),
-    "guided_json": ((None,), _GUIDED),
-    "guided_regex": ((None,), _GUIDED),
-    "guided_choice": ((None,), _GUIDED),
-    "guided_grammar": ((None,), _GUIDED),
-    "guided_decoding_backend": ((None,), _GUIDED),
-}
-_CHAT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "audio": ((None,), "the output is text"),
-    "modalities": ((None, ["text"]), "the output is text"),
-    "prediction": ((None,), "leave it out"),
-    "verbosity": ((None,), "leave it out"),
-    "web_search_options": ((None,), "leave it out"),
-    "functions": ((None, []), "use `tools`"),
-    "function_call": ((None, "none"), "use `tool_choice`"),
-    "chat_template": ((None,), "the model's own template is used"),
-    "documents": ((None, []), "put them into a message"),
-}
-_ALONE = "send such a chat alone"
-_BATCH: dict[str, tuple[tuple[Any, ...], str]] = {
-    "best_of": ((None, 1), "use `n` of a chat"),
-    "early_stopping": ((None, False), "there is no beam search"),
-    "n": ((None, 1), _ALONE),
-    "stream": ((None, False), _ALONE),
-    "stream_options": ((None,), _ALONE),
-    "tools": ((None, []), _ALONE),
-    "tool_choice": ((None, "none"), _ALONE),
-    "continue_final_message": ((None, False), _ALONE),
-    "prompt_logprobs": ((None,), _ALONE),
-    "echo": ((None, False), _ALONE),
-    "kv_transfer_params": ((None,), _ALONE),
-}
-_COMPLETION: dict[str, tuple[tuple[Any, ...], str]] = {
-    "best_of": ((None, 1), "use `n`"),
-    "suffix": ((None, ""), "leave it out"),
-    "prompt_embeds": ((None,), "send text or token ids"),
-}
-_STATELESS = "send the whole conversation as `input`"
-_RESPONSES: dict[str, tuple[tuple[Any, ...], str]] = {
-    "conversation": ((None,), _STATELESS),
-    "prompt": ((None,), "send `input`"),
-    "truncation": ((None, "disabled"), "shorten the input"),
-    "moderation": ((None,), "leave it out"),
-    "context_management": ((None, []), "shorten the input"),
-    "priority": ((None, 0), "all requests have one priority"),
-    "enable_response_messages": ((None, False), "use `/tokenize` on the messages"),
-    "previous_input_messages": ((None,), _STATELESS),
-}
-_COUNT: dict[str, tuple[tuple[Any, ...], str]] = {"mcp_servers": ((None, []), "call the tools yourself")}
-_MESSAGES: dict[str, tuple[tuple[Any, ...], str]] = {
-    "container": ((None,), "run code yourself"),
-    "inference_geo": ((None,), "leave it out"),
-}
-_POOLED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "priority": ((None, 0), "all requests have one priority"),
-    "padding": ((None, "do_not_pad"), "leave it out"),
-}
-_VECTORS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "embed_dtype": ((None, "float32"), "round the numbers yourself"),
-    "endianness": ((None, "native", "little"), "base64 is little-endian"),
-}
+_BEAMS = "there is no beam search"
 _CUT = "use `truncate_prompt_tokens`"
-_PAIRS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "max_tokens_per_query": ((None, 0), _CUT),
-    "max_tokens_per_doc": ((None, 0), _CUT),
-    "instruction": ((None,), "put it into the query"),
-    "chat_template_kwargs": ((None, {}), "pairs have no template"),
+_STATELESS = "send the whole conversation as `input`"
+_TEXT = "the output is text"
+_NOTHING = "leave it out"
+_ALONE = "send such a chat alone"
+
+
+class Unsupported(NamedTuple):
+    """A parameter: what to do instead, and the values besides null that mean the same as leaving it out."""
+
+    instead: str
+    harmless: tuple[Any, ...] = ()
+
+
+UNSUPPORTED: dict[str, Unsupported] = {
+    "audio": Unsupported(_TEXT),
+    "best_of": Unsupported("use `n`", (1,)),
+    "chat_template": Unsupported("the model's own template is used"),
+    "chat_template_kwargs": Unsupported("only chats have a template", ({},)),
+    "container": Unsupported("run code yourself"),
+    "context_management": Unsupported("shorten the input", ([],)),
+    "conversation": Unsupported(_STATELESS),
+    "documents": Unsupported("put them into a message", ([],)),
+    "early_stopping": Unsupported(_BEAMS, (False,)),
+    "ec_transfer_params": Unsupported("engines encode images themselves; leave it out"),
+    "embed_dtype": Unsupported("round the numbers yourself", ("float32",)),
+    "enable_response_messages": Unsupported("use `/tokenize` on the messages", (False,)),
+    "endianness": Unsupported("base64 is little-endian", ("native", "little")),
+    "function_call": Unsupported("use `tool_choice`", ("none",)),
+    "functions": Unsupported("use `tools`", ([],)),
+    "guided_choice": Unsupported(_GUIDED),
+    "guided_decoding_backend": Unsupported(_GUIDED),
+    "guided_grammar": Unsupported(_GUIDED),
+    "guided_json": Unsupported(_GUIDED),
+    "guided_regex": Unsupported(_GUIDED),
+    "inference_geo": Unsupported(_NOTHING),
+    "instruction": Unsupported("put it into the query"),
+    "kv_transfer_params": Unsupported("KV is moved by Millrace; leave it out"),
+    "length_penalty": Unsupported(_BEAMS, (1.0,)),
+    "logprob_token_ids": Unsupported("use `logprobs`"),
+    "max_tokens_per_doc": Unsupported(_CUT, (0,)),
+    "max_tokens_per_query": Unsupported(_CUT, (0,)),
+    "mcp_servers": Unsupported("call the tools yourself", ([],)),
+    "media_io_kwargs": Unsupported("images become RGB on white"),
+    "mm_payload": Unsupported("send images in `messages`"),
+    "mm_processor_kwargs": Unsupported("images are processed as the model's folder says; leave it out"),
+    "modalities": Unsupported(_TEXT, (["text"],)),
+    "moderation": Unsupported(_NOTHING),
+    "padding": Unsupported(_NOTHING, ("do_not_pad",)),
+    "prediction": Unsupported(_NOTHING),
+    "previous_input_messages": Unsupported(_STATELESS),
+    "priority": Unsupported("all requests have one priority", (0,)),
+    "prompt": Unsupported("send `messages` or `input`"),
+    "prompt_embeds": Unsupported("send text or token ids"),
+    "repetition_detection": Unsupported("use `repetition_penalty`"),
+    "request_id": Unsupported("send it as the header `x-request-id`"),
+    "return_mm_kwargs": Unsupported(_NOTHING),
+    "return_prompt_text": Unsupported("use `/detokenize` on `prompt_token_ids`"),
+    "return_token_offsets": Unsupported("use `/tokenize` on the text"),
+    "routed_experts_prompt_start": Unsupported(_NOTHING),
+    "session_id": Unsupported("requests are placed by what is cached of their prompts; leave it out"),
+    "spaces_between_special_tokens": Unsupported(_NOTHING, (True,)),
+    "stream_interval": Unsupported("each message of the engine is one event; leave it out"),
+    "suffix": Unsupported(_NOTHING, ("",)),
+    "truncation": Unsupported("shorten the input", ("disabled",)),
+    "use_beam_search": Unsupported(_BEAMS, (False,)),
+    "verbosity": Unsupported(_NOTHING),
+    "vllm_xargs": Unsupported(_NOTHING),
+    "watermarking": Unsupported(_NOTHING),
+    "web_search_options": Unsupported(_NOTHING),
 }
-_UNSUPPORTED: dict[type[Struct], dict[str, tuple[tuple[Any, ...], str]]] = {
-    ChatRequest: _SHARED | _CHAT,
-    BatchRequest: _SHARED | _CHAT | _BATCH,
-    CompletionRequest: _SHARED | _COMPLETION,
-    ResponsesRequest: _RESPONSES,
-    CountTokensRequest: _COUNT,
-    MessagesRequest: _COUNT | _MESSAGES,
-    EmbeddingRequest: _POOLED | _VECTORS,
-    PoolingRequest: _POOLED | _VECTORS,
-    ClassificationRequest: _POOLED,
-    ScoreRequest: _POOLED | _PAIRS,
-    RerankRequest: _POOLED | _PAIRS,
+#: Fields of a chat that a batch has none of.
+OF_ONE_CHAT: dict[str, Unsupported] = {
+    "continue_final_message": Unsupported(_ALONE, (False,)),
+    "echo": Unsupported(_ALONE, (False,)),
+    "kv_transfer_params": Unsupported(_ALONE),
+    "n": Unsupported(_ALONE, (1,)),
+    "prompt_logprobs": Unsupported(_ALONE),
+    "stream": Unsupported(_ALONE, (False,)),
+    "stream_options": Unsupported(_ALONE),
+    "tool_choice": Unsupported(_ALONE, ("none",)),
+    "tools": Unsupported(_ALONE, ([],)),
 }
 
-#: Type -> (reads all these fields of a request, what it reads where the client sent none).
-_ABSENT: dict[type[Struct], tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
-    kind: (attrgetter(*fields), (UNSET,) * len(fields)) for kind, fields in _UNSUPPORTED.items()
-}
 
-#: Type -> field -> what to do instead.
-HINTS = {kind: {name: hint for name, (_, hint) in fields.items()} for kind, fields in _UNSUPPORTED.items()}
-
-
-def with_unsupported(kind: type[Struct]) -> type[Struct]:
-    """A Struct that also takes the parameters of its kind that are not supported."""
-    fields = [(name, Any, UNSET) for name in _UNSUPPORTED.get(kind, {}) if name not in kind.__struct_fields__]
-    return defstruct(kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True)
-
-
-def refuse_unsupported(request: Struct, kind: type[Struct]) -> None:
-    """Check that no unsupported parameter asks for anything.
-
-    Args:
-        request: Of ``with_unsupported(kind)``.
+def without_unsupported(body: bytes, kind: type[msgspec.Struct]) -> bytes | None:
+    """A JSON object without the unsupported parameters that ask for nothing; None where it has none.
 
     Raises:
-        ApiError: 400 naming the first one that does.
+        ApiError: 400 naming one that asks for something.
     """
-    if kind not in _UNSUPPORTED:
-        return
-    read, absent = _ABSENT[kind]
-    if read(request) == absent:
-        return
-    for name, (harmless, hint) in _UNSUPPORTED[kind].items():
-        value = getattr(request, name)
-        if value is UNSET:
-            continue
-        # A bool equals an int in Python: `best_of: true` is not `best_of: 1`.
-        if not any(value == h and isinstance(value, bool) == isinstance(h, bool) for h in harmless):
-            raise unsupported(name, f"`{name}` is not supported: {hint}.")
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    unknown = fields.keys() & UNSUPPORTED.keys() - set(kind.__struct_fields__)
+    for name in unknown:
+        _refuse(name, UNSUPPORTED[name], msgspec.json.decode(fields.pop(name)))
+    return msgspec.json.encode(fields) if unknown else None
+
+
+def refuse_of_one_chat(batch: BatchRequest) -> None:
+    """Check that a batch asks for nothing that only a single chat can have.
+
+    Raises:
+        ApiError: 400 naming it.
+    """
+    for name, parameter in OF_ONE_CHAT.items():
+        _refuse(name, parameter, msgspec.to_builtins(getattr(batch, name)))
+
+
+def _refuse(name: str, parameter: Unsupported, value: Any) -> None:
+    # A bool equals an int in Python: `best_of: true` is not `best_of: 1`.
+    same = any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in parameter.harmless)
+    if value is not None and not same:
+        raise unsupported(name, f"`{name}` is not supported: {parameter.instead}.")
