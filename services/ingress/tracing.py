@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 from millrace.actor.effects import RecordSpan
-from millrace.contracts.observers import CandidateForecast
-from millrace.telemetry.tracecontext import child, format_traceparent, parse_traceparent
+from millrace.contracts.observers import CandidateForecast, RequestFinished
+from millrace.telemetry.tracecontext import TraceContext, child, format_traceparent, parse_traceparent
 
-from services.ingress.calls.messages import CallKind, Usage
+from services.ingress.calls.messages import Call, CallKind
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.lifecycle import DispatchChoice
 from services.ingress.pending import PendingForecast, PendingTag
@@ -151,7 +151,7 @@ def end_move(state: IngressState, sequence: OpenSequence, grant: EpochGrant, *, 
     _record(state, call, "move", grant.span, grant.at_ns, attributes, link=earlier)
 
 
-def _gen_ai(call: OpenCall, usage: Usage) -> dict[str, Any]:
+def _gen_ai(call: OpenCall) -> dict[str, Any]:
     """The same under OpenTelemetry's names for calls of models, which other tools read."""
     sampling = call.call.sampling
     return {
@@ -161,43 +161,45 @@ def _gen_ai(call: OpenCall, usage: Usage) -> dict[str, Any]:
         "gen_ai.request.max_tokens": sampling.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.usage.input_tokens": call.prompt_tokens,
+        "gen_ai.usage.output_tokens": call.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": call.cached_tokens,
         "gen_ai.response.finish_reasons": [s.output.finish_reason for s in call.sequences],
     }
 
 
-def end_call(state: IngressState, call: OpenCall, outcome: str, error: str) -> None:
+def end_call(state: IngressState, call: OpenCall, finished: RequestFinished) -> None:
     """Record the root span; that of an attempt is its cascade's to record, with its score."""
-    if error:
+    if finished.outcome != "completed":
         keep(call)
-    if call.trace is None or call.call.parent:
-        return
-    usage, first = call.usage(), call.first_token_ns
+    if call.trace is not None and not call.call.parent:
+        more = {"instances": ", ".join(call.instances), **_gen_ai(call)}
+        end_root(state, call.call, call.trace, finished, more)
+
+
+def end_root(
+    state: IngressState, call: Call, trace: TraceContext, finished: RequestFinished, more: dict[str, Any]
+) -> None:
+    """Record the root span of a client's call: its outcome, and more attributes."""
+    first: list[tuple[str, int, dict[str, Any]]] = []
+    if finished.ttft_ns is not None:
+        first.append(("first_token", finished.arrival_ns + finished.ttft_ns, {}))
+    shown = ("request", "model", "key", "outcome", "prompt_tokens", "cached_tokens", "continuations", "migrations")
+    attributes: dict[str, Any] = {name: getattr(finished, name) for name in shown}
+    attributes |= {
+        "client_id": call.client_id,
+        "output_tokens": sum(finished.output_tokens),
+        "finish_reasons": ", ".join(finished.finish_reasons),
+    }
     state.emit(
         RecordSpan(
             name="ingress",
-            traceparent=format_traceparent(call.trace),
-            parent_span_id=call.call.parent_span_id,
-            start_ns=call.arrival_ns,
+            traceparent=format_traceparent(trace),
+            parent_span_id=call.parent_span_id,
+            start_ns=finished.arrival_ns,
             end_ns=state.now_ns,
-            attributes={
-                "request": call.request,
-                "client_id": call.call.client_id,
-                "model": call.call.model,
-                "key": call.call.key,
-                "outcome": outcome,
-                "prompt_tokens": usage.prompt_tokens,
-                "output_tokens": usage.completion_tokens,
-                "cached_tokens": usage.cached_tokens,
-                "continuations": call.continuations,
-                "migrations": call.migrations,
-                "instances": ", ".join(call.instances),
-                "finish_reasons": ", ".join(s.output.finish_reason for s in call.sequences),
-                **_gen_ai(call, usage),
-            },
-            events=[("first_token", first, {})] if first else [],
-            error=error,
+            attributes=attributes | more,
+            events=first,
+            error="" if finished.outcome == "completed" else finished.detail,
         )
     )

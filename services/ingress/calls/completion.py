@@ -177,40 +177,42 @@ def _close(state: IngressState, call: OpenCall, outcome: str, detail: str) -> No
         choices = len(call.call.prompts) * call.call.n
         state.admission.release(call.call, choices, call.output_tokens, state.now_ns)
     state.metrics.calls.add(call.call.model, outcome)
+    finished = _finished(state, call, outcome, detail)
     if call.accepted:
-        state.emit(_outcome(state, call, outcome, detail))
-    tracing.end_call(state, call, outcome, "" if outcome == "completed" else detail)
+        publish_outcome(state, call.call, finished)
+    tracing.end_call(state, call, finished)
 
 
-def _outcome(state: IngressState, call: OpenCall, outcome: str, detail: str) -> Publish:
+def publish_outcome(state: IngressState, call: Call, finished: RequestFinished) -> None:
+    """Publish the outcome of an accepted call."""
+    subject = state.subjects.outcome(call.model)
+    state.emit(Publish(subject=subject, body=finished, request=call.request, traceparent=call.traceparent))
+
+
+def _finished(state: IngressState, call: OpenCall, outcome: str, detail: str) -> RequestFinished:
     forecast = call.forecast
-    return Publish(
-        subject=state.subjects.outcome(call.call.model),
-        body=RequestFinished(
-            request=call.request,
-            model=call.call.model,
-            outcome=outcome,
-            ingress=state.name,
-            key=call.call.key,
-            detail=detail,
-            prompt_tokens=call.prompt_tokens,
-            cached_tokens=call.cached_tokens,
-            output_tokens=[len(s.log) for s in call.sequences],
-            finish_reasons=[s.output.finish_reason for s in call.sequences],
-            continuations=call.continuations,
-            predicted_output_tokens=call.predicted,
-            arrival_ns=call.arrival_ns,
-            ttft_ns=call.first_token_ns - call.arrival_ns if call.first_token_ns else None,
-            e2e_ns=state.now_ns - call.arrival_ns,
-            instances=call.instances,
-            predicted_ttft_ns=None if forecast is None else forecast.ttft_ns,
-            predicted_e2e_ns=None if forecast is None else forecast.e2e_ns,
-            placed_ns=call.placed_ns,
-            migrations=call.migrations,
-            predicted_cached_tokens=None if forecast is None else forecast.cached_tokens,
-            block_hashes=call.sequences[0].decoded_blocks(),
-            parent=call.call.parent,
-        ),
+    return RequestFinished(
         request=call.request,
-        traceparent=call.call.traceparent,
+        model=call.call.model,
+        outcome=outcome,
+        ingress=state.name,
+        key=call.call.key,
+        detail=detail,
+        prompt_tokens=call.prompt_tokens,
+        cached_tokens=call.cached_tokens,
+        output_tokens=[len(s.log) for s in call.sequences],
+        finish_reasons=[s.output.finish_reason for s in call.sequences],
+        continuations=call.continuations,
+        predicted_output_tokens=call.predicted,
+        arrival_ns=call.arrival_ns,
+        ttft_ns=call.first_token_ns - call.arrival_ns if call.first_token_ns else None,
+        e2e_ns=state.now_ns - call.arrival_ns,
+        instances=call.instances,
+        predicted_ttft_ns=None if forecast is None else forecast.ttft_ns,
+        predicted_e2e_ns=None if forecast is None else forecast.e2e_ns,
+        placed_ns=call.placed_ns,
+        migrations=call.migrations,
+        predicted_cached_tokens=None if forecast is None else forecast.cached_tokens,
+        block_hashes=call.sequences[0].decoded_blocks(),
+        parent=call.call.parent,
     )

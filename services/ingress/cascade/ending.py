@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import Log, Publish, RecordSpan
+from millrace.actor.effects import Log, RecordSpan
 from millrace.contracts.observers import RequestFinished
 
+from services.ingress import tracing
+from services.ingress.calls.completion import publish_outcome
 from services.ingress.calls.listener import failure
 from services.ingress.calls.messages import AcceptCall, AnsweringTier, CompleteCall, DeliverDeltas, Usage
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
@@ -80,9 +82,11 @@ def _close(
         state.metrics.attempts.add(parent.call.model, attempt.model, attempt.outcome)
     if parent.attempts:
         record_attempt(state, parent, parent.attempt)
+    finished = _finished(state, parent, outcome, detail, delivered)
     if parent.accepted:
-        state.emit(_outcome(state, parent, outcome, detail, delivered))
-    _end_span(state, parent, outcome, detail, delivered)
+        publish_outcome(state, parent.call, finished)
+    if parent.trace is not None:
+        tracing.end_root(state, parent.call, parent.trace, finished, _course(parent, delivered))
 
 
 def _charged(parent: OpenCascade) -> int:
@@ -91,33 +95,30 @@ def _charged(parent: OpenCascade) -> int:
     return sum(usage.completion_tokens for usage in usages) + sum(usage.prompt_tokens for usage in usages[1:])
 
 
-def _outcome(state: IngressState, parent: OpenCascade, outcome: str, detail: str, delivered: Attempt | None) -> Publish:
-    call = delivered.call if delivered is not None else None
+def _finished(
+    state: IngressState, parent: OpenCascade, outcome: str, detail: str, delivered: Attempt | None
+) -> RequestFinished:
+    sequences = delivered.call.sequences if delivered is not None and delivered.call is not None else []
     usage = delivered.usage() if delivered is not None else Usage(0, 0)
     calls = [attempt.call for attempt in parent.attempts if attempt.call is not None]
-    return Publish(
-        subject=state.subjects.outcome(parent.call.model),
-        body=RequestFinished(
-            request=parent.request,
-            model=parent.call.model,
-            outcome=outcome,
-            ingress=state.name,
-            key=parent.call.key,
-            detail=detail,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            output_tokens=[] if call is None else [len(s.log) for s in call.sequences],
-            finish_reasons=[] if call is None else [s.output.finish_reason for s in call.sequences],
-            continuations=sum(c.continuations for c in calls),
-            migrations=sum(c.migrations for c in calls),
-            arrival_ns=parent.arrival_ns,
-            ttft_ns=parent.first_ns - parent.arrival_ns if parent.first_ns else None,
-            e2e_ns=state.now_ns - parent.arrival_ns,
-            attempts=[attempt.told() for attempt in parent.attempts],
-            reason=delivered.reason.value if delivered is not None else "",
-        ),
+    return RequestFinished(
         request=parent.request,
-        traceparent=parent.call.traceparent,
+        model=parent.call.model,
+        outcome=outcome,
+        ingress=state.name,
+        key=parent.call.key,
+        detail=detail,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=[len(s.log) for s in sequences],
+        finish_reasons=[s.output.finish_reason for s in sequences],
+        continuations=sum(c.continuations for c in calls),
+        migrations=sum(c.migrations for c in calls),
+        arrival_ns=parent.arrival_ns,
+        ttft_ns=parent.first_ns - parent.arrival_ns if parent.first_ns else None,
+        e2e_ns=state.now_ns - parent.arrival_ns,
+        attempts=[attempt.told() for attempt in parent.attempts],
+        reason=delivered.reason.value if delivered is not None else "",
     )
 
 
@@ -147,49 +148,14 @@ def record_attempt(state: IngressState, parent: OpenCascade, attempt: Attempt) -
     )
 
 
-def _end_span(
-    state: IngressState,
-    parent: OpenCascade,
-    outcome: str,
-    detail: str,
-    delivered: Attempt | None,
-) -> None:
-    if parent.trace is None:
-        return
-    attributes: dict[str, Any] = {
-        "request": parent.request,
-        "model": parent.call.model,
-        "key": parent.call.key,
-        "outcome": outcome,
+def _course(parent: OpenCascade, delivered: Attempt | None) -> dict[str, Any]:
+    """Attributes of the root span: what the cascade did."""
+    instances = [name for attempt in parent.attempts if attempt.call is not None for name in attempt.call.instances]
+    return {
         "entry": parent.entry,
         "epoch": parent.served.plan.epoch,
         "attempts": _encode([attempt.told() for attempt in parent.attempts]).decode(),  # `millrace explain` reads it
+        "instances": ", ".join(dict.fromkeys(instances)),
+        "delivered": delivered.model if delivered is not None else "",
+        "reason": delivered.reason.value if delivered is not None else "",
     }
-    calls = [attempt.call for attempt in parent.attempts if attempt.call is not None]
-    attributes |= {
-        "continuations": sum(call.continuations for call in calls),
-        "migrations": sum(call.migrations for call in calls),
-        "instances": ", ".join(dict.fromkeys(name for call in calls for name in call.instances)),
-    }
-    if delivered is not None and delivered.call is not None:
-        usage = delivered.usage()
-        attributes |= {
-            "delivered": delivered.model,
-            "reason": delivered.reason.value,
-            "prompt_tokens": usage.prompt_tokens,
-            "output_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "finish_reasons": ", ".join(s.output.finish_reason for s in delivered.call.sequences),
-        }
-    state.emit(
-        RecordSpan(
-            name="ingress",
-            traceparent=parent.call.traceparent,
-            parent_span_id=parent.call.parent_span_id,
-            start_ns=parent.arrival_ns,
-            end_ns=state.now_ns,
-            attributes=attributes | {"client_id": parent.call.client_id},
-            events=[("first_token", parent.first_ns, {})] if parent.first_ns else [],
-            error="" if outcome == "completed" else detail,
-        )
-    )
