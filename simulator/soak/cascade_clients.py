@@ -31,6 +31,6 @@ class CascadeClients(Clients):
             return
         report = effect.report
         assert report is not None, f"{effect.request} has no report"
-        delivered = [attempt for attempt in report.attempts if attempt.outcome == "delivered"]
-        assert len(delivered) == 1, f"{effect.request}: {report}"
-        assert (delivered[0].model, delivered[0].usage) == (report.model, effect.usage), f"{effect.request}: {report}"
+        pairs = zip(report.attempts, report.usages, strict=True)
+        delivered = [(attempt.model, usage) for attempt, usage in pairs if attempt.outcome == "delivered"]
+        assert delivered == [(report.model, effect.usage)], f"{effect.request}: {report}"

@@ -105,7 +105,7 @@ class CascadeSoakRun(SoakRun):
             quality=rng.choice((None, None, None, 50.0, 100.0)),
             max_tier=rng.choice((None, None, None, 1, 2)),
             entry_tier=rng.choice((None, None, None, 1)),
-            early_commit=rng.random() < 0.2,
+            stream="early_commit" if rng.random() < 0.2 else None,
         )
         return msgspec.structs.replace(
             call, model=CASCADE, prompts=members[0].prompts, members=members, cascade=options

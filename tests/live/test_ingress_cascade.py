@@ -10,11 +10,11 @@ import pytest
 import uvloop
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
+from millrace.contracts.observers import CascadeAttempt
 
 from services.ingress.calls.messages import (
     AcceptCall,
     AnsweringTier,
-    AttemptReport,
     Call,
     CascadeReport,
     ChoiceDelta,
@@ -51,7 +51,7 @@ class CascadeCore(FakeCore):
             self.look(10.0 * look)
         report = _report(call)
         self._do(AcceptCall(request=call.request, answering=AnsweringTier(report.tier, report.model, report.score)))
-        usage = report.attempts[-1].usage
+        usage = report.usages[-1]
         self._do(DeliverDeltas(request=call.request, deltas=[ChoiceDelta(0, "fine ", 1)], usage=usage))
         last = [ChoiceDelta(0, "day", 1, "stop")]
         self._do(DeliverDeltas(request=call.request, deltas=last, usage=usage, report=report))
@@ -60,14 +60,12 @@ class CascadeCore(FakeCore):
 
 def _report(call: Call) -> CascadeReport:
     first, last = call.members[0], call.members[-1]
-    thrown = AttemptReport(
-        tier=0, model=first.model, outcome="rejected", score=41.5, threshold=70.0, usage=Usage(len(first.prompts[0]), 7)
-    )
-    kept = AttemptReport(
-        tier=1, model=last.model, outcome="delivered", score=92.25, threshold=70.0, usage=Usage(len(last.prompts[0]), 2)
-    )
+    thrown = CascadeAttempt(request="", tier=0, model=first.model, outcome="rejected", score=41.5, threshold=70.0)
+    kept = CascadeAttempt(request="", tier=1, model=last.model, outcome="delivered", score=92.25, threshold=70.0)
+    usages = [Usage(len(first.prompts[0]), 7), Usage(len(last.prompts[0]), 2)]
+    tried = [thrown, kept]
     return CascadeReport(
-        name=call.model, tier=1, model=last.model, score=92.25, reason="score", attempts=[thrown, kept]
+        name=call.model, tier=1, model=last.model, score=92.25, reason="score", attempts=tried, usages=usages
     )
 
 

@@ -164,7 +164,7 @@ def test_an_attempt_that_nothing_can_follow_is_not_rejected_early():
 
 def test_an_answer_is_streamed_from_early_on_where_the_client_wants_that_and_its_beginning_is_good():
     bench = CascadeBench(70.0, 0.0, early_commit_tokens=3)
-    bench.ask(stream=True, options=CascadeOptions(early_commit=True))
+    bench.ask(stream=True, options=CascadeOptions(stream="early_commit"))
     bench.answer("ab", logprob(95), end=False)
     assert not bench.made(AcceptCall)
     bench.answer("cd", logprob(95), first_index=2, end=False)
@@ -176,7 +176,7 @@ def test_an_answer_is_streamed_from_early_on_where_the_client_wants_that_and_its
 
 def test_an_early_commit_with_a_poor_beginning_waits_for_the_end_and_may_escalate():
     bench = CascadeBench(70.0, 0.0, early_commit_tokens=3)
-    bench.ask(stream=True, options=CascadeOptions(early_commit=True))
+    bench.ask(stream=True, options=CascadeOptions(stream="early_commit"))
     bench.answer("abcd", logprob(80), end=False)
     assert not bench.made(AcceptCall)
     bench.answer("e$", logprob(10), first_index=4)
@@ -454,7 +454,7 @@ def test_the_time_limit_delivers_the_best_answer_so_far_or_fails():
 def _begun_stream(*, early: bool, **fields: Any) -> CascadeBench:
     """A stream with two tokens: of its last tier, or of one that commits early."""
     bench = CascadeBench(70.0, 0.0, early_commit_tokens=2, tier_wait_s=2.0)
-    bench.ask(stream=True, options=CascadeOptions(early_commit=early), **fields)
+    bench.ask(stream=True, options=CascadeOptions(stream="early_commit" if early else None), **fields)
     if not early:
         bench.answer("ab$", logprob(60))
     bench.answer("xy", logprob(95), end=False)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from millrace.contracts.observers import CascadeAttempt
 
 from services.ingress.api.cascade_requests import able_variants, build_any_call
 from services.ingress.api.errors import ApiError
@@ -13,7 +14,7 @@ from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
 from services.ingress.api.parsed_requests import parse_completion_request as parse_completion
 from services.ingress.api.streams import CompletionStream, ResponseHead
 from services.ingress.api.tokenizer import ModelTokenizer
-from services.ingress.calls.messages import AttemptReport, Call, CascadeReport, ChoiceDelta, Usage
+from services.ingress.calls.messages import Call, CascadeReport, ChoiceDelta, Usage
 from tests.live.ingress_rig import TEMPLATE, TOOL_TEMPLATE, write_model_folder
 
 REPORT = CascadeReport(
@@ -23,9 +24,10 @@ REPORT = CascadeReport(
     score=91.239,
     reason="score",
     attempts=[
-        AttemptReport(tier=0, model="small", outcome="rejected", score=12.0, threshold=70.0, usage=Usage(3, 5)),
-        AttemptReport(tier=1, model="large", outcome="delivered", score=91.239, threshold=70.0, usage=Usage(4, 2)),
+        CascadeAttempt(request="r~1", tier=0, model="small", outcome="rejected", score=12.0, threshold=70.0),
+        CascadeAttempt(request="r~2", tier=1, model="large", outcome="delivered", score=91.239, threshold=70.0),
     ],
+    usages=[Usage(3, 5), Usage(4, 2)],
 )
 
 

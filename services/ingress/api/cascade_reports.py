@@ -39,7 +39,8 @@ def usage_object(usage: Usage, report: CascadeReport | None = None) -> dict[str,
     if usage.reasoning_tokens is not None:
         counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     if report is not None:
-        attempts = [{"model": attempt.model, **usage_object(attempt.usage)} for attempt in report.attempts]
+        pairs = zip(report.attempts, report.usages, strict=True)
+        attempts = [{"model": attempt.model, **usage_object(used)} for attempt, used in pairs]
         counts["cascade"] = {"attempts": attempts}
     return counts
 

@@ -10,7 +10,6 @@ import msgspec
 from services.ingress.api.errors import ApiError
 from services.ingress.api.models import ServedModel
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, build_call, refuse_hopeless
-from services.ingress.api.requests import Shared
 from services.ingress.calls.messages import Call, CascadeOptions, MemberCall
 
 G = TypeVar("G")
@@ -51,7 +50,8 @@ def build_any_call(
         zip(parsed.members, prompts, strict=True), lambda each: build_call(*each, caller, limit(each[0].model))
     )
     members = [_member(member, call) for (member, _), call in able]
-    return msgspec.structs.replace(able[0][1], model=parsed.cascade, members=members, cascade=_options(parsed.request))
+    options = parsed.request.cascade or CascadeOptions()
+    return msgspec.structs.replace(able[0][1], model=parsed.cascade, members=members, cascade=options)
 
 
 def _of_able(given: Iterable[G], make: Callable[[G], M]) -> list[tuple[G, M]]:
@@ -82,15 +82,3 @@ def _end_of(text: str) -> str:
     if len(text) * 4 <= JUDGED_PROMPT_BYTES_MAX:
         return text
     return text.encode("utf-8", "replace")[-JUDGED_PROMPT_BYTES_MAX:].decode("utf-8", "ignore")
-
-
-def _options(request: Shared) -> CascadeOptions:
-    wishes = request.cascade
-    if wishes is None:
-        return CascadeOptions()
-    return CascadeOptions(
-        quality=wishes.quality,
-        max_tier=wishes.max_tier,
-        entry_tier=wishes.entry_tier,
-        early_commit=wishes.stream == "early_commit",
-    )

@@ -22,7 +22,6 @@ from services.ingress.api.models import ModelRegistry, ServedModel
 from services.ingress.api.requests import (
     CHOICES_MAX,
     BatchRequest,
-    CascadeWishes,
     ChatRequest,
     CompletionRequest,
     Shared,
@@ -31,7 +30,7 @@ from services.ingress.api.sampling import prompt_too_long, sampling_of
 from services.ingress.api.structured_outputs import structured_output
 from services.ingress.api.tools import NO_PARSERS, NO_TOOLS, ToolPlan, plan_tools
 from services.ingress.api.unsupported import refuse_of_one_chat
-from services.ingress.calls.messages import Call, CallKind, KeyLimits
+from services.ingress.calls.messages import Call, CallKind, CascadeOptions, KeyLimits
 from services.ingress.parsing.messages import ParserOpened
 
 #: Characters of the rendered prompt that the tagger sees.
@@ -325,7 +324,7 @@ def for_each_member(
 
 def check_options(request: Shared) -> None:
     """Check the fields that exclude each other."""
-    wishes = request.cascade or CascadeWishes()
+    wishes = request.cascade or CascadeOptions()
     first, last = wishes.entry_tier, wishes.max_tier
     if first is not None and last is not None and first > last:
         raise bad_value("cascade.entry_tier", f"`cascade.entry_tier` is {first}, above `cascade.max_tier` {last}.")

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from services.ingress.calls.messages import CascadeOptions
+
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 
 #: Choices per prompt: OpenAI's own bound. Prompts times choices have a configured bound besides.
@@ -159,15 +161,6 @@ class ChatMessage(Struct, kw_only=True):
     tool_call_id: str | None = None
 
 
-class CascadeWishes(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Millrace's own: wishes for a request whose model is a cascade. docs/CASCADE.md has each field's meaning."""
-
-    quality: Annotated[float, Meta(ge=0, le=100)] | None = None
-    max_tier: Annotated[int, Meta(ge=0, le=63)] | None = None
-    entry_tier: Annotated[int, Meta(ge=0, le=63)] | None = None
-    stream: Literal["buffer", "early_commit"] | None = None
-
-
 class SampledRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that chats, completions and responses share. ``model`` may be left out where one is served."""
 
@@ -191,7 +184,7 @@ class SampledRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Salt | None = None
     # Millrace's own
-    cascade: CascadeWishes | None = None
+    cascade: CascadeOptions | None = None
     # Taken and without effect; docs/API.md says so.
     user: str | None = None
     metadata: dict[str, str] | None = None

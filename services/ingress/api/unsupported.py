@@ -1,4 +1,4 @@
-"""Parameters of OpenAI, Anthropic and vLLM 0.32 that no request has here: what to do instead, and what changes nothing."""
+"""Parameters of OpenAI, Anthropic and vLLM 0.32 that no request has here: what to do instead, what changes nothing."""
 
 from __future__ import annotations
 

@@ -11,12 +11,15 @@ answers, and the last DeliverDeltas and CompleteCall carry a CascadeReport.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from millrace.actor.effects import Effect
 from millrace.contracts.message import Body
+from millrace.contracts.observers import CascadeAttempt
 from millrace.contracts.worker import Sampling
+
+Tier = Annotated[int, msgspec.Meta(ge=0, le=63)]
 
 
 class CallKind(StrEnum):
@@ -34,21 +37,25 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 0
 
 
-class CascadeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Wishes of a client for a call of a cascade.
+class CascadeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Wishes of a client for a call of a cascade: the field ``cascade`` of a request. docs/CASCADE.md explains them.
 
     Attributes:
         quality: Least score at which an answer is delivered, 0 to 100, in place of the plan's thresholds; None for the
             plan's.
         max_tier: Position of the last tier that may be asked, from 0; None for the plan's last.
         entry_tier: Position of the first tier; None leaves it to the entry policy.
-        early_commit: Stream an answer as soon as its first tokens are good enough, before it is complete.
+        stream: With ``early_commit`` an answer streams as soon as its first tokens are good enough.
     """
 
-    quality: float | None = None
-    max_tier: int | None = None
-    entry_tier: int | None = None
-    early_commit: bool = False
+    quality: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    max_tier: Tier | None = None
+    entry_tier: Tier | None = None
+    stream: Literal["buffer", "early_commit"] | None = None
+
+    @property
+    def early_commit(self) -> bool:
+        return self.stream == "early_commit"
 
 
 class MemberCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,29 +227,12 @@ class Usage(msgspec.Struct, frozen=True):
     reasoning_tokens: int | None = None
 
 
-class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of a cascade, as clients see it.
-
-    Attributes:
-        tier: Position of its model in the plan, from 0.
-        score: 0 to 100; None where it was not judged.
-        threshold: Least score at which it would have been delivered; None where it was not judged.
-        outcome: ``delivered``, ``rejected``, ``rejected_early``, ``failed`` or ``cancelled``.
-    """
-
-    tier: int
-    model: str
-    outcome: str
-    score: float | None
-    threshold: float | None
-    usage: Usage
-
-
 class CascadeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Course of a cascade's call.
 
     Attributes:
         tier, model, score: Of the delivered answer.
+        usages: Of the attempts.
     """
 
     name: str
@@ -250,7 +240,8 @@ class CascadeReport(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     score: float | None
     reason: str
-    attempts: list[AttemptReport]
+    attempts: list[CascadeAttempt]
+    usages: list[Usage]
 
 
 class AnsweringTier(msgspec.Struct, frozen=True):

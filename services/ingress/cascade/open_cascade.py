@@ -10,7 +10,7 @@ from millrace.contracts.observers import CascadeAttempt
 from millrace.telemetry.tracecontext import TraceContext, sampled_context
 
 from services.ingress.calls.limits import Refusal
-from services.ingress.calls.messages import AttemptReport, Call, CascadeReport, ChoiceDelta, MemberCall, Usage
+from services.ingress.calls.messages import Call, CascadeReport, ChoiceDelta, MemberCall, Usage
 from services.ingress.cascade.lifecycle import CascadeEvent, CascadePhase, DeliveryReason
 
 if TYPE_CHECKING:
@@ -88,16 +88,6 @@ class Attempt:
             ended_ns=self.ended_ns,
         )
 
-    def report(self) -> AttemptReport:
-        return AttemptReport(
-            tier=self.tier,
-            model=self.model,
-            outcome=self.outcome,
-            score=self.score,
-            threshold=self.threshold,
-            usage=self.usage(),
-        )
-
 
 @dataclass(slots=True, eq=False)
 class OpenCascade:
@@ -161,5 +151,6 @@ class OpenCascade:
             model=delivered.model,
             score=delivered.score,
             reason=delivered.reason.value,
-            attempts=[attempt.report() for attempt in self.attempts],
+            attempts=[attempt.told() for attempt in self.attempts],
+            usages=[attempt.usage() for attempt in self.attempts],
         )

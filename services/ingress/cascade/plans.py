@@ -57,7 +57,7 @@ class ServedCascade:
         health: How its judge has answered.
     """
 
-    __slots__ = ("_budgets", "_plan", "_positions", "config", "health", "unconfirmed")
+    __slots__ = ("_budgets", "config", "health", "plan", "unconfirmed")
 
     def __init__(self, config: CascadeConfig, plan: CascadePlan) -> None:
         self.config = config
@@ -65,15 +65,6 @@ class ServedCascade:
         self.unconfirmed = True  # no published plan is known: any epoch replaces this one
         self.health = AnswerHealth()
         self._budgets: dict[str, EscalationBudget] = {}
-
-    @property
-    def plan(self) -> CascadePlan:
-        return self._plan
-
-    @plan.setter
-    def plan(self, plan: CascadePlan) -> None:
-        self._plan = plan
-        self._positions = {tier.model: position for position, tier in enumerate(plan.tiers)}
 
     def budget(self, model: str) -> EscalationBudget:
         """Escalations away from one model."""
@@ -84,7 +75,7 @@ class ServedCascade:
 
     def position(self, model: str) -> int | None:
         """Position of a model in the plan in force; None where it has no tier."""
-        return self._positions.get(model)
+        return next((position for position, tier in enumerate(self.plan.tiers) if tier.model == model), None)
 
 
 class CascadePlans:

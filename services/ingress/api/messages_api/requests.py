@@ -12,7 +12,6 @@ from msgspec import Meta, Struct
 from services.ingress.api.requests import (
     MESSAGES_MAX,
     STOP_MAX,
-    CascadeWishes,
     Count,
     JsonObject,
     Name,
@@ -24,6 +23,7 @@ from services.ingress.api.requests import (
     TopK,
     TopP,
 )
+from services.ingress.calls.messages import CascadeOptions
 
 
 class ImageSource(Struct, kw_only=True):
@@ -144,7 +144,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     top_p: TopP | None = None
     cache_salt: Salt | None = None
     # Millrace's own
-    cascade: CascadeWishes | None = None
+    cascade: CascadeOptions | None = None
     # Taken and without effect.
     metadata: JsonObject | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
