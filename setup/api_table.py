@@ -119,9 +119,8 @@ def table(document: dict[str, Any]) -> str:
 def _field_rows(schemas: dict[str, Any]) -> list[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for label, kind, names in BODIES:
-        taken = {field.encode_name for field in msgspec.structs.fields(kind)}
-        refused = UNSUPPORTED | (OF_ONE_CHAT if kind is BatchRequest else {})
-        taken -= refused.keys() if kind is BatchRequest else set()
+        alone = OF_ONE_CHAT if kind is BatchRequest else {}
+        taken, refused = set(kind.__struct_fields__) - alone.keys(), UNSUPPORTED | alone
         for name in {name for schema in names for name in schemas[schema]["properties"]}:
             hint = "" if name in taken else refused[name].instead
             found.setdefault((name, hint), []).append(label)

@@ -628,8 +628,7 @@ def test_images_and_token_ids_go_into_one_message():
         (seen({"type": "image_url"}), "`messages[0].content[0].image_url`"),
         (seen({"type": "text"}), "`messages[0].content[0].text`"),
         (seen({"type": "image_url", "image_url": {"url": "data:text/plain,a"}}), "must begin with"),
-        (seen({"type": "input_audio"}), "Audio inputs are not supported"),
-        (seen({"type": "video_url"}), "Videos are not supported"),
+        (seen({"type": "input_audio"}), "'input_audio' is none of 'image_url', 'text'"),
     ],
 )
 def test_parts_that_cannot_be_used_are_told(body: dict[str, Any], words: str):

@@ -9,33 +9,18 @@ import msgspec
 from msgspec import inspect
 
 from services.ingress.api.errors import ApiError
-from services.ingress.api.requests import LogitBias
 from services.ingress.api.unsupported import without_unsupported
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
-_PATH = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`$")
+_PATH = re.compile(r" - at (`key` in )?`\$(?P<path>[^`]*)`$")
 _ENUM = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
 _BOUND = re.compile(r"` (?P<bound>>=|<=) ")
 #: The names of pydantic's errors, by which clients of vLLM know them.
 _BOUNDS = {">=": "greater_than_equal", "<=": "less_than_equal"}
 _STEP = re.compile(r"(?P<name>[^.\[\]]+)|\[(?P<index>[0-9.]*)\]")
-#: Escapes that matter for half pairs of UTF-16: an escaped backslash, a whole pair, a lone half.
-_SURROGATES = re.compile(rb"\\\\|\\ud[89ab]..\\ud[c-f]..|(?P<lone>\\ud[89a-f]..)", re.IGNORECASE)
-#: Objects whose keys are the client's: what one entry has to be.
-_MAPS: dict[str, Any] = {"logit_bias": LogitBias, "metadata": dict[str, str]}
-_KEYS_TOLD = 10
-_MEDIA_NAMES = {
-    "input_audio": "Audio inputs",
-    "audio_url": "Audio inputs",
-    "video_url": "Videos",
-    "file": "Files",
-    "input_file": "Files",
-    "document": "Files",
-}
-_MEDIA = re.compile(rf"^Invalid (enum )?value '(?P<name>{'|'.join(_MEDIA_NAMES)})'$")
 _decoders: dict[type[Any], msgspec.json.Decoder[Any]] = {}
 
 
@@ -55,34 +40,21 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         except msgspec.ValidationError as error:
             supported = without_unsupported(body, kind) if _UNKNOWN.match(str(error)) else None
             if supported is None:
-                raise _invalid(str(error), body, kind) from None
+                raise _invalid(str(error), kind) from None
         return decode_body(supported, kind)
     except msgspec.DecodeError as error:
-        raise _no_json(str(error), body) from None
+        reason = "The body is empty" if not body else f"The body is not valid JSON: {error}"
+        raise ApiError(400, f"{reason}.", code="invalid_json") from None
     except UnicodeDecodeError as error:
         raise ApiError(400, f"The body is not valid UTF-8: {error.reason}.", code="invalid_utf8") from None
     except RecursionError:
         raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
 
 
-def _no_json(text: str, body: bytes) -> ApiError:
-    halves = [found["lone"] for found in _SURROGATES.finditer(body) if found["lone"]]
-    if halves and ("surrogate" in text or "truncated" in text):
-        escape = halves[0].decode("ascii", "replace")
-        message = f"The body has a lone surrogate `{escape}`: half of a UTF-16 pair is no character."
-        return ApiError(400, message, code="invalid_unicode")
-    reason = "The body is empty" if not body else f"The body is not valid JSON: {text}"
-    return ApiError(400, f"{reason}.", code="invalid_json")
-
-
-def _invalid(text: str, body: bytes, kind: type[Any]) -> ApiError:
+def _invalid(text: str, kind: type[Any]) -> ApiError:
     at = _PATH.search(text)
-    path = at["path"].lstrip(".") if at else ""
+    path = at["path"].lstrip(".").removesuffix("[...]") if at else ""  # of an entry whose key is the client's
     sentence = text[: at.start()] if at else text
-    media = _MEDIA.match(sentence)
-    if media and ".content[" in path:
-        message = f"{_MEDIA_NAMES[media['name']]} are not supported: a content part is text or an image."
-        return ApiError(400, message, param=path, code="unsupported_parameter")
     for pattern, word, code in ((_UNKNOWN, "Unknown", "unknown_parameter"), (_MISSING, "Missing", "missing_parameter")):
         named = pattern.match(sentence)
         if named:
@@ -90,30 +62,11 @@ def _invalid(text: str, body: bytes, kind: type[Any]) -> ApiError:
             return ApiError(400, f"{word} parameter: `{param}`.", param=param, code=code)
     if not path:
         return ApiError(400, f"The body is wrong: {sentence}.", code="invalid_type")
-    field = path.removesuffix("[...]")
-    if field in _MAPS and at and (at["key"] or path != field):  # an entry is wrong, not what it is in
-        path, sentence = field, _wrong_key(body, field) + sentence
-    elif enum := _ENUM.match(sentence):
+    if enum := _ENUM.match(sentence):
         sentence = f"{enum['value'][:100]} is none of {', '.join(sorted(map(repr, _allowed(kind, path))))}"
     elif bound := _BOUND.search(sentence):
         sentence += f" ({_BOUNDS[bound['bound']]})"
     return ApiError(400, f"Invalid value for `{path}`: {sentence}.", param=path, code="invalid_value")
-
-
-def _wrong_key(body: bytes, field: str) -> str:
-    """Names the keys of one of ``_MAPS`` whose entries are refused; empty where the rest of the body hides them."""
-    try:
-        entries = msgspec.json.decode(body)[field]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-    wrong = []
-    for key, value in entries.items() if isinstance(entries, dict) else ():
-        try:
-            msgspec.convert({key: value}, _MAPS[field])
-        except msgspec.ValidationError:
-            wrong.append(f"`{key[:100]}`")
-    # Of several equal keys the last one counts here.
-    return f"key {', '.join(wrong[:_KEYS_TOLD])}: " if wrong else ""
 
 
 def _allowed(kind: type[Any], path: str) -> set[Any]:
