@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 from pathlib import Path
 
@@ -43,14 +42,12 @@ class ApiKeyStore:
         """The holder of a key, None for nobody. The time taken tells nothing: what is looked up is a hash, which a
         caller cannot steer towards a stored one.
         """
-        digest = hash_key(key)
-        found = self._holders.get(digest)
-        return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+        return self._holders.get(hash_key(key))
 
     @property
     def guards_metrics(self) -> bool:
         """Whether /metrics asks for a key: one has that right."""
-        return any(holder.metrics for _, holder in self._holders.values())
+        return any(holder.metrics for holder in self._holders.values())
 
     def refresh(self) -> str:
         """Read the file again if it changed; returns what went wrong, or nothing. After an error the keys stay as
@@ -73,18 +70,14 @@ class ApiKeyStore:
             raise ConfigError(f"{self._path}: {error.strerror}") from None
         return status.st_mtime_ns, status.st_size, status.st_ino
 
-    def _read(self) -> dict[str, tuple[str, KeyHolder]]:
+    def _read(self) -> dict[str, KeyHolder]:
         try:
             file = read_key_file(self._path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self._path}: {error}") from None
-        return {record.sha256: (record.sha256, _holder(record)) for record in file.keys}
+        return {record.sha256: _holder(record) for record in file.keys}
 
 
 def _holder(record: KeyRecord) -> KeyHolder:
-    limits = KeyLimits(
-        requests_per_minute=record.requests_per_minute,
-        tokens_per_minute=record.tokens_per_minute,
-        concurrency=record.concurrency,
-    )
+    limits = msgspec.convert(record, KeyLimits, from_attributes=True)
     return KeyHolder(record.name, limits, record.adapters, record.metrics)
