@@ -21,7 +21,7 @@ from services.coordinator.build import ACCEPTS as COORDINATOR_ACCEPTS
 from services.coordinator.build import build as build_coordinator
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier
 from services.coordinator.config import CoordinatorConfig
-from services.ingress.calls.messages import Call, CascadeOptions, MemberCall
+from services.ingress.calls.messages import Call, CascadeOptions
 from services.ingress.config import CascadeConfig, IngressConfig, TierConfig
 from services.ingress.tokens.detokenizer import TextModel
 from simulator import services
@@ -120,9 +120,9 @@ class CascadeSoakRun(SoakRun):
         return (None, "failed")
 
 
-def _member(call: Call, model: str) -> MemberCall:
+def _member(call: Call, model: str) -> Call:
     mark = ord(model[0])
-    return MemberCall(model=model, prompts=[[mark, *prompt] for prompt in call.prompts], sampling=call.sampling)
+    return msgspec.structs.replace(call, model=model, prompts=[[mark, *prompt] for prompt in call.prompts])
 
 
 def _judge(model: str) -> ConfidenceModel | None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import msgspec
 from millrace.actor.effects import Effect, Publish
 from millrace.contracts.cascade import CascadePlan, CascadeTier
 from millrace.contracts.ingress import FinishReason, TokenLogprobs
@@ -11,7 +12,7 @@ from millrace.contracts.observers import RequestFinished
 from millrace.contracts.worker import Sampling, SubmitSequence
 from millrace.judging.confidence import ConfidenceModel
 
-from services.ingress.calls.messages import CallSubmitted, CascadeOptions, CascadeReport, CompleteCall, MemberCall
+from services.ingress.calls.messages import CallSubmitted, CascadeOptions, CascadeReport, CompleteCall
 from services.ingress.config import CascadeConfig, IngressConfig, TierConfig
 from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk, make_call
 
@@ -45,12 +46,13 @@ class CascadeBench(Bench):
         return self.send(KeyChanged(bucket="cascade", key=key, value=plan, revision=1))
 
     def ask(self, request: str = "r", *, options: CascadeOptions | None = None, **fields: Any) -> list[Effect]:
-        members = [
-            MemberCall(model=model, prompts=[[1, 2, 3]], sampling=Sampling(max_tokens=50), prompt="bcd")
-            for model in fields.pop("members", self.names)
-        ]
-        values = {"model": CASCADE, "members": members, "stream": False, "cascade": options or CascadeOptions()}
-        return self.send(CallSubmitted(call=make_call(request, **(values | fields))))
+        names = fields.pop("members", self.names)
+        call = make_call(
+            request, **({"model": CASCADE, "stream": False, "cascade": options or CascadeOptions()} | fields)
+        )
+        own = {"prompts": [[1, 2, 3]], "sampling": Sampling(max_tokens=50), "judged_prompt": "bcd"}
+        members = [msgspec.structs.replace(call, model=name, **own) for name in names]
+        return self.send(CallSubmitted(call=msgspec.structs.replace(call, members=members)))
 
     def attempts(self) -> list[tuple[str, str]]:
         """(sequence, instance) of each submission."""

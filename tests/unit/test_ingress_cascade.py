@@ -25,7 +25,6 @@ from services.ingress.calls.messages import (
     DeliverDeltas,
     FailCall,
     KeyLimits,
-    MemberCall,
     RefusalKind,
     RefuseCall,
 )
@@ -94,7 +93,7 @@ def test_the_call_counts_once_in_admission_and_is_charged_for_all_attempts():
 @pytest.mark.parametrize(("own", "told"), [(None, [None]), (0, [2])])
 def test_engines_are_asked_for_log_probabilities_that_only_who_asked_for_them_is_told(own, told):
     bench = CascadeBench(0.0, 0.0)
-    member = MemberCall(model="small", prompts=[[1]], sampling=Sampling(max_tokens=5, logprobs=own))
+    member = make_call("r", model="small", prompts=[[1]], sampling=Sampling(max_tokens=5, logprobs=own))
     bench.send(CallSubmitted(call=make_call("r", model=CASCADE, members=[member], sampling=member.sampling)))
     assert bench.submissions()[0].body.sampling.logprobs == 0
     bench.answer("a$", logprob(60))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from millrace.contracts.observers import CascadeAttempt
 
-from services.ingress.api.cascade_requests import able_variants, build_any_call
+from services.ingress.api.cascade_requests import build_any_call
 from services.ingress.api.errors import ApiError
 from services.ingress.api.models import ModelRegistry, ServedModel, Serving
 from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct, parse_chat_request
@@ -53,7 +53,6 @@ def chat(models: ModelRegistry, **fields: Any) -> ParsedRequest:
 
 
 def call_of(models: ModelRegistry, parsed: ParsedRequest) -> Call:
-    parsed = able_variants(parsed, models.limit)
     prompts = [
         [each.model.tokenizer.encode(text, special=each.special) for text in each.texts or []]
         for each in parsed.variants
@@ -71,7 +70,7 @@ def test_a_cascades_call_has_the_request_for_each_model_with_the_models_own_boun
     assert rest == [64, 2048, 2048]
     options = call.cascade
     assert (options.quality, options.max_tier, options.entry_tier, options.early_commit) == (80.0, 1, 1, True)
-    assert call.members[0].prompt.endswith("<|assistant|>")
+    assert call.members[0].judged_prompt.endswith("<|assistant|>")
 
 
 def test_models_that_cannot_take_the_request_are_left_out(models: ModelRegistry):

@@ -141,7 +141,6 @@ class ModelTokenizer:
         self._tokenizer = tokenizer
         self.template = template
         self.vocabulary = TokenizerVocabulary(tokenizer)
-        self._characters_per_token_max = _characters_per_token_max(tokenizer, self.vocabulary)
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.fingerprint = fingerprint
@@ -216,10 +215,6 @@ class ModelTokenizer:
         whole = self._tokenizer.post_process(parts[0], second, add_special_tokens=special)
         return whole.ids, whole.type_ids.index(1) if 1 in whole.type_ids else len(whole.ids)
 
-    def tokens_at_least(self, text: str) -> int:
-        """A bound that needs no tokenising; 0 where this tokenizer has none."""
-        return len(text) // self._characters_per_token_max if self._characters_per_token_max else 0
-
     async def encode_off_loop(self, text: str, *, special: bool) -> list[int]:
         """The same in a thread (the library gives up the GIL)."""
         return await asyncio.to_thread(self.encode, text, special=special)
@@ -258,16 +253,6 @@ def _fingerprint(tokenizer: bytes, template: str, special: Mapping[str, str], bo
     digest = blake2b(tokenizer, digest_size=16)
     digest.update(msgspec.json.encode((template, sorted(special.items()), bounds)))
     return digest.hexdigest()
-
-
-def _characters_per_token_max(tokenizer: Tokenizer, vocabulary: TokenizerVocabulary) -> int:
-    """Characters that one token stands for at most; 0 where a token can stand for any number (text that is normalised
-    away or unknown, blanks that an added token swallows).
-    """
-    if vocabulary.longest_piece == 0 or tokenizer.normalizer is not None:
-        return 0
-    greedy = any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values())
-    return 0 if greedy else vocabulary.longest_piece
 
 
 def _ids(value: Any) -> frozenset[int]:

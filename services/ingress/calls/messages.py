@@ -4,7 +4,7 @@ A *call* is one HTTP request for a completion, validated and tokenized by the ad
 CompleteCall or FailCall ends it (or nothing, after CallAbandoned). DeliverDeltas come only between acceptance and the
 end.
 
-A call of a cascade has ``members``: the same request as each model of the cascade takes it. AcceptCall then says who
+A call of a cascade has ``members``: the call of each of its models. AcceptCall then says who
 answers, and the last DeliverDeltas and CompleteCall carry a CascadeReport.
 """
 
@@ -58,23 +58,6 @@ class CascadeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.stream == "early_commit"
 
 
-class MemberCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a cascade as one of its models takes it.
-
-    Attributes:
-        prompts: Token ids of this model's tokenizer, one list per prompt.
-        sampling: With this model's bound of output tokens.
-        prompt_head: As in Call.
-        prompt: The rendered prompt for judges; its last 64 KiB where it is longer, empty for several prompts.
-    """
-
-    model: str
-    prompts: list[list[int]]
-    sampling: Sampling
-    prompt_head: str = ""
-    prompt: str = ""
-
-
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A validated request.
 
@@ -96,8 +79,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         constraint_param: Request field that constrains the output (``response_format``, ``structured_outputs`` or
             ``tools``); empty for none.
         judged: Ingress needs the log-probability of each token, whether or not the client asked for any.
-        members: Of a cascade's call: the request for each model that can take it, in the order of its tiers. ``model``
-            is then the cascade, ``prompts`` and ``sampling`` are those of the first member.
+        members: Of a cascade's call: the call of each model that can take it, in the order of its tiers, with the
+            model's own prompts and bound of output tokens. All else of the cascade's call is as in the first one.
+        judged_prompt: Of a member: the rendered prompt for judges; its last 64 KiB where it is longer, empty for
+            several prompts.
         cascade: What the client wants of the cascade.
         client_id: The client's own request id; empty where it sent none.
         parent: Request id of the cascade's call that this is an attempt of; empty for a client's own call.
@@ -126,7 +111,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     parent_span_id: str = ""
     constraint_param: str = ""
     judged: bool = False
-    members: list[MemberCall] = []
+    members: list[Call] = []
+    judged_prompt: str = ""
     cascade: CascadeOptions = CascadeOptions()
     client_id: str = ""
     parent: str = ""

@@ -7,7 +7,7 @@ from millrace.telemetry.tracecontext import child, format_traceparent
 
 from services.ingress.calls.admission import open_call, too_long
 from services.ingress.calls.limits import Refusal
-from services.ingress.calls.messages import Call, CascadeOptions, ChoiceDelta, MemberCall
+from services.ingress.calls.messages import Call, ChoiceDelta
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.escalation import next_tier, out_of_reach, rejection_bound, resumable
 from services.ingress.cascade.lifecycle import (
@@ -102,27 +102,21 @@ def _start(state: IngressState, parent: OpenCascade, model: str, tier: int, *, a
     dispatch_new(state, attempt.call)
 
 
-def _child(state: IngressState, parent: OpenCascade, member: MemberCall) -> Call:
+def _child(state: IngressState, parent: OpenCascade, member: Call) -> Call:
     """The call of a member model; its trace is a child of the parent's."""
     call, attempt = parent.call, parent.attempt
     attempt.span = call.traceparent
     if parent.trace is not None:
         attempt.span = format_traceparent(child(parent.trace, state.rng))
     return msgspec.structs.replace(
-        call,
+        member,
         request=attempt.request,
         parent=call.request,
-        model=member.model,
-        prompts=member.prompts,
-        prompt_head=member.prompt_head,
-        sampling=member.sampling,
         stream=call.stream and (attempt.streams or call.cascade.early_commit),
         timeout_ns=max(1, parent.deadline_ns - state.now_ns),
         traceparent=attempt.span,
         parent_span_id="" if parent.trace is None else parent.trace.span_id,
         judged=True,
-        members=[],
-        cascade=CascadeOptions(),
     )
 
 

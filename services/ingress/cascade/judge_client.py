@@ -50,7 +50,7 @@ def ask_judge(state: IngressState, parent: OpenCascade) -> None:
                 request=attempt.request,
                 cascade=parent.call.model,
                 model=attempt.model,
-                prompt=parent.members[attempt.model].prompt,
+                prompt=parent.members[attempt.model].judged_prompt,
                 answer=attempt.texts(),
             ),
             correlation=parent.asking,

@@ -10,7 +10,7 @@ from millrace.contracts.observers import CascadeAttempt
 from millrace.telemetry.tracecontext import TraceContext, sampled_context
 
 from services.ingress.calls.limits import Refusal
-from services.ingress.calls.messages import Call, CascadeReport, ChoiceDelta, MemberCall, Usage
+from services.ingress.calls.messages import Call, CascadeReport, ChoiceDelta, Usage
 from services.ingress.cascade.lifecycle import CascadeEvent, CascadePhase, DeliveryReason
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class OpenCascade:
     arrival_ns: int
     timeout_ns: InitVar[int]
     request: str = field(init=False)
-    members: dict[str, MemberCall] = field(init=False)
+    members: dict[str, Call] = field(init=False)
     deadline_ns: int = field(init=False)
     phase: CascadePhase = CascadePhase.ATTEMPTING
     attempts: list[Attempt] = field(default_factory=list)

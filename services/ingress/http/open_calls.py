@@ -28,7 +28,7 @@ from millrace.telemetry.tracecontext import (
 
 from services.ingress.api.answer_forms import Keep, hand_on
 from services.ingress.api.cascade_reports import answering_headers
-from services.ingress.api.cascade_requests import able_variants, build_any_call
+from services.ingress.api.cascade_requests import build_any_call
 from services.ingress.api.dialects import error_body
 from services.ingress.api.errors import SERVER, ApiError, bad_value, refusal, unsupported
 from services.ingress.api.images import images_of
@@ -224,8 +224,6 @@ class OpenCalls:
         Raises:
             ApiError: what the client has to change (where tokenising needed no thread).
         """
-        if parsed.token_ids is None:
-            parsed = able_variants(parsed, self._models.limit)
         self.tokenise(exchange, path, parsed, partial(self._start, RoutedRequest(exchange, path, holder)))
 
     def submit_pooled(self, exchange: Exchange, path: str, pooled: PooledCall, holder: KeyHolder) -> None:
@@ -394,8 +392,7 @@ class OpenCalls:
         """Choose it for the model of a cascade that answers."""
         view.shape = None
         member = next(member for member in parsed.members if member.model.name == model)
-        prompts = next(of.prompts for of in call.members if of.model == model)
-        self._shape(view, member, msgspec.structs.replace(call, model=model, prompts=prompts))
+        self._shape(view, member, next(own for own in call.members if own.model == model))
 
     def _shape(self, view: ResponseView, parsed: ParsedRequest, call: Call) -> None:
         """Choose what turns deltas into bytes."""
