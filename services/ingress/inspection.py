@@ -240,6 +240,4 @@ def _check_call(state: IngressState, call: OpenCall) -> None:
     assert live == call.unended > 0
     assert call.output_tokens == tokens
     assert call.accepted == (call.unaccepted == 0)
-    assert not call.touched
-    assert not call.settling
     assert call.accepted or call.unaccepted == unowned

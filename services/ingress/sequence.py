@@ -29,7 +29,7 @@ class OutputText:
     Attributes:
         lazy: The call neither streams nor has stop strings: its tokens are detokenized once, at the end.
         pushed: Tokens of the log that were detokenized.
-        held_text, held_logprobs: For calls that do not stream: output that is delivered with the end.
+        held_logprobs: Of tokens that were not detokenized yet.
         finish_reason: ``stop`` or ``length``; empty while it goes on.
         stop_reason: Stop string or token id that ended it.
         prompt_logprobs: Those that came and were not told yet.
@@ -39,7 +39,6 @@ class OutputText:
     stream: TextStream
     lazy: bool
     pushed: int = 0
-    held_text: list[str] = field(default_factory=list)
     held_logprobs: list[DeltaLogprob] = field(default_factory=list)
     finish_reason: str = ""
     stop_reason: str | int | None = None

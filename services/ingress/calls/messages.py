@@ -250,7 +250,7 @@ class AcceptCall(Effect, frozen=True, kw_only=True):
 
 
 class DeliverDeltas(Effect, frozen=True, kw_only=True):
-    """New text for one call: one effect per call and bus message, all its choices together.
+    """New text for one call.
 
     Attributes:
         usage: Counts so far (for ``continuous_usage_stats``).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass, field
-from typing import Any
 
 from millrace.contracts.observers import CandidateForecast
 from millrace.telemetry.tracecontext import TraceContext, sampled_context
@@ -23,8 +22,6 @@ class OpenCall:
         unaccepted: Sequences that no instance has accepted yet; at 0 the call is accepted.
         unended: Sequences that have not ended; at 0 the call is complete.
         held: Deltas that arrived before the call was accepted.
-        touched, settling: Deltas of the bus message being handled, and what became of its chunks; only for calls
-            with several choices.
         tagging: Correlation of the open question to the tagger; empty for none.
         predicted: Expected output tokens, a mean; None where unknown.
         expected_output_tokens: The same as engines are told: whole tokens within the call's bounds.
@@ -43,7 +40,6 @@ class OpenCall:
     sequences: list[OpenSequence] = field(default_factory=list)
     unaccepted: int = field(init=False)
     unended: int = field(init=False)
-    several: bool = field(init=False)
     accepted: bool = False
     tagging: str = ""
     predicted: float | None = None
@@ -59,8 +55,6 @@ class OpenCall:
     migrations: int = 0
     instances: list[str] = field(default_factory=list)
     held: list[ChoiceDelta] = field(default_factory=list)
-    touched: list[ChoiceDelta] = field(default_factory=list)
-    settling: list[tuple[OpenSequence, Any]] = field(default_factory=list)
     trace: TraceContext | None = field(init=False)
 
     def __post_init__(self, timeout_ns: int) -> None:
@@ -68,7 +62,6 @@ class OpenCall:
         self.request = call.request
         self.deadline_ns = self.arrival_ns + timeout_ns
         self.unaccepted = self.unended = len(call.prompts) * call.n
-        self.several = self.unended > 1
         self.prompt_tokens = sum(map(len, call.prompts))
         self.trace = sampled_context(call.traceparent)
 

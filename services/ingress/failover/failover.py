@@ -50,9 +50,7 @@ def fail_over(state: IngressState, sequence: OpenSequence, event: InstanceLost) 
 
 def finish_from_log(state: IngressState, sequence: OpenSequence, event: InstanceLost) -> None:
     """The log already ends as its engine would have ended it: only the engine's last message was lost."""
-    delta = end_text(state, sequence, finish_reason_of(state, sequence))
-    if delta is not None:
-        sequence.call.deliver([delta])
+    sequence.call.deliver([end_text(state, sequence, finish_reason_of(state, sequence))])
     end_sequence(state, sequence, decoding=True, reason=event.why)
     complete_if_ended(state, sequence.call)
 

@@ -40,7 +40,7 @@ from services.ingress.pending import PendingProof
 from services.ingress.sequence import EpochGrant, OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.times import PROBE_NS
-from services.ingress.tokens.ingest import cancel_stale, take_late
+from services.ingress.tokens.ingest import cancel_stale, take_own
 
 
 def take_move(state: IngressState, body: SequenceMoved) -> None:
@@ -140,7 +140,7 @@ def take_proof(state: IngressState, pending: PendingProof, answer: Any) -> None:
     elif _continues(sequence, answer.chunk):
         state.metrics.resends.add("proven")
         state.fire(sequence, Migrated())
-        take_late(state, sequence, answer.chunk)
+        take_own(state, sequence, answer.chunk)
     elif sequence.phase is SequencePhase.VERIFYING:
         state.fire(sequence, TargetLost())
     else:

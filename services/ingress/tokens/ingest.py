@@ -11,8 +11,6 @@ from typing import Any
 from millrace.contracts.ingress import TokenChunk, TokensGenerated, TokensResent
 
 from services.ingress.calls.completion import acknowledge
-from services.ingress.calls.messages import ChoiceDelta
-from services.ingress.calls.open_call import OpenCall
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.failover.instance_loss import lose_earlier_incarnation
 from services.ingress.lifecycle import Accepted, Finished, InstanceLost, LossCause, SequencePhase, TokensMissing
@@ -35,8 +33,7 @@ def ingest_tokens(state: IngressState, message: TokensGenerated) -> None:
     if instance is None:
         state.metrics.discarded.add("late", by=len(message.chunks))
         return
-    sequences, running, goes_on = state.sequences, SequencePhase.RUNNING, ChunkResult.GOES_ON
-    several: dict[str, OpenCall] = {}
+    sequences, running = state.sequences, SequencePhase.RUNNING
     for chunk in message.chunks:
         sequence = sequences.get(chunk.sequence)
         if sequence is None or chunk.epoch != sequence.epoch or sequence.instance is not instance:
@@ -44,18 +41,16 @@ def ingest_tokens(state: IngressState, message: TokensGenerated) -> None:
             continue
         if sequence.phase is not running:
             state.fire(sequence, Accepted())
-        call = sequence.call
-        if call.several:
-            several[call.request] = call
-            _take_among_several(state, sequence, chunk)
-            continue
-        result, delta = take_chunk(state, sequence, chunk)
-        if delta is not None:
-            call.deliver([delta])
-        if result is not goes_on:
-            _fire_result(state, sequence, result)
-    for call in several.values():
-        _settle_several(state, call)
+        take_own(state, sequence, chunk)
+
+
+def take_own(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -> None:
+    """Take a chunk of the instance that owns the sequence, deliver its text, and fire the event that it is."""
+    result, delta = take_chunk(state, sequence, chunk)
+    if delta is not None:
+        sequence.call.deliver([delta])
+    if result is not ChunkResult.GOES_ON:
+        _fire_result(state, sequence, result)
 
 
 def _sender(state: IngressState, message: TokensGenerated) -> KnownInstance | None:
@@ -81,30 +76,6 @@ def _take_foreign(
         ask_proof(state, sequence)
     else:
         drop_stale(state, chunk, sequence, instance.name)
-
-
-def _take_among_several(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -> None:
-    """Take a chunk of one choice of several; delivered after the whole message, once per call."""
-    if sequence.output.finish_reason:  # it ended earlier in this message
-        state.metrics.discarded.add("duplicate")
-        return
-    result, delta = take_chunk(state, sequence, chunk)
-    if delta is not None:
-        sequence.call.touched.append(delta)
-    if result is not ChunkResult.GOES_ON:
-        sequence.call.settling.append((sequence, result))
-
-
-def _settle_several(state: IngressState, call: OpenCall) -> None:
-    """Deliver all choices of a call that this message touched at once, then fire their events."""
-    deltas: list[ChoiceDelta] = call.touched
-    settling = call.settling
-    call.touched, call.settling = [], []
-    if deltas:
-        call.deliver(deltas)
-    for sequence, result in settling:
-        if sequence.phase is not SequencePhase.ENDED:  # its call may have been given up by an earlier one
-            _fire_result(state, sequence, result)
 
 
 def _fire_result(state: IngressState, sequence: OpenSequence, result: ChunkResult) -> None:
@@ -139,16 +110,7 @@ def take_resent(state: IngressState, pending: PendingResend, answer: Any) -> Non
         state.metrics.resends.add("nothing_new")
         return
     state.metrics.resends.add("recovered")
-    take_late(state, sequence, chunk)
-
-
-def take_late(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -> None:
-    """Take a chunk that was asked for."""
-    result, delta = take_chunk(state, sequence, chunk)
-    if delta is not None:
-        sequence.call.deliver([delta])
-    if result is not ChunkResult.GOES_ON:
-        _fire_result(state, sequence, result)
+    take_own(state, sequence, chunk)
 
 
 # Stale tokens.

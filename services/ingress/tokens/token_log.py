@@ -6,7 +6,7 @@
     first_index <  length, overlap different   dropped, counted ``contradiction``
     first_index >  length                      dropped, counted ``gap``; the caller asks for a resend
 
-One ChoiceDelta per chunk, one DeliverDeltas per call and bus message; no object, effect or log line per token.
+One ChoiceDelta per chunk; no object, effect or log line per token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs
 from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
-from services.ingress.tokens.detokenizer import TokenizerVocabulary
+from services.ingress.tokens.detokenizer import TextDelta, TokenizerVocabulary
 
 _STOP = FinishReason.STOP
 _LENGTH = FinishReason.LENGTH
@@ -107,12 +107,11 @@ def _detokenize(
     """Turn taken tokens into text, and find whether the sequence ended."""
     output = sequence.output
     final = finish is _STOP or finish is _LENGTH
-    fresh = len(token_ids)
+    shown = None if logprobs is None else _delta_logprobs(state, sequence, logprobs[: len(token_ids)])
     if output.lazy:
         token_ids = sequence.log[output.pushed :]
     text = output.stream.push(token_ids, final, finish is _STOP)
     output.pushed = len(sequence.log)
-    shown: list[DeltaLogprob] | None = None if logprobs is None else _delta_logprobs(state, sequence, logprobs[:fresh])
     if text.stop_match is not None:
         surplus = len(token_ids) - text.tokens_used
         if surplus:
@@ -120,8 +119,7 @@ def _detokenize(
             if sequence.evidence is not None:
                 sequence.evidence.drop(surplus)
             sequence.call.output_tokens -= surplus
-            fresh -= surplus
-            shown = shown if shown is None else shown[:fresh]
+            shown = shown if shown is None else shown[: text.tokens_used]
         output.finish_reason, output.stop_reason = "stop", text.stop_match
         result = ChunkResult.ENDED if engine_finish is not None else ChunkResult.STOPPED
     elif final:
@@ -131,48 +129,37 @@ def _detokenize(
         result = ChunkResult.ENDED if engine_finish is not None else ChunkResult.STOPPED
     else:
         result = _UNFINISHED.get(finish, ChunkResult.GOES_ON)
-    if sequence.call.call.stream:
-        told = token_ids[: text.tokens_used] if sequence.call.call.tell_tokens else None
-        delta = ChoiceDelta(sequence.index, text.text, fresh, output.finish_reason, output.stop_reason, shown, told)
-        return result, delta if output.prompt_logprobs is None else _with_prompt(state, sequence, delta)
-    return result, _hold(state, sequence, text.text, shown)
+    return result, _delta(state, sequence, text, token_ids, shown)
 
 
-def end_text(state: IngressState, sequence: OpenSequence, reason: str) -> ChoiceDelta | None:
+def end_text(state: IngressState, sequence: OpenSequence, reason: str) -> ChoiceDelta:
     """The last delta of a sequence whose log is complete although its engine's last message was lost."""
     output = sequence.output
     stop_token = reason == "stop"
-    text = output.stream.push(sequence.log[output.pushed :], True, stop_token)
+    token_ids = sequence.log[output.pushed :]
+    text = output.stream.push(token_ids, True, stop_token)
     output.pushed = len(sequence.log)
     output.finish_reason = reason
     if text.stop_match is not None:
         output.finish_reason, output.stop_reason = "stop", text.stop_match
     elif stop_token and sequence.log[-1] in sequence.sampling.stop_token_ids:
         output.stop_reason = sequence.log[-1]
-    if sequence.call.call.stream:
-        return ChoiceDelta(sequence.index, text.text, 0, output.finish_reason, output.stop_reason, None)
-    return _hold(state, sequence, text.text, None)
+    return _delta(state, sequence, text, token_ids, None)
 
 
-def _hold(
-    state: IngressState, sequence: OpenSequence, text: str, logprobs: list[DeltaLogprob] | None
-) -> ChoiceDelta | None:
-    """Hold a delta of a call that does not stream; the whole choice once it has ended."""
-    output = sequence.output
-    output.held_text.append(text)
-    if logprobs is not None:
-        output.held_logprobs += logprobs
-    if not output.finish_reason:
-        return None
-    delta = ChoiceDelta(
-        sequence.index,
-        "".join(output.held_text),
-        len(sequence.log),
-        output.finish_reason,
-        output.stop_reason,
-        output.held_logprobs if sequence.told_logprobs is not None else None,
-        list(sequence.log) if sequence.call.call.tell_tokens else None,
-    )
+def _delta(
+    state: IngressState,
+    sequence: OpenSequence,
+    text: TextDelta,
+    token_ids: list[int],
+    shown: list[DeltaLogprob] | None,
+) -> ChoiceDelta:
+    """The delta of a text and its tokens, with what was held for them."""
+    output, used = sequence.output, text.tokens_used
+    if output.held_logprobs:
+        shown, output.held_logprobs = output.held_logprobs + (shown or []), []
+    told = token_ids[:used] if sequence.call.call.tell_tokens else None
+    delta = ChoiceDelta(sequence.index, text.text, used, output.finish_reason, output.stop_reason, shown, told)
     if output.pooled:
         return msgspec.structs.replace(delta, text="", pooled=b"".join(output.pooled))
     return delta if output.prompt_logprobs is None else _with_prompt(state, sequence, delta)
