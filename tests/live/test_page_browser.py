@@ -128,6 +128,8 @@ async def test_requests_are_seen_on_their_instances_and_in_the_table(rig: UpRig)
         await tab.wait_for_selector(".ranges .range")
         assert await tab.locator(".range").count() == STAGES
         await picture(tab, "plans")
+        await tab.set_viewport_size({"width": 390, "height": 844})
+        assert await tab.evaluate("document.documentElement.scrollWidth") == 390
 
 
 async def test_a_deep_link_tells_the_life_of_a_request(rig: UpRig) -> None:

@@ -111,11 +111,11 @@ function ended(rows) {
   return [
     ["completed", done.length, count(done.length), -1],
     ["failed", rows.length - done.length, count(rows.length - done.length), 1],
-    ["first token, median", quantile(first, 0.5), span(quantile(first, 0.5)), 1],
-    ["first token, p99", quantile(first, 0.99), span(quantile(first, 0.99)), 1],
-    ["per token, median", quantile(each, 0.5), span(quantile(each, 0.5)), 1],
-    ["end, median", quantile(end, 0.5), span(quantile(end, 0.5)), 1],
-    ["end, p99", quantile(end, 0.99), span(quantile(end, 0.99)), 1],
+    ["TTFT, median", quantile(first, 0.5), span(quantile(first, 0.5)), 1],
+    ["TTFT, p99", quantile(first, 0.99), span(quantile(first, 0.99)), 1],
+    ["TPOT, median", quantile(each, 0.5), span(quantile(each, 0.5)), 1],
+    ["end to end, median", quantile(end, 0.5), span(quantile(end, 0.5)), 1],
+    ["end to end, p99", quantile(end, 0.99), span(quantile(end, 0.99)), 1],
     ["moves", sum("moves"), count(sum("moves")), 0],
     ["failovers", sum("cont"), count(sum("cont")), 0],
   ];

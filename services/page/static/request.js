@@ -95,7 +95,7 @@ function published({ decisions, moves, end, t, open }) {
 /** What was forecast for each candidate, and for the chosen one what came. */
 function candidates(decision, end) {
   const by = `${decision.policy}${decision.fallback ? `, whose fallback ${decision.fallback} decided` : ""}`;
-  const heads = ["instance", "end", "first token", "per token", "others later", "preempted", "cached"];
+  const heads = ["instance", "end to end", "TTFT", "TPOT", "others later", "preempted", "cached"];
   const rows = (decision.forecasts ?? []).map((each) =>
     each.length && each[7] ? [name(each[0], decision), each[7], "", "", "", "", ""] : [name(each[0], decision), span(each[2] / 1e6), span(each[1] / 1e6), span(each[3] / 1e6), span(each[5] / 1e6), each[4], each[9] ?? 0],
   );

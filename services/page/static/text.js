@@ -56,15 +56,16 @@ export function say(node, text) {
 /** A link within the page. */
 export const link = (path, text, attributes = {}) => el("a", { href: path, ...attributes }, text);
 
-/** A table: heads and rows of cells; a cell is text or a node; numbers stand at the right. */
+/** A table: heads and rows of cells; a cell is text or a node; columns of numbers stand at the right. */
 export function table(caption, heads, rows) {
-  const cell = (value) =>
-    el("td", { class: typeof value === "number" ? "number" : "" }, typeof value === "number" ? count(value) : value);
+  const numeric = heads.map((_, n) => rows.some((row) => /^\d[\d.,]*( (%|ms|s|min))?$/.test(row[n])));
+  const side = (n) => ({ class: numeric[n] ? "number" : "" });
+  const cell = (value, n) => el("td", side(n), typeof value === "number" ? count(value) : value);
   return el(
     "table",
     {},
     el("caption", {}, caption),
-    el("thead", {}, el("tr", {}, heads.map((head, n) => el("th", { scope: "col", class: typeof rows[0]?.[n] === "number" ? "number" : "" }, head)))),
+    el("thead", {}, el("tr", {}, heads.map((head, n) => el("th", { scope: "col", ...side(n) }, head)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))),
   );
 }

@@ -23,7 +23,7 @@ export function tablesView(cluster, t) {
   return [
     table("Instances", ["instance", "model", "stage", "role", "state", "run", "wait", "KV", "step", "tok/s", "preempted", "prefix hits"], instances),
     table(`Open requests, those furthest past their forecast first${open.length > REQUESTS ? ` (${REQUESTS} of ${count(open.length)})` : ""}`, ["request", "instance", "state", "tokens", "open for", "forecast", "moves", "failovers"], requests),
-    table("Requests that ended last", ["request", "model", "outcome", "tokens", "first token", "end", "forecast", "instance", "moves", "failovers"], ended),
+    table("Requests that ended last", ["request", "model", "outcome", "tokens", "TTFT", "end to end", "forecast", "instance", "moves", "failovers"], ended),
     moving.length ? table("Migrations under way", ["sequence", "from", "to", "step"], moving) : null,
     table("Services", ["service", "state", "trouble"], services),
   ].filter(Boolean);
