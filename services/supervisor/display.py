@@ -106,7 +106,7 @@ def banner(
     message = '{"role": "user", "content": "Say the word cup 9 times."}'
     body = f'{{"model": "{models[0]}", "stream": true, "messages": [{message}]}}'
     folder = shown(directory)
-    advice = [f"  advice   for objectives: {objectives}"] if objectives else []
+    advice = [f"  advice   in status, after minutes of load; objectives: {objectives}"] if objectives else []
     look = [f"  look     {page}   (requests as they move)"] if page else []
     return "\n".join(
         [

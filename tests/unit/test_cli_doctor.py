@@ -73,6 +73,7 @@ def with_(facts: MachineFacts, **changes: Any) -> MachineFacts:
         (with_(NODE, nixl=""), "vllm on GPU", 8, []),
         (with_(NODE, vllm_build="cpu"), "vllm on CPU", 4, ["shared_memory"]),
         (with_(LAPTOP, container=True), "vllm on CPU", 2, ["shared_memory"]),
+        (with_(SERVICE, repository=True), "modelled", 8, ["modelled"]),
         (SERVICE, "none", 0, []),
     ],
 )

@@ -398,7 +398,7 @@ def test_the_start_says_what_objectives_the_autopilot_advises_for(settings: list
     shown = {"url": "u", "page": "", "models": ["m"], "directory": Path("d"), "nats_url": "n", "took_s": 1.0}
     text = banner(**shown, keys=False, objectives=found)
     lines = [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("  advice ")]
-    assert lines == ([f"for objectives: {objectives}"] if objectives else [])
+    assert lines == ([f"in status, after minutes of load; objectives: {objectives}"] if objectives else [])
 
 
 @pytest.mark.parametrize("folder", ["", "x" * 100])

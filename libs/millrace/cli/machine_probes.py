@@ -56,6 +56,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
         nixl_backends: Plugins of the NIXL that is installed.
         rdma_devices: Below /sys/class/infiniband.
         container: Whether this process is in one.
+        repository: Whether Millrace runs from its repository, as no image's does.
         ipc_namespace, pid_namespace: Their ids; processes that share them have the same.
         memlock_bytes: Limit of locked memory; -1 for none.
         ports_taken: Of the default ports, those that are in use.
@@ -79,6 +80,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     nixl_backends: list[str] = []
     rdma_devices: list[str] = []
     container: bool = False
+    repository: bool = False
     ipc_namespace: str = ""
     pid_namespace: str = ""
     memlock_bytes: int = -1
@@ -118,6 +120,7 @@ def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
         nixl_backends=backends,
         rdma_devices=sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
+        repository=(Path(__file__).parents[3] / "task").exists(),
         ipc_namespace=_text("/proc/self/ns/ipc", os.readlink),
         pid_namespace=_text("/proc/self/ns/pid", os.readlink),
         memlock_bytes=-1 if soft == resource.RLIM_INFINITY else soft,

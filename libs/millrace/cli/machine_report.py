@@ -91,7 +91,7 @@ def outlook(facts: MachineFacts) -> MachineDefaults:
 
 def _services_only(facts: MachineFacts) -> bool:
     """Whether this is a container of the image without vLLM."""
-    return facts.container and not facts.vllm
+    return facts.container and not facts.vllm and not facts.repository
 
 
 def _needed(facts: MachineFacts) -> Iterator[Finding]:
