@@ -11,6 +11,7 @@ Request(StartInstance / StopInstance) per instance, ProvisioningDecided, Log |
 | OrderRefused, no responders | the next host is asked; where none is left the order has failed | Request, Log |
 | no answer in time | the same host is asked once more, which is safe: orders are idempotent. Then the order has failed;
 it may have been carried out after all, so no other host is asked | Request, Log |
+| ServicePresence(supervisor) | its host is asked after the configured ones: a machine that joined | |
 | SetInstances | an operator's order becomes one per instance, whatever the strategy | Request; OrderAccepted or
 OrderRefused when the last is answered |
 | KeyChanged(lease) of another holder | the model's windows and orders are forgotten | |
@@ -27,6 +28,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.actor.effects import Effect, Log, Publish, Request, reply
+from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetInstances
 from millrace.contracts.local import (
     KeyChanged,
@@ -38,7 +40,7 @@ from millrace.contracts.message import Body
 from millrace.contracts.observers import DecisionMade, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
 from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
-from millrace.contracts.status import InstanceSummary
+from millrace.contracts.status import InstanceSummary, ServicePresence
 from millrace.policies.provisioning import ProvisioningDecision, ProvisioningView
 from millrace.policies.provisioning.by_order import (
     ORDER_MAX,
@@ -59,6 +61,9 @@ from services.coordinator.scaling import WaitingScale
 #: An instance that drains may take this much longer than its limit: the worker lingers, the process ends.
 STOP_GRACE_NS = 30_000_000_000
 
+#: Hosts that are asked, at most. One that has left answers nothing, and the next is asked.
+HOSTS_MAX = 256
+
 
 class ProvisioningActor(Controller):
     """Starts and stops instances of models that are led here."""
@@ -72,6 +77,7 @@ class ProvisioningActor(Controller):
         self._policy, self._parameters = provisioning_policy(config.provisioning)
         self._incarnation = incarnation
         self._fleets: dict[str, Fleet] = {}
+        self._hosts = list(config.provisioning.hosts)
         self._orders = 0
         self._said: set[str] = set()
 
@@ -82,12 +88,16 @@ class ProvisioningActor(Controller):
     def _hears(self) -> list[str]:
         """Orders, and requests where a strategy needs them."""
         subjects = [self._subjects.coordinate("*", "scale"), self._subjects.summaries()]
+        subjects.append(self._subjects.presences(Role.SUPERVISOR))
         return subjects + ([self._subjects.decisions(), self._subjects.outcomes()] if self.on else [])
 
     def _on(self, body: Body, reply_to: str, now_ns: int) -> list[Effect]:
         match body:
             case InstanceSummary() as body:
                 self._led.on_summary(body)
+            case ServicePresence(role=Role.SUPERVISOR, host=host):
+                if host and host not in self._hosts and len(self._hosts) < HOSTS_MAX:
+                    self._hosts.append(host)
             case DecisionMade() as body:
                 if (fleet := self._fleets.get(body.model)) is not None:
                     fleet.hear_decision(body, now_ns)
@@ -314,7 +324,7 @@ class ProvisioningActor(Controller):
         if order.action == "stop":
             body = StopInstance(instance=order.instance, drain_limit_ms=round(order.drain_limit_s * 1000))
         return Request(
-            subject=self._subjects.provision(self._config.hosts[order.host_index], order.action),
+            subject=self._subjects.provision(self._hosts[order.host_index], order.action),
             body=body,
             correlation=order.name,
             timeout_ns=_ns(self._config.ask_limit_s),
@@ -358,7 +368,7 @@ class ProvisioningActor(Controller):
 
     def _refused(self, fleet: Fleet, order: Order, body: OrderRefused) -> list[Effect]:
         shared = body.reason is OrderRefusal.SHARED_PROCESS
-        last = order.host_index + 1 >= len(self._config.hosts)
+        last = order.host_index + 1 >= len(self._hosts)
         if order.action == "stop" and (shared or (last and body.reason is OrderRefusal.UNKNOWN_INSTANCE)):
             fleet.unstoppable[order.instance] = order.incarnation
             return self._failed(fleet, order, str(body.reason), body.detail)
@@ -367,7 +377,7 @@ class ProvisioningActor(Controller):
     def _next_host(self, fleet: Fleet, order: Order, outcome: str, detail: str) -> list[Effect]:
         order.host_index += 1
         order.repeated = False
-        if order.host_index < len(self._config.hosts):
+        if order.host_index < len(self._hosts):
             return [self._ask(fleet, order)]
         order.host_index -= 1
         return self._failed(fleet, order, outcome, detail)

@@ -117,7 +117,13 @@ class SupervisorActor:
         """
         self.name = name
         self._subjects = Subjects(cluster)
-        self._heartbeat = Heartbeat(subjects=self._subjects, role=Role.SUPERVISOR, name=name, incarnation=incarnation)
+        self._heartbeat = Heartbeat(
+            subjects=self._subjects,
+            role=Role.SUPERVISOR,
+            name=name,
+            incarnation=incarnation,
+            host=roster.host if roster is not None else "",
+        )
         self._children = {spec.name: Child(spec=spec) for spec in children}
         self._roster = roster
         self._wanted = {spec.name: spec for spec in children}

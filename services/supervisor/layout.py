@@ -143,7 +143,7 @@ class Layout:
             spares=[self._stamped(child) for child in self._workers([slot for slot in slots if slot.spare], slots)],
             provisioned=spec.policies.provisioning.name not in ("", "none"),
             devices=spec.devices,
-            host=joins.name if joins else HOST,
+            host=self._host,
             leaves=joins is not None,
             ingress_url=self.ingress_url,
             models=[*([spec.cascade.name] if spec.cascade else []), *(model.name for model in spec.models)],
@@ -216,6 +216,7 @@ class Layout:
                 "supervisor_pid": supervisor_pid,
                 "supervisor_created": created(supervisor_pid),
                 "clock_offset_ns": self.clock_offset_ns,
+                "host": self._host,
                 "started_ns": started_ns,
             }
         )
@@ -228,6 +229,10 @@ class Layout:
     def _spans(self) -> bool:
         """Whether machines may join, or this one has."""
         return self.joins is not None or self.spec.nats.host != "127.0.0.1"
+
+    @property
+    def _host(self) -> str:
+        return self.joins.name if self.joins else HOST
 
     def _named(self, name: str) -> str:
         """The name of a process: unique in the cluster also where it is another machine's."""

@@ -60,6 +60,7 @@ async def test_a_machine_that_joins_is_cut_off_and_leaves_costs_no_stream(tmp_pa
         assert "millrace join nats://THIS_MACHINE" in rig.output()
         words = [rig.cluster_file()["nats_url"], "--token", f"@{token}", "--dir", str(tmp_path / "there")]
         words += ["--model", str(model), "--served-name", "m", "--engine", "modelled", "--instances", "2"]
+        words += ["--processes", "2", "--instances-max", "3"]
         expected = await undisturbed(rig, **FIELDS)
 
         async def joins_and_leaves() -> None:
@@ -74,7 +75,14 @@ async def test_a_machine_that_joins_is_cut_off_and_leaves_costs_no_stream(tmp_pa
             assert not _ip("link", "set", CABLE, "up")
             await rig.well(4)
             await asyncio.sleep(1)
-            assert "other-worker-0" in await asyncio.to_thread(rig.cli, "status")
+            said = await asyncio.to_thread(rig.cli, "apply", "--dry-run", "--set", "worker.max_num_seqs=9")
+            assert "other machines stay as they are (other)" in said
+            command = [*machine, sys.executable, "-m", "millrace.cli", "apply", "--dir", str(tmp_path / "there")]
+            changed = await asyncio.create_subprocess_exec(*command, "--set", "worker.max_num_seqs=9")
+            assert await asyncio.wait_for(changed.wait(), 200) == 0
+            assert "other-worker-2 begins" in await asyncio.to_thread(rig.cli, "scale", "m", "+1")
+            await rig.well(5)
+            assert "will stay away" in await asyncio.to_thread(rig.cli, "drain", "other-worker-2")
             joined.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(joined.wait(), 90) == 0, (tmp_path / "join.out").read_text()
             await rig.well(2)

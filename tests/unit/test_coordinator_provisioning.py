@@ -14,6 +14,7 @@ from millrace.contracts.message import Body, ErrorReply
 from millrace.contracts.observers import CandidateForecast, ProvisioningDecided, RequestFinished
 from millrace.contracts.plan import Lease
 from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopInstance
+from millrace.contracts.status import ServicePresence
 from prometheus_client import CollectorRegistry
 
 from services.coordinator.build import build
@@ -183,8 +184,10 @@ def test_a_start_that_never_registers_is_given_up_and_stretches_the_cool_down() 
     assert asked(bench.tick()) == []
 
 
-def test_a_refusal_goes_to_the_next_host_and_the_last_one_is_said_once() -> None:
-    bench = Provisioned("a", hosts=["one", "two"])
+def test_a_refusal_goes_to_a_machine_that_joined_and_the_last_one_is_said_once() -> None:
+    bench = Provisioned("a", hosts=["one"])
+    for _ in range(2):
+        bench.send(ServicePresence(role="supervisor", name="s", incarnation=1, at_ns=bench.now_ns, host="two"))
     refusal = OrderRefused(reason=OrderRefusal.AT_BOUND, detail="2 of 2")
     (again,) = asked(bench.answer(bench.slow(), refusal))
     assert again.subject == "mr.local.provision.two.start"

@@ -22,7 +22,7 @@ import asyncio
 import difflib
 import fcntl
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import inf
 from pathlib import Path
 
@@ -31,7 +31,14 @@ from nats.aio.client import Client
 
 from millrace.actor.errors import ConfigError
 from millrace.cli.bus import open_bus
-from millrace.cli.cluster import CLUSTER_FILE, add_connection_options, folder_of, no_cluster, resolve_connection
+from millrace.cli.cluster import (
+    CLUSTER_FILE,
+    ConnectionSettings,
+    add_connection_options,
+    folder_of,
+    no_cluster,
+    resolve_connection,
+)
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.errors import CliError, UsageError
 from millrace.cli.listening import LISTEN_S, listen
@@ -94,7 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reason", default="", metavar="TEXT", help="for the log of orders")
     parser.add_argument("--sender", default="", help=argparse.SUPPRESS)  # where no person applies
-    parser.add_argument("--host", default="local", help=argparse.SUPPRESS)
     add_connection_options(parser)
 
 
@@ -129,16 +135,22 @@ async def apply(folder: Path, arguments: argparse.Namespace) -> int:
         raise CliError(str(error)) from None
     connection = resolve_connection(arguments, operator=True)
     async with listen(connection) as view, open_bus(connection) as bus:
-        work = _Work(bus, Subjects(connection.cluster), view, folder=folder, arguments=arguments)
+        work = _Work(bus, connection, view, folder=folder, arguments=arguments)
         rows = await work.take(wanted, dry=True)
-        before, after = cluster_toml(now), cluster_toml(wanted)
-        text = difference(before, after, rows)
+        text = difference(cluster_toml(now), cluster_toml(wanted), rows)
         print(text or "nothing changes\n", end="")
-        if not arguments.force and (why := unsafe(rows)):
-            raise CliError(f"{why}; --force does it all the same")
-        if arguments.dry_run or not text:
+        if not text:
             return 0
         await asyncio.sleep(LISTEN_S)
+        if others := [host for host in view.hosts(time.time_ns()) if host != connection.host]:
+            print(f"other machines stay as they are ({', '.join(others)}); `millrace apply` there changes theirs")
+        here = {instance for row in rows for instance in row.instances}
+        ready = [row for row in view.instances(time.time_ns()) if row.state == "ready"]
+        away = {row.model for row in ready if row.instance not in here}
+        if not arguments.force and (why := unsafe(rows, away)):
+            raise CliError(f"{why}; --force does it all the same")
+        if arguments.dry_run:
+            return 0
         return await _carried_out(work, now, wanted)
 
 
@@ -189,8 +201,8 @@ def _way(row: ComparedProcess, what: str) -> str:
     return f"{what} with its last stream" if row.role == Role.INGRESS else what
 
 
-def unsafe(rows: Iterable[ComparedProcess]) -> str:
-    """Reason why requests would be cut; empty where none would be."""
+def unsafe(rows: Iterable[ComparedProcess], away: Container[str] = ()) -> str:
+    """Reason why requests would be cut; empty where none would be. ``away``: models that other machines serve too."""
     workers = [row for row in rows if row.role == Role.WORKER]
     for row in workers:
         if row.change in (CHANGED, REMOVED) and len(row.instances) > 1:
@@ -198,7 +210,7 @@ def unsafe(rows: Iterable[ComparedProcess]) -> str:
                 f"{row.name} hosts {len(row.instances)} instances, which cannot drain alone: start the cluster with "
                 "`processes` of its group as many as instances"
             )
-    for model in sorted({row.serves for row in workers if row.change in (CHANGED, REMOVED)}):
+    for model in sorted({row.serves for row in workers if row.change in (CHANGED, REMOVED) and row.serves not in away}):
         stay = [row for row in workers if row.model == model]
         if not stay:
             return f"no instance of {model} would be left: its requests have nowhere to go"
@@ -215,10 +227,10 @@ class _Work:
     """The steps from what runs to the specification in force."""
 
     def __init__(
-        self, bus: Client, subjects: Subjects, view: ClusterView, *, folder: Path, arguments: argparse.Namespace
+        self, bus: Client, to: ConnectionSettings, view: ClusterView, *, folder: Path, arguments: argparse.Namespace
     ) -> None:
-        self._bus, self._subjects, self._view, self._folder = bus, subjects, view, folder
-        self._host, self._within_s, self._force = arguments.host, arguments.within, arguments.force
+        self._bus, self._subjects, self._host = bus, Subjects(to.cluster), to.host
+        self._view, self._folder, self._within_s, self._force = view, folder, arguments.within, arguments.force
         self._reason, self._sender = arguments.reason, arguments.sender
         self._began = time.monotonic()
         self._restarts: dict[str, float] = {}  # of each worker that was started, when it was ready

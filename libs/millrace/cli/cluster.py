@@ -30,6 +30,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
         observer_user: NATS user that may read everything and write nothing.
         operator_user: NATS user that may read everything, and ask for migrations and drains.
         ingress_url: Base of the OpenAI API.
+        host: Name under which this machine's supervisor takes orders.
         clock_offset_ns: Of its processes' clock (``millrace.actor.clock``); 0 where an older version has begun it.
     """
 
@@ -41,6 +42,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     operator_user: str = ""
     operator_password: str = ""
     ingress_url: str = ""
+    host: str = "local"
     clock_offset_ns: int = 0
 
 
@@ -53,6 +55,7 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         tls: Folder that ``millrace certs`` made; empty for no TLS.
+        host: Name under which this machine's supervisor takes orders.
         origin: Where this comes from, for messages to a person.
     """
 
@@ -61,6 +64,7 @@ class ConnectionSettings(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     password: str
     tls: str = ""
+    host: str = "local"
     origin: str
 
 
@@ -104,6 +108,7 @@ def resolve_connection(arguments: argparse.Namespace, *, operator: bool = False)
         user=arguments.user or (user if own else ""),
         password=arguments.password or (password if own else ""),
         tls=arguments.tls or (known.nats_tls if own else ""),
+        host=known.host,
         origin="--nats" if arguments.nats else str(file),
     )
 

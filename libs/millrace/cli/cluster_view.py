@@ -129,6 +129,11 @@ class ClusterView:
             for each in body.drained
         }
 
+    def hosts(self, now_ns: int) -> list[str]:
+        """Machines on which a supervisor takes orders, by name."""
+        heard = [body for at_ns, body in self._presences.values() if now_ns - at_ns <= SILENT_NS]
+        return sorted({body.host for body in heard if body.host and body.state is PresenceState.ALIVE})
+
     def _stage_order(self) -> dict[str, tuple[str, int]]:
         """Place of each instance by plans of several stages."""
         return {

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--keep", action="store_true", help="only move what runs there; it stays in service")
     group.add_argument("--back", action="store_true", help="start an instance that was drained")
     parser.add_argument("--force", action="store_true", help="also the last instance of its model")
-    parser.add_argument("--host", default="local", help="host of its supervisor (default: local, as `millrace up`)")
+    parser.add_argument("--host", help="name of its machine's supervisor (default: whoever keeps it)")
     add_connection_options(parser)
 
 
@@ -86,7 +86,7 @@ async def run(arguments: argparse.Namespace) -> int:
                 return await _evacuate(bus, subjects, arguments)
             print(f"{arguments.instance}: {row.running} running, {row.waiting} waiting")
             until = time.monotonic() + arguments.within
-            await _let_go(bus, subjects, arguments)
+            await _let_go(bus, subjects, view, arguments)
             saying = asyncio.create_task(_say_left(bus, subjects, arguments.instance, until - time.monotonic()))
             gone = await _until_gone(view, arguments)
             await asyncio.wait([saying], timeout=SAID_S)
@@ -138,11 +138,27 @@ def evacuated_text(instance: str, answer: InstanceEvacuated) -> str:
     return f"{text}, {sum(answer.left.values())} left ({left})" if left else f"{text}, none left"
 
 
-async def _let_go(bus: Client, subjects: Subjects, arguments: argparse.Namespace) -> None:
+async def _keeper(
+    bus: Client, subjects: Subjects, view: ClusterView, arguments: argparse.Namespace, verb: str, body: Body
+) -> Body | str:
+    """Answer of the supervisor that keeps the instance; of the last one that was asked where none does."""
+    answer: Body | str = "no supervisor is heard"
+    for host in [arguments.host] if arguments.host else view.hosts(time.time_ns()):
+        answer = await asked(bus, subjects.provision(host, verb), body, timeout_s=ANSWER_S)
+        if not isinstance(answer, str) and not _is_unknown(answer):
+            break
+    return answer
+
+
+def _is_unknown(answer: Body) -> bool:
+    return isinstance(answer, OrderRefused) and answer.reason is OrderRefusal.UNKNOWN_INSTANCE
+
+
+async def _let_go(bus: Client, subjects: Subjects, view: ClusterView, arguments: argparse.Namespace) -> None:
     """By whoever keeps it, so that it stays away; else by the worker itself."""
     limit_ms = int(arguments.within * 1000)
     stop = StopInstance(instance=arguments.instance, drain_limit_ms=limit_ms, operator=True)
-    answer = await asked(bus, subjects.provision(arguments.host, "stop"), stop, timeout_s=ANSWER_S)
+    answer = await _keeper(bus, subjects, view, arguments, "stop", stop)
     if isinstance(answer, InstanceOrdered):
         print(f"it drains and will stay away; `millrace drain {arguments.instance} --back` starts it again")
         return
@@ -150,9 +166,7 @@ async def _let_go(bus: Client, subjects: Subjects, arguments: argparse.Namespace
         raise CliError(
             f"{answer.detail}, so it cannot go alone; --keep empties it, `millrace up --processes N` splits them"
         )
-    print(
-        f"{arguments.host} does not keep it ({_why(answer)}): the worker is asked; what started it may start it again"
-    )
+    print(f"no supervisor keeps it ({_why(answer)}): the worker is asked; what started it may start it again")
     body = DrainWorker(limit_ms=limit_ms)
     await bus.publish(subjects.engine(arguments.instance, "drain"), encode(body), headers=headers_of(body))
     await bus.flush()
@@ -184,7 +198,7 @@ async def _bring_back(
 ) -> int:
     order = StartInstance(order=f"operator-{time.time_ns()}", model="", instance=arguments.instance)
     async with open_bus(connection) as bus:
-        answer = await asked(bus, subjects.provision(arguments.host, "start"), order, timeout_s=ANSWER_S)
+        answer = await _keeper(bus, subjects, view, arguments, "start", order)
     if not isinstance(answer, InstanceOrdered):
         raise CliError(f"{arguments.instance} is not started: {_why(answer)}")
     print(f"{answer.instance} starts")

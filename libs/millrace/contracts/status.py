@@ -304,6 +304,7 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/2"):
         trouble: Of an ingress: what it cannot serve, and why. Of a supervisor: what is wrong with its store or disk.
         store: Of a supervisor: reason why the store takes no writes until its disk has room, so that no instance can
             register; empty where it does.
+        host: Of a supervisor: name under which it is asked to start and stop instances.
     """
 
     role: str
@@ -318,3 +319,4 @@ class ServicePresence(Body, frozen=True, kw_only=True, tag="ServicePresence/2"):
     drained: list[DrainedInstance] = []
     trouble: str = ""
     store: str = ""
+    host: str = ""

@@ -32,11 +32,12 @@ class Heartbeat:
         incarnation: int,
         url: str = "",
         instances: Sequence[str] = (),
+        host: str = "",
     ) -> None:
         """Args: as the fields of ``ServicePresence``."""
         self._subject = subjects.presence(role, name)
         self._fixed = ServicePresence(
-            role=role, name=name, incarnation=incarnation, at_ns=0, url=url, instances=list(instances)
+            role=role, name=name, incarnation=incarnation, at_ns=0, url=url, instances=list(instances), host=host
         )
 
     def presence(
