@@ -279,7 +279,8 @@ class Cluster:
 
     def _read_specification(self, effect: ReadSpecification) -> None:
         try:
-            layout, config = reread(self._layout, self._cores, self._actor.snapshot(), self._check_files)
+            running = {spec.name: spec for spec, _, _ in self._actor.running()}
+            layout, config = reread(self._layout, self._cores, running, self._check_files)
         except (ConfigError, OSError) as error:
             self._notify(SpecificationRead(take=False, reply_to=effect.reply_to, refused=str(error)))
             return

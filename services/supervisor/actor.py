@@ -206,7 +206,9 @@ class SupervisorActor:
             return [SignalChild(name=body.name, pid=body.pid, signal=signal.SIGKILL)]
         if child.state is ChildState.RETIRING:
             return [SignalChild(name=body.name, pid=body.pid, signal=signal.SIGTERM)]
-        return [] if child.spec.presences else self._on_ready(child, now_ns)
+        if child.spec.presences or child.spec.role == "nats":  # a server is ready once its store is
+            return []
+        return self._on_ready(child, now_ns)
 
     def _on_ready(self, child: Child, now_ns: int) -> list[Effect]:
         if child.state is not ChildState.STARTING:

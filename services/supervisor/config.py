@@ -43,8 +43,8 @@ class Imports(StrEnum):
     VLLM = "vllm"
 
 
-class ChildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One process to keep running.
+class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One process to keep running. A later version may have written it down, with fields that are not known here.
 
     Attributes:
         name: Unique among the children; its log is ``<name>.log``.

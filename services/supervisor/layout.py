@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from millrace.supervision.service_fields import (
     worker_settings_of,
 )
 from millrace.supervision.survivors import created
+from millrace.telemetry.opening import package_version
 
 from services.supervisor.config import ChildSpec, Imports, Joined, LaunchOptions, SupervisorConfig
 
@@ -92,19 +93,18 @@ class Layout:
         return layout
 
     @classmethod
-    def following(cls, options: LaunchOptions, before: Layout, taken: Container[str]) -> Layout:
+    def following(cls, options: LaunchOptions, before: Layout, running: Mapping[str, ChildSpec]) -> Layout:
         """The layout of the same cluster by another specification. An ingress that would change gets another name: it
         runs beside the one that it replaces.
 
         Args:
-            taken: Names of processes that run.
+            running: Processes by name, as they were started.
         """
-        free = (n for n in count() if n not in before.ingresses and f"ingress-{n}" not in taken)
+        free = (n for n in count() if n not in before.ingresses and f"ingress-{n}" not in running)
         names = [*before.ingresses, *islice(free, options.spec.services.ingresses)]
         layout = cls(options, before)
         layout.ingresses = names[: options.spec.services.ingresses]
-        was = {child.name: child for child in before.plan().children}
-        if any(was.get(each.name, each) != each for each in layout.plan().children if each.role == Role.INGRESS):
+        if any(running.get(each.name, each) != each for each in layout.plan().children if each.role == Role.INGRESS):
             layout = cls(options, before)
             layout.ingresses = names[len(before.ingresses) :]
         return layout
@@ -160,6 +160,7 @@ class Layout:
     def _stamped(self, child: ChildSpec) -> ChildSpec:
         paths = [Path(word) for word in child.command]
         content = b"\n".join(self._files[path] for path in paths if path in self._files)
+        content += _build(child.command[0]).encode()
         return msgspec.structs.replace(child, digest=hashlib.sha256(content).hexdigest()[:16])
 
     @property
@@ -437,6 +438,17 @@ class Layout:
         python = [slot.group.python, "-P"] if slot.group.python else [sys.executable]  # -P: not from this folder
         command = [*python, *child.command[1:]]
         return msgspec.structs.replace(child, command=command, imports=Imports.VLLM, stop_limit_ms=15_000)
+
+
+def _build(program: str) -> str:
+    """A program as far as an upgrade in place changes it: of this environment's Python, the version of Millrace."""
+    if program == sys.executable:
+        return package_version()
+    try:
+        found = Path(program).stat()
+    except OSError:  # its start will say so
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 def nats_names(servers: int) -> list[str]:

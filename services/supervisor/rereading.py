@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from millrace.actor.errors import ConfigError
@@ -11,7 +11,7 @@ from millrace.cluster.reading import read_cluster
 from millrace.cluster.spec import ClusterSpec
 from millrace.supervision.service_fields import hosted_by_ingress
 
-from services.supervisor.config import LaunchOptions, SupervisorConfig
+from services.supervisor.config import ChildSpec, LaunchOptions, SupervisorConfig
 from services.supervisor.layout import Layout
 from services.supervisor.preflight import check
 
@@ -26,13 +26,13 @@ _RESTART = "`millrace down`, then `up --cluster FILE`"
 
 
 def reread(
-    layout: Layout, cores: list[int], taken: Container[str], check_files: CheckFiles
+    layout: Layout, cores: list[int], running: Mapping[str, ChildSpec], check_files: CheckFiles
 ) -> tuple[Layout, SupervisorConfig]:
     """The layout of the wanted specification; nothing of it is written.
 
     Args:
         layout: Of the specification in force.
-        taken: Names of processes that run.
+        running: Processes by name, as they were started.
 
     Raises:
         ConfigError: it is wrong, or cannot be had without a restart.
@@ -41,7 +41,7 @@ def reread(
     if why := impossible(layout.spec, spec):
         raise ConfigError(f"{why}; this needs a restart: {_RESTART}")
     options = LaunchOptions(spec=spec, directory=str(layout.root), cores=cores, joins=layout.joins)
-    after = Layout.following(options, layout, taken)
+    after = Layout.following(options, layout, running)
     config = after.plan()
     with tempfile.TemporaryDirectory() as folder:
         check_files(spec, after.copies(Path(folder)))

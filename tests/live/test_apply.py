@@ -11,7 +11,7 @@ import pytest
 
 from tests.live.faults import PROMPTS, expect_identical, expected_outcomes, kill, told
 from tests.live.ingress_rig import write_model_folder
-from tests.testbed.programs import Program, command_line, output_of, start_program
+from tests.testbed.programs import Program, command_line, start_program
 from tests.testbed.up_cluster import UpRig, offer_during
 from tests.testbed.waiting import until
 
@@ -59,9 +59,7 @@ class Cluster:
         self.write(sequences=self.spec["sequences"] + 1, **change)
 
     async def apply(self, *words: str) -> str:
-        words = ("apply", str(self.file), *words)
-        environment = os.environ | {"MILLRACE_DIR": str(self.rig.folder)}
-        return (await asyncio.to_thread(output_of, command_line(), words, environment=environment, limit_s=200))[1]
+        return await asyncio.to_thread(self.rig.cli, "apply", str(self.file), *words, limit_s=200)
 
     async def applied(self, **change: object) -> None:
         self.spec |= change

@@ -2,15 +2,18 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
 
 import psutil
+from millrace.supervision.survivors import survivors
 
 from services.supervisor.preflight import clear_sockets
 from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
@@ -22,29 +25,52 @@ from tests.testbed.waiting import until
 PATIENCE_S = 60.0
 
 
-async def test_the_next_supervisor_takes_over_what_lives_no_stream_ends_and_a_closed_terminal_stops_all(
+def environment(folder: Path) -> Path:
+    """Another virtual environment, which has the packages of this one; returns its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/*/site-packages")
+    (site / "these.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    shutil.copy(Path(sys.executable).with_name("nats-server"), folder / "bin")
+    return folder / "bin" / "python"
+
+
+async def test_a_supervisor_of_another_environment_takes_over_and_replaces_all_and_cuts_no_stream(
     tmp_path: Path,
 ) -> None:
+    """Three NATS servers, services and workers; then nats-server is replaced in place, and a terminal closes."""
     model = write_model_folder(tmp_path / "model")
-    slow = ["--processes", "2", "--set", 'worker={"modelled": {"speed": 0.1}}']
-    rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=slow)
+    options = ["--processes", "2", "--set", "nats.servers=3", "--set", 'worker={"modelled": {"speed": 0.1}}']
+    rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=options)
     rig.start()
     assert rig.process is not None
-    processes, worker = rig.processes(), rig.pids("worker-0.json")
+    python = environment(tmp_path / "environment")
     fields = {"max_tokens": 60, "ignore_eos": True}
     expected = await undisturbed(rig, **fields)
 
-    async def killed_and_back() -> None:
-        rig.process.kill()
-        rig.process.wait()
-        await asyncio.to_thread(rig.start)
+    def known() -> dict[str, tuple[int, str]]:
+        return {each.spec["name"]: (each.pid, each.spec["command"][0]) for each in survivors(rig.folder)}
+
+    async def replaced() -> set[str]:
+        before = known()
+        said = await asyncio.to_thread(rig.cli, "apply", limit_s=200)
+        assert "the cluster is as the file says" in said
+        return {name for name, process in known().items() if before.get(name) != process}
+
+    async def upgraded() -> None:
+        await asyncio.to_thread(rig.start, "--take-over", python=python)
         assert "taking over" in rig.output()
         assert "was not stopped in order" not in rig.output()
+        worker = known()["worker-0"]
         os.kill(worker[0], signal.SIGKILL)  # this one watches what it has not started
-        await until(lambda: rig.pids("worker-0.json") not in ([], worker), PATIENCE_S, 0.05)
+        await until(lambda: known().get("worker-0", worker) != worker, PATIENCE_S, 0.05)
         await told(rig, instances_ready=2)
+        assert await replaced() == known().keys() - {"worker-0"}
+        assert {Path(program).parent for _, program in known().values()} == {python.parent}
+        os.utime(python.with_name("nats-server"))
+        assert await replaced() == {"nats-0", "nats-1", "nats-2"}
 
-    expect_identical(await offer_during(rig, killed_and_back(), rate=2, prompts=PROMPTS, **fields), expected)
+    expect_identical(await offer_during(rig, upgraded(), rate=2, prompts=PROMPTS, **fields), expected)
+    processes = rig.processes()
     rig.process.send_signal(signal.SIGHUP)
     assert await asyncio.to_thread(rig.process.wait, PATIENCE_S) == 0
     _, alive = await asyncio.to_thread(psutil.wait_procs, processes, PATIENCE_S)

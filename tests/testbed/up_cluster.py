@@ -97,11 +97,16 @@ class UpRig:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self) -> None:
-        """Starts it and waits for the banner."""
+    def start(self, *words: str, python: Path | None = None) -> None:
+        """Starts it, with further words, and waits for the banner. ``python``: another environment's."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        told = [*self._words, *words]
         with (self.folder / "up.out").open("wb") as out:
-            self.process = start_program(command_line(), self._words, output=out, own_session=True)
+            if python is None:
+                self.process = start_program(command_line(), told, output=out, own_session=True)
+            else:
+                command = [str(python), "-m", "millrace.cli", *told]
+                self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
         deadline = time.monotonic() + START_LIMIT_S
         while "Millrace is up" not in self.output():
             assert self.process.poll() is None, self.output()
@@ -166,10 +171,10 @@ class UpRig:
                 continue
         return [pid for _, pid in sorted(found)]
 
-    def cli(self, *words: str) -> str:
+    def cli(self, *words: str, limit_s: float = 60.0) -> str:
         """A verb of the command line against this cluster."""
         environment = os.environ | {"MILLRACE_DIR": str(self.folder), "COLUMNS": "160"}
-        return output_of(command_line(), words, environment=environment)[1]
+        return output_of(command_line(), words, environment=environment, limit_s=limit_s)[1]
 
     async def well(self, instances: int, limit_s: float = 120.0) -> None:
         """Waits until every instance is ready again: what follows must not meet an earlier fault's wounds."""

@@ -387,7 +387,7 @@ def test_processes_that_differ_from_the_specification_are_told_and_no_others(old
     config = running.plan()
     bench = Bench([*config.nats, *config.children], [])
     options = LaunchOptions(spec=parse_cluster(CLUSTER.replace(old, new)), cores=[0])
-    machine = Layout.following(options, running, ["ingress-0"]).plan()
+    machine = Layout.following(options, running, {spec.name: spec for spec in config.children}).plan()
     effects = bench.send(SpecificationRead(take=True, reply_to="inbox", machine=machine))
     (answer,) = (body for effect in effects if isinstance(body := getattr(effect, "body", None), ClusterCompared))
     assert {row.name: str(row.change) for row in answer.processes if row.change != "same"} == expected

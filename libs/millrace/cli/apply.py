@@ -4,6 +4,7 @@
     millrace cluster show > cluster.toml      # the running cluster as a file; edit it
     millrace apply cluster.toml --dry-run     # what would change
     millrace apply cluster.toml
+    millrace apply                            # replaces what an earlier Millrace has started
 
 New processes start first. Instances that change are replaced one after the other: each drains as by `millrace drain`,
 its requests move away with their KV, and it starts anew. An ingress that changes is replaced by another one on the same
@@ -40,7 +41,7 @@ from millrace.cli.cluster import (
     resolve_connection,
 )
 from millrace.cli.cluster_view import ClusterView
-from millrace.cli.errors import CliError, UsageError
+from millrace.cli.errors import CliError
 from millrace.cli.listening import LISTEN_S, listen
 from millrace.cli.operating import asked
 from millrace.cli.trial_run import LOOK_S as TRIAL_LOOK_S
@@ -67,8 +68,9 @@ from millrace.files import open_private
 
 SAME, CHANGED, ADDED, REMOVED = ProcessChange
 
-#: A supervisor renders thousands of processes in less.
-ANSWER_S = 30.0
+#: A supervisor renders thousands of processes in less. Everything else it answers at once, where a nats-server that
+#: starts anew does not lose the answer.
+ANSWER_S, AT_ONCE_S = 30.0, 5.0
 
 #: The bus may be away for so long: nats-server starts anew, or another one of several takes over.
 AWAY_S = 60.0
@@ -111,8 +113,6 @@ def run(arguments: argparse.Namespace) -> int:
     folder = folder_of(arguments.dir)
     if folder is None or not (folder / CLUSTER_FILE).is_file():
         raise no_cluster("apply FILE", arguments.dir)
-    if arguments.file is None and not arguments.set:
-        raise UsageError("name a FILE, or what to --set")
     with open_private(folder / "run" / "apply.lock", "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB if arguments.sender else fcntl.LOCK_SH)
@@ -402,7 +402,8 @@ class _Work:
         """Every order may be repeated, and is while the bus is away."""
         until = time.monotonic() + AWAY_S
         subject = self._subjects.provision(self._host, verb)
-        while isinstance(answer := await asked(self._bus, subject, body, timeout_s=ANSWER_S, sender=self._sender), str):
+        limit_s = ANSWER_S if isinstance(body, UpdateCluster) and body.wanted else AT_ONCE_S
+        while isinstance(answer := await asked(self._bus, subject, body, timeout_s=limit_s, sender=self._sender), str):
             if time.monotonic() > until:
                 break
             await asyncio.sleep(LOOK_S)

@@ -53,7 +53,7 @@ _OF_THE_MACHINE = {
 }
 
 #: Options about this run of it.
-_OF_THE_RUN = {"cluster", "dir", "detach", "set", "url", "token", "name"}
+_OF_THE_RUN = {"cluster", "dir", "detach", "take_over", "set", "url", "token", "name"}
 
 _Group: TypeAlias = "argparse._ArgumentGroup"
 

@@ -26,6 +26,7 @@ from millrace.cli.errors import CliError
 from millrace.cluster.spec import ClusterSpec
 from millrace.files import open_private
 from millrace.supervision.cluster_folder import command
+from millrace.supervision.survivors import created
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.
 DETACHED_WAIT_S = 620.0
@@ -36,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_options(parser)
     parser.add_argument(
         "--dir", default=os.environ.get("MILLRACE_DIR", ".millrace"), help="folder of the cluster's files"
+    )
+    parser.add_argument(
+        "--take-over",
+        action="store_true",
+        help="where a cluster runs in the folder: end its supervisor alone, and go on with its processes",
     )
     parser.add_argument("-d", "--detach", action="store_true", help="return once it is ready")
 
@@ -48,11 +54,24 @@ def run(arguments: argparse.Namespace) -> int:
 def start(arguments: argparse.Namespace, spec: ClusterSpec, **further: Any) -> int:  # noqa: RET503  # execv does not
     """Starts the supervisor of a specification, with further fields of its options; returns if detached."""
     directory = Path(arguments.dir).absolute()
+    if arguments.take_over:
+        _end_supervisor(directory)
     options = {"directory": str(directory), "spec": msgspec.to_builtins(spec), **further}
     words = [sys.executable, "-m", SUPERVISOR_MODULE, "--options", json.dumps(options)]
     if arguments.detach:
         return _detach(words, directory)
     os.execv(words[0], words)
+
+
+def _end_supervisor(directory: Path) -> None:
+    """Ends a supervisor at once, so that it ends nothing."""
+    from millrace.cli.down import running_supervisor  # with psutil, which other starts do not need
+
+    if (supervisor := running_supervisor(directory)) is not None:
+        of = created(supervisor.pid)
+        supervisor.kill()
+        while of and created(supervisor.pid) == of:  # also one that nobody waits for ends
+            time.sleep(0.02)
 
 
 def _detach(words: list[str], directory: Path) -> int:
