@@ -33,11 +33,7 @@ def test_a_row_is_read_into_a_row_and_has_its_checksum_then(tmp_path: Path) -> N
     before = got.copy()
     sources, targets = [[1, 2, NO_BLOCK], [3, NO_BLOCK, 4]], [[5, 6, NO_BLOCK], [7, NO_BLOCK, 1]]
     size, _ = target.begin(
-        "m",
-        kind=CopierKind.SHARED_MEMORY,
-        peer=source.offer(),
-        source_rows=sources,
-        target_rows=targets,
+        "m", kind=CopierKind.SHARED_MEMORY, peer=source.offer(), source_rows=sources, target_rows=targets
     )
     while not target.advance("m", 1 << 20):
         pass

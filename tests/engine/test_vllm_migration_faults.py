@@ -20,16 +20,7 @@ from millrace.contracts.kv import UNSUMMED, CopierKind, KvRank, KvRefusal
 from millrace.contracts.worker import Sampling
 
 from tests.engine.bench_engine import BenchEngine
-from tests.engine.moving import (
-    Journey,
-    Pair,
-    begin,
-    prompt_of,
-    recomputed,
-    settled,
-    tell,
-    until_tokens,
-)
+from tests.engine.moving import Journey, Pair, begin, prompt_of, recomputed, settled, tell, until_tokens
 
 #: So many that a sequence still decodes when the next line of a test runs, however slow the machine.
 LONG = Sampling(max_tokens=600, seed=17, ignore_eos=True)

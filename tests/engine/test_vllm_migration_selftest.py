@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from millrace.actor.engine import (
-    EndLeaseInEngine,
-    EngineObserved,
-    FreezeInEngine,
-    LeaseInEngine,
-)
+from millrace.actor.engine import EndLeaseInEngine, EngineObserved, FreezeInEngine, LeaseInEngine
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.worker import Sampling

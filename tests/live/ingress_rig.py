@@ -253,12 +253,7 @@ async def served(
     orders = AdapterOrders(deliver=core.deliver, models=registry_of_models, calls=calls)
     core.handlers = {**calls.handlers(), AdapterDone: orders.done}
     responses = Responses(
-        calls=calls,
-        models=registry_of_models,
-        owner=owner,
-        now_s=time.time,
-        stored=stored,
-        lost_s=lost_s,
+        calls=calls, models=registry_of_models, owner=owner, now_s=time.time, stored=stored, lost_s=lost_s
     )
     responses.values = values
     rig.models, rig.calls = registry_of_models, calls

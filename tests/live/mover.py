@@ -23,13 +23,7 @@ class Mover(Operator):
         heard: What was published of any.
     """
 
-    def __init__(
-        self,
-        rig: UpRig,
-        *,
-        seed: int = 1,
-        modes: tuple[MigrationMode, ...] = (MigrationMode.LIVE,),
-    ) -> None:
+    def __init__(self, rig: UpRig, *, seed: int = 1, modes: tuple[MigrationMode, ...] = (MigrationMode.LIVE,)) -> None:
         """Without ``modes`` it only looks."""
         super().__init__(rig)
         self._rng = random.Random(seed)

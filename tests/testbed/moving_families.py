@@ -99,11 +99,7 @@ FAMILIES = {
         {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}},
     ),
     "mistral": Family("MistralConfig", {"sliding_window": 64}, "sliding window"),
-    "gemma3": Family(
-        "Gemma3TextConfig",
-        _WINDOW | {"query_pre_attn_scalar": 32},
-        "sliding window, full attention",
-    ),
+    "gemma3": Family("Gemma3TextConfig", _WINDOW | {"query_pre_attn_scalar": 32}, "sliding window, full attention"),
     "granite4-hybrid": Family(
         "GraniteMoeHybridConfig",
         {
@@ -149,11 +145,7 @@ FAMILIES = {
     "mixtral": Family(
         "MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}, "full attention"
     ),
-    "glm4-moe": Family(
-        "Glm4MoeConfig",
-        _EXPERTS | {"use_qk_norm": True, "attention_bias": True},
-        "full attention",
-    ),
+    "glm4-moe": Family("Glm4MoeConfig", _EXPERTS | {"use_qk_norm": True, "attention_bias": True}, "full attention"),
     "qwen2": Family("Qwen2Config", {}, "full attention"),
     "cohere2": Family("Cohere2Config", _WINDOW, "sliding window, full attention without positions"),
     "exaone4": Family("Exaone4Config", _WINDOW | {"sliding_window_pattern": "LG"}, "sliding window, full attention"),

@@ -6,13 +6,7 @@ import msgspec
 import pytest
 from millrace.actor.effects import DeleteKey
 from millrace.contracts.cascade import CascadePlan, CascadeTier
-from millrace.contracts.local import (
-    BucketReady,
-    BusReconnected,
-    KeyChanged,
-    KeyUnreadable,
-    StopRequested,
-)
+from millrace.contracts.local import BucketReady, BusReconnected, KeyChanged, KeyUnreadable, StopRequested
 from millrace.contracts.plan import Lease
 
 from services.coordinator.cascade_config import CoordinatedCascade, CoordinatedTier

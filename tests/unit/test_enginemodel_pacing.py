@@ -4,11 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from millrace.actor.engine import (
-    EngineEvent,
-    EngineSequence,
-    EngineStepped,
-)
+from millrace.actor.engine import EngineEvent, EngineSequence, EngineStepped
 from millrace.contracts.worker import Sampling
 from millrace.enginemodel.engine import ModelledEngine
 from millrace.enginemodel.pacing import LAG_NS_MAX, PacedEngine

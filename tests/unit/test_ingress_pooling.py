@@ -91,10 +91,7 @@ def test_inputs_come_as_texts_or_tokens_alone_or_in_a_batch(given: Any, prompts:
 def test_parameters_of_the_pooler_reach_the_engine():
     fields = {"input": "a", "dimensions": 4, "use_activation": False, "cache_salt": "s"}
     sampling = call_of(parse_embeddings(body(**fields), registry())).sampling
-    assert (sampling.pooling, sampling.cache_salt) == (
-        Pooling(task="embed", dimensions=4, use_activation=False),
-        "s",
-    )
+    assert (sampling.pooling, sampling.cache_salt) == (Pooling(task="embed", dimensions=4, use_activation=False), "s")
     assert call_of(parse_pooling(body(input="a"), registry("token_embed"))).sampling.pooling == Pooling(
         task="token_embed"
     )
@@ -195,11 +192,7 @@ def test_a_classifier_of_pairs_gets_each_pair_in_one_prompt():
 
 @pytest.mark.parametrize(
     ("pair", "kept"),
-    [
-        (("abc", "d"), [0, 2, 3, 1, 5, 1]),
-        (("a", "bcd"), [0, 2, 1, 3, 4, 1]),
-        (("abc", "def"), [0, 2, 1, 5, 6, 1]),
-    ],
+    [(("abc", "d"), [0, 2, 3, 1, 5, 1]), (("a", "bcd"), [0, 2, 1, 3, 4, 1]), (("abc", "def"), [0, 2, 1, 5, 6, 1])],
 )
 def test_of_a_pair_the_longer_text_is_cut_as_the_library_does_it(pair: tuple[str, str], kept: list[int]):
     tokenizer = letters_tokenizer()

@@ -211,10 +211,7 @@ def test_only_the_last_to_come_are_suspects_and_all_others_fail_over_at_once():
 
 @pytest.mark.parametrize(
     "read_at_once",
-    [
-        {"structured": StructuredOutput(regex="a")},
-        {"images": Images(data=[b"png"], prompt=[1], digest="d")},
-    ],
+    [{"structured": StructuredOutput(regex="a")}, {"images": Images(data=[b"png"], prompt=[1], digest="d")}],
     ids=["constraint", "images"],
 )
 def test_what_waited_behind_a_full_batch_is_no_suspect_but_for_the_next_and_what_the_engine_reads_at_once(read_at_once):

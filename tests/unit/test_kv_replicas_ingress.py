@@ -74,8 +74,7 @@ def restarted(bench: MoveBench) -> None:
 
 
 @pytest.mark.parametrize(
-    "lost",
-    [restarted, lambda bench: bench.die(bench.target), lambda bench: bench.send(replicated(bench, tokens=0))],
+    "lost", [restarted, lambda bench: bench.die(bench.target), lambda bench: bench.send(replicated(bench, tokens=0))]
 )
 def test_one_that_is_gone_or_whose_holder_restarted_or_died_is_not_named(bench: MoveBench, lost):
     lost(bench)

@@ -181,10 +181,7 @@ FIGURES = (
 )
 CANDIDATES = st.lists(
     st.builds(
-        InstanceView,
-        name=st.uuids().map(str),
-        known=st.booleans(),
-        **dict.fromkeys(FIGURES, st.integers(0, 5000)),
+        InstanceView, name=st.uuids().map(str), known=st.booleans(), **dict.fromkeys(FIGURES, st.integers(0, 5000))
     ),
     max_size=40,
     unique_by=lambda c: c.name,

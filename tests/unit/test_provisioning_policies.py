@@ -162,12 +162,7 @@ def test_the_quantile_is_that_of_the_window() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {"threshold_s": 0},
-        {"quantile": 1.5},
-        {"instances_max": 4, "instances_min": 5},
-        {"low_utilisation": 1.0},
-    ],
+    [{"threshold_s": 0}, {"quantile": 1.5}, {"instances_max": 4, "instances_min": 5}, {"low_utilisation": 1.0}],
 )
 def test_parameters_out_of_range_or_unknown_are_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises(msgspec.ValidationError, match=next(iter(fields))):

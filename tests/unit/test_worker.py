@@ -202,10 +202,7 @@ def test_resend_gives_everything_from_the_index_on() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        ResendTokens(sequence="nobody.0", epoch=0, from_index=0),
-        ResendTokens(sequence="r1.0", epoch=0, from_index=2),
-    ],
+    [ResendTokens(sequence="nobody.0", epoch=0, from_index=0), ResendTokens(sequence="r1.0", epoch=0, from_index=2)],
 )
 def test_resend_of_what_is_not_held_says_so(body: ResendTokens) -> None:
     bench = Bench()

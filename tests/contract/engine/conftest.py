@@ -28,11 +28,7 @@ IMPLEMENTATIONS = [
     "simulated",
     "modelled",
     pytest.param(
-        "vllm",
-        marks=[
-            pytest.mark.engine,
-            pytest.mark.skipif(NO_VLLM, reason="real vLLM is not installed here"),
-        ],
+        "vllm", marks=[pytest.mark.engine, pytest.mark.skipif(NO_VLLM, reason="real vLLM is not installed here")]
     ),
 ]
 
