@@ -16,7 +16,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`")
 _PATH = re.compile(r" - at (`key` in )?`\$(?P<path>[^`]*)`$")
-_ENUM = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
+_ENUM = re.compile(r"^Invalid (enum )?value (?P<value>.*)$", re.DOTALL)
 _BOUND = re.compile(r"` (?P<bound>>=|<=) ")
 #: The names of pydantic's errors, by which clients of vLLM know them.
 _BOUNDS = {">=": "greater_than_equal", "<=": "less_than_equal"}
@@ -93,5 +93,6 @@ def _flat(types: list[inspect.Type]) -> list[inspect.Type]:
 def _inside(kind: inspect.Type, name: str | None) -> list[inspect.Type]:
     """Types of a named field, or of the items of an array."""
     if isinstance(kind, inspect.StructType):
-        return [field.type for field in kind.fields if field.encode_name == name]
+        tag: list[inspect.Type] = [inspect.LiteralType((kind.tag,))] if name == kind.tag_field is not None else []
+        return tag + [field.type for field in kind.fields if field.encode_name == name]
     return [kind.item_type] if isinstance(kind, inspect.ListType) and name is None else []
