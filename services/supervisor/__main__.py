@@ -144,6 +144,7 @@ class Cluster:
             display.say("the cluster is down" if not self._layout.joins else "this machine has left the cluster")
             return code
         finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would be a traceback and end nothing sooner
             self._leave_nothing()
             for store in self._stores:
                 await store.close()

@@ -159,7 +159,7 @@ async def _in_thread(work: Callable[[], int], name: str) -> int:
         except ForkServerLost as lost:
             tell = partial(result.set_exception, lost)
         with contextlib.suppress(RuntimeError):  # the loop has ended: nobody asks any more
-            loop.call_soon_threadsafe(tell)
+            loop.call_soon_threadsafe(lambda: result.done() or tell())  # done: cancelled, by Ctrl-C during the start
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await result

@@ -1,7 +1,9 @@
 """The supervisor's actor and the layout of a local cluster."""
 
+import asyncio
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from services.supervisor.actor import (
 from services.supervisor.config import ChildSpec, Imports, Joined, LaunchOptions
 from services.supervisor.display import banner, open_api_warning
 from services.supervisor.effects import ChildExited, ChildStarted, MachineChecked, SignalChild, StartChild
-from services.supervisor.launcher import bound_logs, last_lines
+from services.supervisor.launcher import _in_thread, bound_logs, last_lines
 from services.supervisor.layout import JOINING, Layout
 from services.supervisor.preflight import (
     SOCKET_FOLDER_BYTES_MAX,
@@ -521,3 +523,17 @@ def test_a_machine_that_joins_runs_engines_and_what_moves_their_sequences(tmp_pa
     worker = msgspec.json.decode((tmp_path / "b/run/worker-0.json").read_bytes())
     assert worker["migration"]["copiers"] == ["shared_memory", "nixl"]
     assert (config.bus.servers, config.bus.password) == (joins.servers, first.passwords[Role.SUPERVISOR])
+
+
+async def test_a_wait_for_a_child_that_was_cancelled_takes_no_status() -> None:
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    gate, threads = threading.Event(), set(threading.enumerate())
+    wait = asyncio.create_task(_in_thread(gate.wait, "wait"))
+    await asyncio.sleep(0)
+    wait.cancel()
+    (thread,) = set(threading.enumerate()) - threads
+    gate.set()
+    await asyncio.to_thread(thread.join)
+    await asyncio.sleep(0)
+    assert not complaints
