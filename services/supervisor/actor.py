@@ -321,7 +321,7 @@ class SupervisorActor:
             told = ", ".join(shapes) or "none that are known"
             return _refused(OrderRefusal.UNKNOWN_SHAPE, f"no {body.shape} for {body.model} here; shapes: {told}")
         kind = f"{body.shape} instances" if body.shape else "instances"
-        bound = f"{roster.instances_max(body.model, body.shape)} {kind} of {body.model} are the bound"
+        bound = f"{roster.instances_max(body.model, body.shape)} {kind} of {body.model} are the bound (--instances-max)"
         drained = len(self._drained)
         return _refused(OrderRefusal.AT_BOUND, f"{bound}, {drained} drained by an operator" if drained else bound)
 

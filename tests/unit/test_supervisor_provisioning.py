@@ -204,7 +204,7 @@ OTHERS = [
 def test_a_spare_is_started_by_its_model_and_shape_up_to_the_bound_of_the_model() -> None:
     bench = Bench(OTHERS[:1], OTHERS[1:])
     assert reply(bench.order(model="a")) == OrderRefused(
-        reason=OrderRefusal.AT_BOUND, detail="1 instances of a are the bound"
+        reason=OrderRefusal.AT_BOUND, detail="1 instances of a are the bound (--instances-max)"
     )
     assert refusal(bench.order(model="c")) is OrderRefusal.OTHER_MODEL
     refused = reply(bench.order(model="b", shape="tpu"))
@@ -255,7 +255,7 @@ def test_provisioning_leaves_alone_what_an_operator_drained() -> None:
     assert [getattr(reply(bench.order()), "instance", "") for _ in range(2)] == ["worker-2", "worker-3"]
     refused = reply(bench.order())
     assert isinstance(refused, OrderRefused)
-    assert refused.detail == "5 instances of m are the bound, 1 drained by an operator"
+    assert refused.detail == "5 instances of m are the bound (--instances-max), 1 drained by an operator"
 
 
 def test_what_provisioning_stopped_is_not_told_of_and_may_be_started_again_by_anyone(bench: Bench) -> None:

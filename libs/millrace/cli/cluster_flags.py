@@ -105,7 +105,7 @@ def _add_engine_options(group: _Group) -> None:
         "--instances-max",
         type=int,
         metavar="N",
-        help="engines at once, for `scale` and --provision (default: twice as many)",
+        help="engines at once, for `scale` (default: --instances) and --provision (one per core, modelled: twice)",
     )
     add("--processes", type=int, metavar="N", help="worker processes of modelled engines (default: one per 64)")
     add("--roles", metavar="LIST", help="split prefill and decode: worker-0=prefill,worker-1=decode (default: both)")
