@@ -347,7 +347,6 @@ class WorkerActor:
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = [StartTimer(name=TICK, at_ns=now_ns + TICK_NS)]
-        effects += self.reporter.judge_estimates(self.ledger)
         if self.reporter.bus_up:
             effects.append(self.reporter.presence(now_ns))
             effects += self._ctx.remind(now_ns)
@@ -394,6 +393,7 @@ class WorkerActor:
     # --- for people and checkers
 
     def snapshot(self) -> dict[str, Any]:
+        remaining = self.reporter.remaining
         return {
             "instance": self.name,
             "live": self.ledger.live,
@@ -404,7 +404,7 @@ class WorkerActor:
             "sequences": {h.sequence: [h.epoch, len(h.token_ids), str(h.finish or "")] for h in self.ledger},
             "leases": self._leasing.snapshot(),
             "reservations": self._reserving.snapshot(),
-            "remaining": self.reporter.remaining.plain(),
+            "remaining": {"outcomes": remaining.survival.outcomes, "ignored": remaining.ignored},
             "step_budget": self._ctx.budget.tokens,
             "figures": self.figures.plain(),
         }

@@ -90,7 +90,7 @@ class WorkerContext:
     def finish(self, held: Held, finish: FinishReason, now_ns: int, detail: str = "") -> None:
         """Notes the end of a live sequence; its tokens stay."""
         self.reporter.gone(held)
-        self.reporter.left(held, ended=finish is FinishReason.STOP, cut=finish is FinishReason.LENGTH)
+        self.reporter.left(held, ended=finish is FinishReason.STOP)
         self.ledger.finish(held, finish, now_ns, detail)
         self.figures.finished[finish] += 1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
-from millrace.actor.effects import DeleteKey, Effect, Log, Publish, PutKey, StartTimer
+from millrace.actor.effects import DeleteKey, Effect, Publish, PutKey, StartTimer
 from millrace.actor.engine import EngineLiveness
 from millrace.contracts.catalog import Role
 from millrace.contracts.status import EngineDescription, EngineSnapshot, InstanceSummary, StatusSnapshot
@@ -81,7 +81,6 @@ class Reporter:
         self.draining = False
         self.remaining = RemainingLengths()
         self.moves: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        self._refusal = ""
         self._status_subject = subjects.status(identity.model, identity.instance)
         self._summary_subject = subjects.summary(identity.model, identity.instance)
         self._heartbeat = Heartbeat(
@@ -174,24 +173,14 @@ class Reporter:
         )
         return Publish(subject=self._summary_subject, body=body)
 
-    def left(self, held: Held, *, ended: bool = False, cut: bool = False) -> None:
-        """Learns from a sequence that ends or goes; see RemainingLengths.left."""
-        length = held.base_index + len(held.token_ids)
-        self.remaining.left(held.sequence, length, entered=held.entered, ended=ended, cut=cut)
+    def left(self, held: Held, *, ended: bool = False) -> None:
+        """Learns from a sequence that ends or goes. ``ended``: by itself, not at a bound or for another instance."""
+        self.remaining.survival.learn(held.base_index + len(held.token_ids), entered=held.entered, ended=ended)
 
     def expected(self, sequence: str) -> int | None:
         """Length now expected of a running sequence's whole output, tokens; None where nothing is known."""
         entries = [entry for entry in self.snapshot.running if entry.sequence == sequence]
         return self.remaining.reported(entries)[0].expected_output_tokens if entries else None
-
-    def judge_estimates(self, held: Iterable[Held]) -> list[Effect]:
-        """One line where the engine's estimates stop being believed, or are again. Call once a second."""
-        self.remaining.keep(entry.sequence for entry in held)
-        before, self._refusal = self._refusal, self.remaining.coverage.refusal
-        if bool(before) == bool(self._refusal):
-            return []
-        event = "estimates_refused" if self._refusal else "estimates_believed"
-        return [Log(level="warning", event=event, fields={"why": self._refusal})]
 
     def presence(self, now_ns: int) -> Publish:
         """The heartbeat; LEAVING once the worker drains."""

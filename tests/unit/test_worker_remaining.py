@@ -4,17 +4,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from millrace.actor.effects import Log
 from millrace.actor.engine import EngineObserved
 from millrace.contracts.ingress import FinishReason
 from millrace.contracts.leases import KvLeased, LeaseKv
 from millrace.contracts.status import SequenceState, SequenceStatus, StatusSnapshot
 from millrace.contracts.worker import CancelSequence, Sampling
-from millrace.lengths.coverage import JUDGED_MIN
 from millrace.lengths.survival import OUTCOMES_MIN
 
 from tests.unit.test_worker_leasing import taken
-from tests.unit.worker_rig import MOVING, Bench, bodies, only, out, snapshot
+from tests.unit.worker_rig import MOVING, Bench, bodies, out, snapshot
 
 ROOMY = msgspec.structs.replace(MOVING, max_model_len=10_000)
 SAMPLING = Sampling(max_tokens=1_000)
@@ -81,18 +79,3 @@ def test_a_handover_carries_the_length_expected_now() -> None:
     answer = msgspec.structs.replace(taken("m", "x.0"), output_tokens=30, computed_tokens=32)
     (leased,) = bodies(bench.say(answer), KvLeased)
     assert leased.submission.expected_output_tokens == 60
-
-
-def test_estimates_that_do_not_come_true_are_refused_with_one_line() -> None:
-    bench = Bench(info=ROOMY)
-    for index in range(JUDGED_MIN):
-        name = f"r{index}.0"
-        bench.running(name, sampling=SAMPLING)
-        bench.step(out(*range(8), sequence=name))
-        observed(bench, entry(name, 8, expected=12, expected_p90=15, expected_at=8))
-        bench.step(out(*range(40), sequence=name, finish=FinishReason.STOP))
-    lines = [line for line in only(bench.tick(3), Log) if line.event == "estimates_refused"]
-    assert len(lines) == 1
-    assert "covers 0%" in lines[0].fields["why"]
-    (said,) = observed(bench, entry("x.0", 20, expected=22, expected_p90=23, expected_at=20))
-    assert said.expected_output_tokens == 48

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.kvcopy.weights import weights_fingerprint
 from millrace.lengths.frames import FrameWriter
+from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from papers.ares.hidden_states.coverage import JudgedEstimates
 from papers.ares.hidden_states.reader import ROWS, RowEstimates, settings_of
 from papers.ares.hidden_states.recorded import SequenceStates, StateReservoir, StatesHeader, state_writer
 from services.worker.vllm_engine import continuation
 from services.worker.vllm_engine.snapshot_scheduler import SnapshotAsyncScheduler, SnapshotScheduler
+
+logger = init_logger(__name__)
 
 #: Requests whose states are kept at a time; further ones are not recorded.
 RECORDED_MAX = 1_024
@@ -34,6 +38,8 @@ class Estimates:
     def __init__(self, vllm_config: Any) -> None:
         self.ignored = 0
         self._record = settings_of(vllm_config).record
+        self._judged = JudgedEstimates()
+        self._refusal = ""
         self._model = vllm_config.model_config
         self._rng = random.Random(_SEED)
         self._kept: dict[str, StateReservoir] = {}
@@ -58,10 +64,14 @@ class Estimates:
         if not (math.isfinite(p50) and math.isfinite(p90)):
             self.ignored += 1
             return
-        expected = generated + max(1, round(p50))
         sequence, prompt, bound, arrival, _, place, *_ = request.millrace_fixed
-        p90_total = max(expected, generated + math.ceil(p90))
-        request.millrace_fixed = (sequence, prompt, bound, arrival, expected, place, p90_total, generated)
+        median = max(1, round(p50))
+        told = self._judged.told(
+            request.request_id, at=generated, p50=median, p90=max(median, math.ceil(p90)), left=bound - generated
+        )
+        submitted = continuation.extra(request, continuation.EXPECTED_TOKENS)
+        expected = (submitted, place, None, None) if told is None else (told[0], place, told[1], generated)
+        request.millrace_fixed = (sequence, prompt, bound, arrival, *expected)
 
     def _keep(self, name: str, generated: int, state: bytes) -> None:
         reservoir = self._kept.get(name)
@@ -73,9 +83,14 @@ class Estimates:
 
     def gone(self, request: Request) -> None:
         """A request leaves the engine: its states are written where it ended here by itself or at its bound."""
-        reservoir = self._kept.pop(request.request_id, None)
         ended = request.status == RequestStatus.FINISHED_STOPPED
-        if reservoir is None or not (ended or request.status == RequestStatus.FINISHED_LENGTH_CAPPED):
+        over = ended or request.status == RequestStatus.FINISHED_LENGTH_CAPPED
+        self._judged.left(request.request_id, request.num_output_tokens, ended=over)
+        before, self._refusal = self._refusal, self._judged.coverage.refusal
+        if bool(before) != bool(self._refusal):
+            logger.warning("estimates from hidden states: %s", self._refusal or "believed again")
+        reservoir = self._kept.pop(request.request_id, None)
+        if reservoir is None or not over:
             return
         generated, states = reservoir.taken()
         if self._writer is None:

@@ -4,12 +4,13 @@ Every token weighs the same, as in training: of the first estimates of all reque
 where 90 % of tokens are covered. `Coverage` judges the estimates as the engine made them: far from 90 % the head is of
 another load or model, and is not believed. `P90Correction` moves the percentiles of one that is, until they cover 90 %
 on the load that is there: a head is fitted to recorded requests, and a few hundred of them place a percentile within
-three or four points only.
+three or four points only. `JudgedEstimates` has both for the requests of one engine.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 #: Shares of lengths at or below p90 between which p90 is one.
 COVERED_MIN, COVERED_MAX = 0.80, 0.97
@@ -24,6 +25,8 @@ FACTOR_MIN, FACTOR_MAX = 0.5, 2.0
 #: Weight of one estimate at most, in means; and how fast the mean number of tokens behind an estimate is forgotten.
 WEIGHT_MAX = 10.0
 TOKENS_DECAY = 0.999
+#: Estimates of one request that are judged: its first, and one each time its length has doubled.
+WATCHED_MAX = 20
 
 
 class TokenWeights:
@@ -100,3 +103,46 @@ class P90Correction:
             return p90
         low = math.log1p(p50)
         return max(p50, round(math.expm1(low + self.factor * (math.log1p(p90) - low))))
+
+
+class _Watched(NamedTuple):
+    """An estimate that will be judged, as it was made and as it was told: p90s of the whole output."""
+
+    at: int
+    p90: int
+    told: int
+
+
+class JudgedEstimates:
+    """Estimates of one engine's requests."""
+
+    def __init__(self) -> None:
+        self.coverage = Coverage()
+        self.correction = P90Correction()
+        self._watched: dict[str, list[_Watched]] = {}
+
+    def told(self, name: str, *, at: int, p50: int, p90: int, left: int) -> tuple[int, int] | None:
+        """Expected length and p90 of a request's whole output, tokens; None while estimates are not believed.
+
+        Args:
+            at: Output tokens at which the estimate was made.
+            p50, p90: Of the rest, tokens; at least 1, and p50 at most p90.
+            left: Tokens that its bound leaves at that point.
+        """
+        corrected = max(p50, min(max(p90, left), self.correction.moved(p50, p90)))
+        watched = self._watched.setdefault(name, [])
+        if len(watched) < WATCHED_MAX and (not watched or at >= max(1, 2 * watched[-1].at)):
+            watched.append(_Watched(at, at + p90, at + corrected))
+        return None if self.coverage.refusal else (at + p50, at + corrected)
+
+    def left(self, name: str, length: int, *, ended: bool) -> None:
+        """A request left the engine with so many output tokens. ``ended``: by itself or at its bound; else it was
+        cancelled or goes on elsewhere, and says nothing.
+        """
+        watched = self._watched.pop(name, [])
+        believed = not self.coverage.refusal
+        for index, each in enumerate(watched if ended else ()):
+            tokens = (watched[index + 1].at if index + 1 < len(watched) else length) - each.at
+            self.coverage.judge(tokens, within=length <= each.p90)
+            if believed:
+                self.correction.judge(tokens, within=length <= each.told)
