@@ -38,9 +38,6 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             memory again.
         cooldown_ms: And stays for so long at least.
         payback_factor: It must be expected to run for so many times as long as a move takes.
-        hysteresis: A sequence leaves at the stage's boundary if it is predicted to exceed it by this factor, and
-            without a prediction when it does; at least 1. Above 1 it saves moves and keeps more in the lower stage than
-            planners and refinement, which know nothing of it, reckon with.
         decoded_min: Without a prediction a sequence moves for balance only after so many output tokens: long runs tend
             to continue.
         plan_pause_ms: No balance for so long after a new plan.
@@ -49,7 +46,6 @@ class FenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cooldown_tokens: Annotated[Count, CONSTANT] = 64
     cooldown_ms: Annotated[Count, CONSTANT] = 2_000
     payback_factor: Count = 10
-    hysteresis: Annotated[float, msgspec.Meta(ge=1, lt=1e9)] = 1.0
     decoded_min: Annotated[Count, CONSTANT] = 64
     plan_pause_ms: Annotated[Count, CONSTANT] = 2_000
 

@@ -122,7 +122,7 @@ def _standing(status: SequenceStatus, view: IntentView, fences: FenceConfig) -> 
         return MoveReason.DRAIN
     if view.role is InstanceRole.PREFILL and MoveReason.HANDOFF in view.reasons:
         return MoveReason.HANDOFF
-    if view.boundary is None or MoveReason.BOUNDARY not in view.reasons or not outgrown(status, view.boundary, fences):
+    if view.boundary is None or MoveReason.BOUNDARY not in view.reasons or length_of(status) < view.boundary:
         return None
     return MoveReason.BOUNDARY if unfenced(status, MoveReason.BOUNDARY, view, fences) else None
 
@@ -256,16 +256,6 @@ def pays(rest_tokens: int | None, *, step_ns: int, move_ns: int, fences: FenceCo
     if rest_tokens is None or step_ns <= 0:
         return True
     return rest_tokens * step_ns >= fences.payback_factor * move_ns
-
-
-def outgrown(status: SequenceStatus, boundary: int, fences: FenceConfig) -> bool:
-    """Whether it leaves its stage: past the boundary, and predicted to go well beyond it.
-
-    Without a prediction it leaves when it has gone well beyond.
-    """
-    length, rest = length_of(status), rest_of(status)
-    far = fences.hysteresis * boundary
-    return length >= boundary and (length >= far or (rest is not None and length + rest >= far))
 
 
 def balance_allowed(status: SequenceStatus, history: MoveHistory, fences: FenceConfig) -> bool:

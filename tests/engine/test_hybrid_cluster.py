@@ -18,7 +18,7 @@ from tests.testbed.timed_streams import TimedStream, client, play
 from tests.testbed.up_cluster import UpRig, prompt_text
 
 STREAMS = 8
-BROKER = json.dumps({"fences": {"hysteresis": 1.0, "payback_factor": 0}})
+BROKER = json.dumps({"fences": {"payback_factor": 0}})
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ INSTANCES = 4
 #: Slow enough that there is always something to move, whatever else this machine does.
 WORKER = {"kv_blocks": 2048, "max_num_seqs": 32, "modelled": {"speed": 0.35}, "limits": {"linger_ms": 200}}
 #: Sequences of these tests last a few seconds: they leave at the boundary itself.
-BROKER = {"fences": {"hysteresis": 1.0, "payback_factor": 0}}
+BROKER = {"fences": {"payback_factor": 0}}
 #: Has cuts at 176, 256 and 368 tokens.
 CONTEXT_TOKENS = 512
 #: Passes two of them: prompts are about 45 tokens long.

@@ -32,7 +32,7 @@ class Hasty(SoakCluster):
     """Brokers without a cool-down."""
 
     def _broker(self, instance: str) -> BrokerConfig:
-        fences = FenceConfig(cooldown_tokens=0, cooldown_ms=0, payback_factor=0, hysteresis=1.0)
+        fences = FenceConfig(cooldown_tokens=0, cooldown_ms=0, payback_factor=0)
         return msgspec.structs.replace(super()._broker(instance), fences=fences)
 
 

@@ -60,19 +60,12 @@ def test_it_does_not_leave_at_the_boundary_but_it_does_drain() -> None:
     assert [each.reason for each in drained] == [MoveReason.DRAIN]
 
 
-@pytest.mark.parametrize(
-    ("output", "expected", "leaves"),
-    [(890, None, False), (1_390, None, True), (890, 2_000, True), (890, 1_200, False), (790, 2_000, False)],
-)
-def test_with_a_hysteresis_it_leaves_well_past_the_boundary_or_where_it_is_predicted_to_get_there(
-    output: int, expected: int | None, leaves: bool
-) -> None:
+@pytest.mark.parametrize(("output", "leaves"), [(889, False), (890, True)])
+def test_it_leaves_at_the_boundary_itself(output: int, leaves: bool) -> None:
     one = view(arriving=set())
-    status = msgspec.structs.replace(
-        one.sequences[0], output_tokens=output, expected_output_tokens=expected, max_tokens=9_000
-    )
-    staged = msgspec.structs.replace(one, sequences=[status], boundary=900)
-    assert bool(standing_intents(staged, FenceConfig(hysteresis=1.5))) is leaves
+    status = msgspec.structs.replace(one.sequences[0], output_tokens=output, expected_output_tokens=None)
+    staged = msgspec.structs.replace(one, sequences=[status], boundary=890 + status.prompt_tokens)
+    assert bool(standing_intents(staged, FENCES)) is leaves
 
 
 def test_a_rest_that_is_predicted_short_for_seconds_does_not_keep_it_past_its_boundary() -> None:

@@ -70,12 +70,12 @@ def test_what_an_observer_notes_of_a_move_names_its_refusal() -> None:
 
 
 def test_a_broker_is_configured_as_the_scenario_says():
-    told = {"policy": "delay", "parameters": {"excess": 0.5}, "reasons": ["balance"], "fences": {"hysteresis": 2.0}}
+    told = {"policy": "delay", "parameters": {"excess": 0.5}, "reasons": ["balance"], "fences": {"payback_factor": 2}}
     config = msgspec.convert(told, TradingSpec).broker(["i-3"], BusConfig(cluster="sim"))
     assert config.instances == ["i-3"]
     assert config.name == "broker-i-3"
     assert config.trading.reasons == (MoveReason.BALANCE,)
-    assert config.fences.hysteresis == 2.0
+    assert config.fences.payback_factor == 2
 
 
 def test_instances_of_a_host_share_a_broker_and_a_migrator():

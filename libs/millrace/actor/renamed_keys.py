@@ -37,6 +37,7 @@ RENAMED: Mapping[str, str] = {
         for key in ("per_instance_max", "bytes_per_s", "interval_ms")
     },
     "WorkerConfig.remaining": "removed: papers/ares/README.md says how an engine reads hidden states",
+    "FenceConfig.hysteresis": "removed: a sequence leaves at its stage's boundary",
     "BusConfig.tls_ca": "set `nats.tls` of the cluster's file",
     "BusConfig.password_file": "removed: nothing wrote one; set `password`",
     "LimitsConfig.sequences_open_max": "it is twice `calls_open_max` now",
