@@ -23,7 +23,7 @@ from millrace.workloads.recording import RecordedLoad, read_recording, write_rec
 from bench.live.plan import Planned
 from bench.live.play import play
 from bench.results_pages import report
-from simulator.whatif.answering import Asked, answers, asked, scratch_folder
+from simulator.whatif.answering import Asked, answers, asked
 from simulator.whatif.changes import AskedChange, recorded_cluster, with_instances, with_setting
 from simulator.whatif.figures import ComparedFigure, compared, of_recording
 from tests.testbed.up_cluster import UpRig
@@ -114,7 +114,7 @@ def _play(name: str, options: argparse.Namespace) -> None:
 def _report(folder: Path) -> None:
     base = read_recording(folder / "unchanged.jsonl.gz")
     cluster = recorded_cluster(base)
-    with scratch_folder() as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         question = asked(base, cluster, Path(scratch))
         _tell_fidelity(question)
         tried = [name for name in CHANGES if name != "unchanged" and (folder / f"{name}.jsonl.gz").is_file()]

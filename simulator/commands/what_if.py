@@ -19,6 +19,7 @@ import shlex
 import time
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from millrace.actor.errors import ConfigError
@@ -32,7 +33,6 @@ from simulator.commands.sim import wide_console
 
 if TYPE_CHECKING:
     from millrace.cluster.spec import ClusterSpec
-    from millrace.contracts.plan import Advice
     from millrace.policies.objectives import Objectives
     from millrace.workloads.recording import RecordedLoad
 
@@ -85,8 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace) -> int:
-    from simulator.whatif.advising import advice, candidates
-    from simulator.whatif.answering import answers, asked, parse_goal, scratch_folder
+    import msgspec
+
+    from simulator.whatif.advising import advice, candidates, report
+    from simulator.whatif.answering import answers, asked, parse_goal
 
     goal, speed = parse_goal(arguments.goal) if arguments.goal else None, _speed(arguments.rate)
     load = recordings.recording_of(arguments, requests_max=arguments.most, latest=True)
@@ -95,7 +97,7 @@ def _answer(arguments: argparse.Namespace) -> int:
     console = wide_console()
     pages: list[ShownRun] = []
     show = partial(_shown, pages) if arguments.page is not None else None
-    with scratch_folder() as folder:
+    with TemporaryDirectory() as folder:
         with console.status("replaying the cluster as it was"):
             question = asked(load, cluster, Path(folder), show)
         console.print("\n".join(recordings.shown(load)), highlight=False)
@@ -113,7 +115,9 @@ def _answer(arguments: argparse.Namespace) -> int:
         advised = advice(question, found[-len(tried) :]) if tried else None
         if advised is not None:
             console.print(f"advice: {advised.settings or 'none'}: {advised.evidence}", highlight=False, markup=False)
-        _write(arguments, question, found, advised)
+        if arguments.output is not None:
+            document = {**report(question, found, advised), "cpu_s": time.process_time()}
+            arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     if pages:
         _serve(load, pages, arguments.page, console)
     return 0
@@ -243,24 +247,3 @@ def _print_answer(console: Console, answer: ChangeAnswer) -> None:
     if answer.fragment:
         settings = (f"--set {shlex.quote(line.replace(' = ', '=', 1))}" for line in answer.fragment.splitlines())
         console.print(f"  millrace apply {' '.join(settings)}", highlight=False, markup=False)
-
-
-def _write(arguments: argparse.Namespace, question: Asked, found: list[ChangeAnswer], advised: Advice | None) -> None:
-    import msgspec
-
-    from simulator.whatif.figures import ratios
-
-    if arguments.output is None:
-        return
-    document = {
-        "requests": question.file.count,
-        "fidelity": question.fidelity,
-        "objectives": question.objectives,
-        "changes": found,
-        "missed": ratios(question.fidelity, question.share),
-        "recorded": question.recorded_figures(),
-        "told": {each.label: ratios(each.figures, each.within) for each in found},
-        "advice": advised,
-        "cpu_s": time.process_time(),
-    }
-    arguments.output.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from millrace.cluster.spec import ClusterSpec, PolicyChoice
 from millrace.contracts.plan import Advice
@@ -13,7 +14,7 @@ from millrace.workloads.recording import ADVISED_MIN
 from services.ingress.config import DispatchConfig
 from simulator.whatif.answering import Asked, ChangeAnswer
 from simulator.whatif.changes import AskedChange, with_setting
-from simulator.whatif.figures import LATENCIES, ComparedFigure
+from simulator.whatif.figures import LATENCIES, ComparedFigure, ratios
 
 #: No advice from a replay whose medians are off by this factor.
 FIDELITY_MAX = 1.5
@@ -69,7 +70,7 @@ def _policy(kind: str, name: str, now: PolicyChoice) -> str:
 
 def advice(question: Asked, answers: Sequence[ChangeAnswer]) -> Advice:
     """The best of the answers that are better than the unchanged cluster, with the evidence."""
-    if question.file.count < ADVISED_MIN:
+    if question.count < ADVISED_MIN:
         return Advice(evidence=f"fewer than {ADVISED_MIN} requests were recorded since the cluster changed")
     wrong = [name for name in ("ttft_p50", "tpot_p50") if _off(question.fidelity.get(name), FIDELITY_MAX)]
     if wrong:
@@ -113,6 +114,20 @@ def better(answer: ChangeAnswer) -> str:
         return SHARE_DECIDES
     tied = min(within.before, within.after) > TIED
     return TAIL_DECIDES if tied and answer.figures["e2e_p99"].high < 1 - TAIL_GAIN else ""
+
+
+def report(question: Asked, answers: Sequence[ChangeAnswer], advised: Advice | None) -> dict[str, Any]:
+    """All figures; with the processor time (``cpu_s``) the fields of a LoadReplayed among them."""
+    return {
+        "requests": question.count,
+        "fidelity": question.fidelity,
+        "objectives": question.objectives,
+        "changes": answers,
+        "missed": ratios(question.fidelity, question.share),
+        "recorded": question.recorded_figures(),
+        "told": {each.label: ratios(each.figures, each.within) for each in answers},
+        "advice": advised,
+    }
 
 
 def evidence(answer: ChangeAnswer, question: Asked) -> str:

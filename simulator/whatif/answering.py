@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -92,11 +91,10 @@ class ChangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A load on a fitted cluster, ready for questions.
+    """A load on a fitted cluster, ready for questions. Figures are those of the window, without its lead.
 
     Attributes:
         prompts: Tokens of each request's prompt.
-        recorded: Latencies as they were; all nan for an imported trace.
         fidelity: Recorded and simulated, of the second half, to which nothing was fitted; empty where nothing tells.
         share: The same of the share within the objectives; None where nothing tells.
         objectives: That answers count requests by.
@@ -105,11 +103,16 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     fitted: FittedCluster
     file: LoadFile
     prompts: list[int]
-    recorded: Latencies
     base: Replayed
     fidelity: dict[str, ComparedFigure]
     objectives: Objectives
     share: ComparedShare | None = None
+    lead: int = 0
+
+    @property
+    def count(self) -> int:
+        """Requests of the window."""
+        return self.file.count - self.lead
 
     def scenario(self, spec: ClusterSpec, speed: float = 1.0) -> ScenarioSpec:
         return self.file.scenario(self.fitted.table(spec), speed=speed)
@@ -122,7 +125,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         return figures | {"within": self.share.before, "rate": self.file.count / max(self.file.span_s, 1e-9)}
 
     def latencies(self, replayed: Replayed) -> Latencies:
-        return of_replay(replayed, self.file.count)
+        return of_replay(replayed, self.file.count).part(np.arange(self.file.count) >= self.lead)
 
 
 def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path, show: Show | None = None) -> Asked:
@@ -150,19 +153,19 @@ def asked(load: RecordedLoad, cluster: ClusterSpec, folder: Path, show: Show | N
     scenario = file.scenario(fitted.table(cluster))
     base = replay(scenario, fitted, show and show("replayed"))
     recorded, again = of_recording(served), of_replay(base, len(served))
-    held_out = np.arange(len(served)) >= len(served) // 2
+    held_out = np.arange(len(served)) >= load.half
     known = not np.isnan(recorded.ttft[held_out]).all()
     second = recorded.part(held_out), again.part(held_out)
     objectives = objectives_of(cluster, scenario, fitted, served)
     return Asked(
         fitted=fitted,
         file=file,
-        prompts=[row.prompt for row in served],
-        recorded=recorded,
+        prompts=[row.prompt for row in served[load.lead :]],
         base=base,
         fidelity=compared(*second) if known else {},
         share=compared_shares(*second, objectives) if known else None,
         objectives=objectives,
+        lead=load.lead,
     )
 
 
@@ -266,8 +269,3 @@ def greatest_rate(holds: Callable[[float], bool]) -> float:
             return 0.0
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """The folder of the load's file while questions are asked."""
-    return tempfile.TemporaryDirectory(prefix="millrace-what-if-")

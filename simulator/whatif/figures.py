@@ -132,7 +132,7 @@ def compared(before: Latencies, after: Latencies) -> dict[str, ComparedFigure]:
 
 def compared_shares(before: Latencies, after: Latencies, objectives: Objectives) -> ComparedShare:
     """Shares of all requests, those that did not complete included."""
-    was, now = _kept(before, objectives), _kept(after, objectives)
+    was, now = kept_objectives(before, objectives), kept_objectives(after, objectives)
     gains = now.astype(np.float64) - was
     low, high = np.percentile([gains[draw].mean() for draw in _draws(len(gains))], (2.5, 97.5))
     return ComparedShare(before=float(was.mean()), after=float(now.mean()), low=float(low), high=float(high))
@@ -144,7 +144,7 @@ def ratios(figures: Mapping[str, ComparedFigure], share: ComparedShare | None) -
     return found if share is None else found | {"within": share.after - share.before}
 
 
-def _kept(latencies: Latencies, objectives: Objectives) -> npt.NDArray[np.bool_]:
+def kept_objectives(latencies: Latencies, objectives: Objectives) -> npt.NDArray[np.bool_]:
     """Of each request, whether it completed within both."""
     late = (latencies.ttft > objectives.ttft_ms) | (latencies.tpot > objectives.tpot_ms)
     return ~(np.isnan(latencies.e2e) | late)

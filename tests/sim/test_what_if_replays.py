@@ -107,8 +107,9 @@ def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_groups_of_unequal_machines_are_told_apart(unequal: Path, tmp_path: Path) -> None:
-    load = read_recording(unequal)
+    load = msgspec.structs.replace(read_recording(unequal), lead=20)
     question = asked(load, recorded_cluster(load), tmp_path)
+    assert len(question.latencies(question.base).e2e) == len(question.prompts) == question.count == COUNT - 20
     fast, slow = (question.fitted.models[f"mini/{number}"] for number in (0, 1))
     assert isinstance(fast, LinearStepTime)
     assert isinstance(slow, LinearStepTime)
@@ -148,6 +149,13 @@ def test_first_tokens_that_came_seconds_late_are_not_taken_for_slow_messages(rec
     answer = msgspec.json.decode(output.read_bytes())
     assert answer["changes"][0]["lost"] == 0
     assert answer["fidelity"]["ttft_p50"]["ratio"] < 0.1  # it says that the replay is not what happened
+
+
+def test_who_waits_past_the_knee_waits_in_the_replay_too(tmp_path: Path) -> None:
+    load = read_recording(recorded(CLUSTER, {"worker": 1.3}, tmp_path / "load.jsonl", rate_per_s=90.0))
+    question = asked(load, recorded_cluster(load), tmp_path)
+    assert question.fitted.worker_us == 0
+    assert question.fidelity["ttft_p50"].ratio == pytest.approx(1.0, abs=0.1)
 
 
 def test_the_rule_that_a_load_wants_is_advised(tmp_path: Path) -> None:

@@ -265,7 +265,6 @@ def advised(
         fitted=None,  # type: ignore[arg-type]
         file=LoadFile(path="load.jsonl", count=900, span_s=90.0, expected=True, shares=False),
         prompts=[],
-        recorded=latencies([], []),
         base=replayed(),
         fidelity=fidelity or {},
         share=share,

@@ -5,6 +5,7 @@ import json
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from millrace.cli import recording as verb
 from millrace.cli.running import run_verb
@@ -60,6 +61,15 @@ def test_only_the_last_requests_are_read(tmp_path: Path) -> None:
     write_recording(path, [row(number) for number in (3, 0, 2, 1, 4)])
     assert [each.number for _, each in read_recording(path, requests_max=2).requests] == [3, 4]
     assert [each.number for _, each in read_recording(path, requests_max=3, last_s=1).requests] == [3, 4]
+
+
+def test_a_replay_begins_with_who_was_under_way_and_ends_where_slow_ones_have_ended(tmp_path: Path) -> None:
+    rows = [msgspec.structs.replace(row(number), e2e_ns=(3 if number < 18 else 1) * S) for number in range(20)]
+    write_recording(tmp_path / f"0{recording.SUFFIX}", rows)
+    load = read_recording(tmp_path, last_s=2, latest=True)
+    assert [each.number for _, each in load.requests] == [9, 10, 11, 12, 13, 14, 15, 16, 17]
+    assert (load.lead, load.half) == (6, 7)
+    assert [each.number for _, each in read_recording(tmp_path, last_s=2).requests] == [17, 18, 19]
 
 
 def test_a_segment_ends_when_it_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +38,9 @@ SEGMENTS_KEPT = 8
 
 #: Fewer requests tell no tail of latencies: no settings are advised from them.
 ADVISED_MIN = 200
+
+#: Share of requests that end within the time of a slow one.
+SLOW = 0.95
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="row"):
@@ -147,12 +150,20 @@ class RecordedLoad(msgspec.Struct, frozen=True, kw_only=True):
         instances: By name, as they last registered.
         requests: With the run of each, in order of arrival.
         steps: In order of time.
+        lead: The first so many came before the window that is asked for, and were under way when it began: no figures
+            are taken of them.
     """
 
     began: RecordingBegan
     instances: dict[str, InstanceRecord]
     requests: list[tuple[int, RequestServed]]
     steps: list[StepsComputed]
+    lead: int = 0
+
+    @property
+    def half(self) -> int:
+        """Place of the first request of the window's second half."""
+        return (self.lead + len(self.requests)) // 2
 
     def rows(self) -> Iterator[RecordingRow]:
         """All rows, as one recording of one run: numbers of requests are their places."""
@@ -214,7 +225,9 @@ def read_recording(path: Path, *, last_s: float = 0.0, requests_max: int = 0, la
         path: A file, or a folder of segments.
         last_s: Only requests that arrived within so many seconds before the last one; 0 for all.
         requests_max: Only the last so many; 0 for all.
-        latest: Only what the cluster did since its file last changed.
+        latest: Only what the cluster did since its file last changed, to be replayed: with requests that may have been
+            under way before that, and of a folder, to which a cluster may write, without those that came so late that
+            slow ones have not ended.
 
     Raises:
         WorkloadError: it cannot be read, has a wrong row, or no request.
@@ -223,12 +236,14 @@ def read_recording(path: Path, *, last_s: float = 0.0, requests_max: int = 0, la
     began = RecordingBegan(run=0)
     instances: dict[str, InstanceRecord] = {}
     requests: dict[tuple[int, int], RequestServed] = {}
+    former: dict[tuple[int, int], RequestServed] = {}
     steps: list[StepsComputed] = []
     for file in files:
         for row in _rows(file):
             match row:
                 case RecordingBegan():
                     if latest and row.cluster != began.cluster:
+                        former |= requests
                         requests.clear()
                         steps.clear()
                     began = row
@@ -240,16 +255,32 @@ def read_recording(path: Path, *, last_s: float = 0.0, requests_max: int = 0, la
                     steps.append(row)
     if not requests:
         raise WorkloadError("holds no request that ended", path=path)
-    since_ns = max(row.at_ns for row in requests.values()) - int(last_s * 1e9) if last_s else 0
-    arrived = sorted(((run, row) for (run, _), row in requests.items()), key=lambda each: each[1].at_ns)
+    arrived, slow_ns = _arrived(requests), slow_request_ns(requests.values()) if latest else 0
+    if latest and path.is_dir():
+        ended_ns = max(row.at_ns + max(0, row.e2e_ns) for _, row in arrived)
+        arrived = [each for each in arrived if each[1].at_ns <= ended_ns - slow_ns] or arrived
+    since_ns = arrived[-1][1].at_ns - int(last_s * 1e9) if last_s else 0
     kept = [each for each in arrived[-requests_max:] if each[1].at_ns >= since_ns]
-    since_ns = max(since_ns, kept[0][1].at_ns if requests_max else 0)
+    first_ns = kept[0][1].at_ns
+    lead = [each for each in _arrived(former | requests) if first_ns - 2 * slow_ns <= each[1].at_ns < first_ns]
     return RecordedLoad(
         began=began,
         instances=instances,
-        requests=kept,
-        steps=sorted((row for row in steps if row.at_ns >= since_ns), key=lambda row: row.at_ns),
+        requests=lead + kept,
+        steps=sorted((row for row in steps if row.at_ns >= first_ns - 2 * slow_ns), key=lambda row: row.at_ns),
+        lead=len(lead),
     )
+
+
+def _arrived(requests: Mapping[tuple[int, int], RequestServed]) -> list[tuple[int, RequestServed]]:
+    """With the run of each, in order of arrival."""
+    return sorted(((run, row) for (run, _), row in requests.items()), key=lambda each: each[1].at_ns)
+
+
+def slow_request_ns(requests: Iterable[RequestServed]) -> int:
+    """End-to-end time of a slow request; 0 where none is known."""
+    times = sorted(row.e2e_ns for row in requests if row.e2e_ns >= 0)
+    return times[int(SLOW * (len(times) - 1))] if times else 0
 
 
 def _rows(file: Path) -> Iterator[RecordingRow]:
