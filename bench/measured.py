@@ -32,6 +32,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "vllm_overhead": (*_INGRESS, *_WORKER),
         "continuation_gap": ("services/ingress/failover", "services/worker"),
         "autopilot": ("services/coordinator/autopilot.py", "simulator/whatif"),
+        "autopilot_on": ("services/coordinator/autopilot.py", "services/coordinator/adopting.py", "simulator/whatif"),
         "what_if": _SIMULATOR,
         "disturbed_streams": ("services/ingress/failover", *_MOVING),
         "upgrades": ("services/ingress/failover", *_MOVING, _LIBS + "cli/apply.py"),

@@ -21,6 +21,7 @@ from millrace.actor.actor import Actor
 from millrace.actor.config import BusConfig
 from millrace.actor.deps import ActorDeps
 from millrace.contracts.catalog import Role
+from millrace.contracts.local import StopRequested
 from millrace.contracts.subjects import Subjects
 from millrace.sim.engine_sim import SimulatedEngine
 from millrace.sim.kv_network import SimKvNetwork
@@ -72,6 +73,12 @@ class SimulatedCluster:
         )
         self._actors.setdefault(role, []).append(actor)
         return actor
+
+    def change(self, role: Role, actor: SimActor, config: Any) -> None:
+        """Ends a process; it starts again with another configuration."""
+        actor.factory = partial(self._build, role, config)
+        if actor.process is not None:
+            actor.process.deliver(StopRequested())
 
     def build_actor(self, role: Role, config: Any, deps: ActorDeps) -> Actor:
         """Builds one incarnation. Tests override it, to put a faulty actor in the place of a right one."""

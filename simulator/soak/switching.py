@@ -126,12 +126,6 @@ class SwitchingCluster(SoakCluster):
         else:
             self.simulation.after(WATCH_NS, self._stop_replaced, ingress)
 
-    def change(self, role: Role, actor: SimActor, config: Any) -> None:
-        """Ends a process; it starts again with another configuration."""
-        actor.factory = partial(self._build, role, config)
-        if actor.process is not None:
-            actor.process.deliver(StopRequested())
-
     def changes(self) -> list[tuple[Role, SimActor, Any]]:
         """Processes that have the policies of the file in force, with their configuration by it."""
         found: list[tuple[Role, SimActor, Any]] = []
