@@ -358,7 +358,10 @@ def launch(options: LaunchOptions, check_files: CheckFiles, fork_servers: ForkSe
         layout = Layout.restored(options) if living else Layout(options)
         layout.clock_offset_ns = share(layout.clock_offset_ns)
         config = layout.plan()
-        layout.write()
+        try:
+            layout.write()
+        except OSError as error:
+            raise ConfigError(f"{directory} cannot be written: {error.strerror}") from None
         check_files(spec, layout.configurations())
         file = Path(config.directory) / "run" / "cluster.json"
         stack.callback(file.unlink, missing_ok=True)

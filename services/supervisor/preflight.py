@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import os
@@ -230,25 +231,27 @@ def free_ports(spec: ClusterSpec) -> Iterator[ClusterSpec]:
 
     Those of metrics are kept from other supervisors of this machine: services listen on them seconds later.
     """
-    nats = _free_nats(spec.nats)
-    first, reservation = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS)
+
+    def free(port: int) -> bool:
+        return port != spec.api.port and _free("127.0.0.1", port)
+
+    nats = _free_nats(spec.nats, free)
+    first, reservation = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS, free)
     with reservation:
         telemetry = msgspec.structs.replace(spec.telemetry, metrics_port=first)
-        page = PageSpec(host=spec.page.host, port=spec.page.port and _this_or_free(spec.page.port))
-        yield msgspec.structs.replace(spec, nats=nats, page=page, telemetry=telemetry)
+        page = spec.page.port if not spec.page.port or free(spec.page.port) else _some_port()
+        yield msgspec.structs.replace(
+            spec, nats=nats, page=PageSpec(host=spec.page.host, port=page), telemetry=telemetry
+        )
 
 
-def _free_nats(nats: NatsSpec) -> NatsSpec:
+def _free_nats(nats: NatsSpec, free: Callable[[int], bool]) -> NatsSpec:
     """With a port that is free, and those behind it that it needs."""
     for _ in range(PORT_TRIES):
-        if all(_free("127.0.0.1", port) for port in nats.ports):
+        if all(map(free, nats.ports)):
             return nats
         nats = msgspec.structs.replace(nats, port=_some_port())
     raise ConfigError(f"no {len(nats.ports)} free ports in a row for nats-server")
-
-
-def _this_or_free(port: int) -> int:
-    return port if _free("127.0.0.1", port) else _some_port()
 
 
 def _some_port() -> int:
@@ -257,13 +260,13 @@ def _some_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _first_of_free_range(start: int, count: int) -> tuple[int, socket.socket]:
+def _first_of_free_range(start: int, count: int, free: Callable[[int], bool]) -> tuple[int, socket.socket]:
     """The first port of a free range, and the socket that reserves it while it is open."""
     for first in range(start, start + 2000, count):
         reservation = _reserved(first)
         if reservation is None:
             continue
-        if all(_free("127.0.0.1", port) for port in range(first, first + count)):
+        if all(map(free, range(first, first + count))):
             return first, reservation
         reservation.close()
     raise ConfigError(f"no {count} free ports in a row from {start} on for metrics")
@@ -285,7 +288,9 @@ def _free(host: str, port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise ConfigError(f"nothing can listen on {host}, port {port}: {error.strerror}") from None
             return False
     return True
 

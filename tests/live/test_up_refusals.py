@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from millrace.cluster.spec import ClusterSpec, TelemetrySpec
+from millrace.cluster.spec import ApiSpec, ClusterSpec, PageSpec, TelemetrySpec
 
 from services.supervisor.preflight import METRICS_PORTS, free_ports
 from tests.live.ingress_rig import write_model_folder
@@ -34,6 +34,11 @@ def up(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [
         (["--set", 'worker={"nope": 1}'], "millrace up: worker-0: Object contains unknown field `nope`"),
         (["--instances", "0"], "millrace up: --instances 0: at least one per model, 1"),
+        (["--dir", "/proc/x"], "millrace up: --dir /proc/x: No such file or directory"),
+        (
+            ["--host", "192.0.2.1", "--port", "8000"],
+            "millrace up: nothing can listen on 192.0.2.1, port 8000: Cannot assign requested address",
+        ),
         (["--set", "api.ssl_keyfile=/k"], "millrace up: api.ssl_certfile and api.ssl_keyfile go together"),
         (
             ["--set", "api.ssl_certfile=/c", "--set", "api.ssl_keyfile=/k"],
@@ -106,3 +111,6 @@ def test_starts_at_the_same_time_choose_different_ports_for_metrics() -> None:
         assert abs(ports[0] - ports[1]) >= METRICS_PORTS
     with free_ports(spec) as again:
         assert again.telemetry.metrics_port == ports[0]
+    spec = ClusterSpec(models=[], api=ApiSpec(port=ports[0]), page=PageSpec(port=ports[0]))
+    with free_ports(spec) as found:
+        assert found.page.port != found.api.port

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from millrace.cli import up
+from millrace.cli.arguments import VerbParser
 from millrace.cli.cluster_flags import cluster_of
 from millrace.cli.errors import CliError
 
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the unit."""
-    parser = argparse.ArgumentParser(prog="millrace service install", add_help=False)
+    parser = VerbParser(prog="millrace service install")
     up.add_arguments(parser)
     chosen = parser.parse_args(arguments.up)
     if chosen.detach:

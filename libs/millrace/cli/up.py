@@ -54,6 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
 def start(arguments: argparse.Namespace, spec: ClusterSpec, **further: Any) -> int:  # noqa: RET503  # execv does not
     """Starts the supervisor of a specification, with further fields of its options; returns if detached."""
     directory = Path(arguments.dir).absolute()
+    try:
+        (directory / "run").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CliError(f"--dir {directory}: {error.strerror}") from None
     if arguments.take_over:
         _end_supervisor(directory)
     options = {"directory": str(directory), "spec": msgspec.to_builtins(spec), **further}
@@ -87,7 +91,7 @@ def _detach(words: list[str], directory: Path) -> int:
         )
     while time.time() - began < DETACHED_WAIT_S:
         if process.poll() is not None:
-            raise CliError(f"it did not start:\n{_since(log, before)}")
+            raise CliError(f"it did not start:\n{_since(log, before) or 'in the foreground, without -d, it says why'}")
         if banner.is_file() and banner.stat().st_mtime >= began:
             stop = command("down", directory)
             print(_note(_since(log, before)), end="")
