@@ -14,11 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Round robin puts a request behind long ones while another instance is free; whether a window of 20 s shows that in
 #: every figure is for chance.
-SETTINGS = (
-    "policies.dispatch.name=round_robin",
-    "worker.max_num_seqs=2",
-    "coordinator.autopilot_interval_s=15",
-)
+SETTINGS = ("policies.dispatch.name=round_robin", "worker.max_num_seqs=2", "coordinator.autopilot_interval_s=15")
 RATE, SECONDS = 14, 20
 
 

@@ -69,11 +69,7 @@ async def test_a_rule_that_hurts_is_replaced_and_does_not_come_back(
     first.write_text(FIRST)
     (tmp_path / "sitecustomize.py").write_text(f"FIRST = {str(first)!r}\n{HOOK}")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    settings = (
-        f"policies.dispatch.name={first}",
-        "coordinator.autopilot=on",
-        "coordinator.autopilot_interval_s=5",
-    )
+    settings = (f"policies.dispatch.name={first}", "coordinator.autopilot=on", "coordinator.autopilot_interval_s=5")
     words = [word for each in settings for word in ("--set", each)]
     model = ROOT / "models" / "millrace-mini"
     with UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=3, extra=words) as rig:

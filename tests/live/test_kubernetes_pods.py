@@ -37,10 +37,7 @@ def test_pods_that_start_in_any_order_serve_and_one_that_ends_moves_its_streams_
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     assert kubernetes.main(["--cluster", str(tmp_path / "cluster.toml"), "--out", str(tmp_path / "out")]) == 0
     programs = Path(sys.executable).parent
-    environment = os.environ | {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT / 'libs'}:{ROOT}",
-    }
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT / 'libs'}:{ROOT}"}
     command = [*NAMESPACES, sys.executable, "-m", "tests.testbed.pods", tmp_path / "out/manifests.yaml", model]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-6000:]

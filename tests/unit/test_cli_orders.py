@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from millrace.cli.apply import unsafe
 from millrace.cli.cluster_rows import InstanceRow
 from millrace.cli.cluster_view import ClusterView
 from millrace.cli.drain import spare_the_last
@@ -15,6 +16,7 @@ from millrace.cli.status_table import cluster_tables
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused
 from millrace.contracts.message import Body
 from millrace.contracts.plan import InstanceRole, Plan, Stage
+from millrace.contracts.provisioner import ComparedProcess, ProcessChange
 from rich.console import Console
 
 T0 = 1_700_000_000_000_000_000
@@ -44,6 +46,12 @@ def test_the_last_ready_instance_of_a_model_is_not_drained_unasked(capsys: pytes
     spare_the_last([row("w0"), row("w9"), *OTHERS], row("w0"), force=False)
     spare_the_last([row("w0", "draining"), *OTHERS], row("w0", "draining"), force=False)
     assert capsys.readouterr().err == ""
+
+
+def test_the_only_instance_here_changes_unasked_where_another_machine_serves_its_model() -> None:
+    row = ComparedProcess("w", "worker", ProcessChange.CHANGED, model="m", serves="m", instances=["w"])
+    assert "only instance of m" in unsafe([row])
+    assert unsafe([row], away={"m"}) == ""
 
 
 def test_a_number_is_what_it_says_and_a_change_counts_those_that_are_meant() -> None:

@@ -17,13 +17,7 @@ from millrace.contracts.message import Body, Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import CandidateForecast, DecisionMade, RequestFinished
 from millrace.contracts.plan import InstanceRole, Plan, Stage
-from millrace.contracts.status import (
-    PresenceState,
-    SequenceState,
-    SequenceStatus,
-    ServicePresence,
-    StatusSnapshot,
-)
+from millrace.contracts.status import PresenceState, SequenceState, SequenceStatus, ServicePresence, StatusSnapshot
 from millrace.http.exchange import DisconnectReason, Exchange, HttpRequest
 
 from services.page.actor import EVENTS_MAX, FINISHED_MAX, LOST_NS, REQUESTS_KEPT, PageActor, ShowFrame
