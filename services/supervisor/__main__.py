@@ -35,7 +35,14 @@ from services.supervisor.build import build
 from services.supervisor.causes import failure_cause
 from services.supervisor.config import ChildSpec, LaunchOptions, SupervisorConfig
 from services.supervisor.display import Display, banner, joined_banner, joining, open_api_warning
-from services.supervisor.effects import ChildStarted, ReadSpecification, SignalChild, SpecificationRead, StartChild
+from services.supervisor.effects import (
+    ChildExited,
+    ChildStarted,
+    ReadSpecification,
+    SignalChild,
+    SpecificationRead,
+    StartChild,
+)
 from services.supervisor.launcher import ForkServers, Launcher, bound_logs, last_lines
 from services.supervisor.layout import Layout
 from services.supervisor.order_log import ACCEPTS as ORDER_TYPES
@@ -273,6 +280,9 @@ class Cluster:
         self._early.clear()
 
     def _notify(self, body: Body) -> None:
+        if isinstance(body, ChildExited):
+            for store in (store for store in self._stores if store.name == body.name):
+                store.put_aside(last_lines(self._launcher.log_path(store.name), 1))
         if self._handle is None:
             self._early.append(body)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,20 @@ ANSWER_S = 2.0
 #: A disk with less has no room for logs, and NATS none for its streams.
 ROOM_BYTES = 16 * 1024 * 1024
 
+#: Last words of a server whose files a power cut, or a disk, has torn.
+UNREADABLE = "Can't start JetStream"
+
 
 class StoreGuard:
-    """Looks after one server of a cluster, and the store."""
+    """Looks after one server of a cluster, and the store.
+
+    Attributes:
+        name: Of the server's process.
+    """
 
     def __init__(self, bus: BusConfig, directory: Path, name: str = "nats", index: int = 0) -> None:
-        """``name``: of the server's process. ``index``: of it among the bus's servers."""
-        self._name = name
+        """``index``: of the server among the bus's."""
+        self.name = name
         self._replicas = len(bus.servers)
         self._bus = msgspec.structs.replace(bus, servers=[bus.servers[index]])
         self._directory = directory
@@ -60,7 +68,7 @@ class StoreGuard:
                 while problem := await self._problem():  # noqa: ASYNC110 the server is asked, it tells nobody
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise BusError(f"{self._name} is not healthy: {problem}") from None
+            raise BusError(f"{self.name} is not healthy: {problem}") from None
 
     async def check(self) -> MachineChecked:
         """One look at the store and at the disk."""
@@ -68,7 +76,20 @@ class StoreGuard:
         disk = "" if free >= ROOM_BYTES else f"no space is left for {self._directory}"
         room = shutil.disk_usage(self._directory / STORE).free >= ROOM_BYTES
         renewed = self._renewed()
-        return MachineChecked(server=self._name, store=await self._problem(), room=room, disk=disk, renewed=renewed)
+        return MachineChecked(server=self.name, store=await self._problem(), room=room, disk=disk, renewed=renewed)
+
+    def put_aside(self, said: Iterable[str]) -> None:
+        """Moves files away that the server could not read, so that it begins with none: its peers have them, or whoever
+        owns a key writes it anew.
+
+        Args:
+            said: The end of its log.
+        """
+        folder = self._directory / STORE / (self.name if self._replicas > 1 else "")
+        files, aside = folder / "jetstream", folder / "unreadable"
+        if any(UNREADABLE in line for line in said) and files.is_dir() and shutil.disk_usage(folder).free >= ROOM_BYTES:
+            shutil.rmtree(aside, ignore_errors=True)
+            files.rename(aside)
 
     def _renewed(self) -> bool:
         """Whether the certificate is another one than at the last look. At the first it is: the server may have read
@@ -105,7 +126,7 @@ class StoreGuard:
             await client.publish(HEALTH_SUBJECT, reply=inbox)
             while True:
                 answer = json.loads((await answers.next_msg(timeout=ANSWER_S)).data)
-                if answer.get("server", {}).get("name") == server_name(self._name):
+                if answer.get("server", {}).get("name") == server_name(self.name):
                     return dict(answer.get("data", {}))
         finally:
             await answers.unsubscribe()
