@@ -212,11 +212,11 @@ def test_a_placement_counts_until_a_snapshot_shows_it_or_it_is_forgotten() -> No
         forecaster.add(key, placed, AT_NS)
     forecaster.add("refused.0", Candidate(prompt_tokens=1000), AT_NS)
     assert forecaster.forecast(placed).others == 4
-    forecaster.forget("c.1")
-    forecaster.forget("never.0")
-    assert forecaster.placements == ["early.0", "a.0", "b"]
+    for key in ("c.1", "never.0"):
+        forecaster.forget(key)
+    assert (list(forecaster._placements), forecaster.forecast(placed).others) == (["early.0", "a.0", "b"], 3)
     forecaster.load(snapshot([decoding("a.0", 4, 1)], [waiting("b.0", 4), waiting("b.1", 4)]))
-    assert forecaster.placements == ["early.0"]
+    assert list(forecaster._placements) == ["early.0"]
     assert forecaster.forecast(placed).others == 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 
@@ -12,12 +13,16 @@ from millrace.contracts.sequences import request_id_of
 from millrace.contracts.status import StatusSnapshot
 from millrace.enginemodel.forecast.native import native_cost, native_limits
 from millrace.enginemodel.forecast.present import LengthRevision, cached_of
-from millrace.enginemodel.forecast.question import Candidate, JoinForecast, LeaveForecast, LoadForecast, Placement
+from millrace.enginemodel.forecast.question import Candidate, JoinForecast, LeaveForecast, LoadForecast
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_cost import StepCost
 from millrace.native import enginemodel
 
 NOTHING_CACHED: Mapping[str, int] = {}
+
+#: A candidate that the instance was given and does not show yet; when, unix ns (what lies before the snapshot counts as
+#: its moment); and what the compiled module takes of it besides.
+Placement = tuple[Candidate, int, tuple[int, int, int, int, int]]
 
 #: Moments of a curve, at most: each costs a look at every sequence.
 POINTS_MAX = 1024
@@ -43,22 +48,13 @@ class Forecaster:
         self._snapshot: StatusSnapshot | None = None
         self._cached = NOTHING_CACHED
         self._placements: dict[str, Placement] = {}
+        self._placed = 0  # so many of them, the first ones, the compiled module has; -1: it has some that are gone
         self._at_ns = self._now_ns = 0
 
     def _made(self, parameters: EngineParameters) -> enginemodel.Forecaster:
         made = enginemodel.Forecaster(native_limits(parameters), self._cost, self._lengths.default_output_tokens)
         made.set_scale(self._scale)
         return made
-
-    @property
-    def loaded(self) -> bool:
-        """Whether there is a snapshot, without which nothing can be asked."""
-        return self._snapshot is not None
-
-    @property
-    def placements(self) -> list[str]:
-        """Keys of the placements that no snapshot has shown yet, in the order of ``add``."""
-        return list(self._placements)
 
     def load(self, snapshot: StatusSnapshot, cached: Mapping[str, int] = NOTHING_CACHED) -> None:
         """Starts again from a snapshot. Placements that it shows are known no longer.
@@ -70,7 +66,7 @@ class Forecaster:
         Raises:
             ValueError: no engine can be in that state. Nothing is loaded then.
         """
-        self._snapshot = None
+        self._snapshot, self._placed = None, 0
         if self._placements:
             shown = {status.sequence for row in (snapshot.running, snapshot.waiting) for status in row}
             requests = {request_id_of(sequence) for sequence in shown}
@@ -86,9 +82,20 @@ class Forecaster:
         hits = [cached_of(status, cached) for status in waiting] if cached else None
         leave_at = self._lengths.leave_at_tokens
         self._native.load(snapshot.running, waiting, snapshot.blocks_free, hits, leave_at)
-        self._at_ns = snapshot.at_ns
-        for placement in self._placements.values():
-            self._place(placement)
+        self._at_ns, self._placed = snapshot.at_ns, 0
+
+    def _current(self) -> enginemodel.Forecaster:
+        """The compiled forecaster with the placements as they are now. One that goes costs nothing until here, as
+        others go and come before the next question.
+        """
+        if self._placed < 0:
+            assert self._snapshot is not None
+            self._restart(self._snapshot)
+        if self._placed < len(self._placements):
+            for _, at_ns, figures in islice(self._placements.values(), self._placed, None):
+                self._native.place(at_ns - self._at_ns, *figures)
+            self._placed = len(self._placements)
+        return self._native
 
     def _set_budget(self, told: int) -> None:
         """Takes the token budget that a snapshot tells, which is taken to stay; 0 for the engine's own."""
@@ -98,16 +105,9 @@ class Forecaster:
             self._budget = budget
             self._native = self._made(msgspec.structs.replace(own, token_budget=budget))
 
-    def _place(self, placement: Placement) -> None:
-        candidate = placement.candidate
-        self._native.place(
-            placement.at_ns - self._at_ns,
-            candidate.prompt_tokens,
-            candidate.output_tokens,
-            self._lengths.of_placement(candidate),
-            candidate.sequences,
-            candidate.cached_tokens,
-        )
+    def _placement(self, candidate: Candidate, at_ns: int) -> Placement:
+        lengths = candidate.prompt_tokens, candidate.output_tokens, self._lengths.of_placement(candidate)
+        return candidate, at_ns, (*lengths, candidate.sequences, candidate.cached_tokens)
 
     def add(self, key: str, candidate: Candidate, at_ns: int) -> None:
         """Counts a placement in that the snapshot does not show yet; one that the engine would refuse is ignored.
@@ -118,14 +118,12 @@ class Forecaster:
         if candidate.refusal(self.parameters) is not None:
             return
         self.forget(key)
-        placement = self._placements[key] = Placement(candidate, at_ns)
-        if self._snapshot is not None:
-            self._place(placement)
+        self._placements[key] = self._placement(candidate, at_ns)
 
     def forget(self, key: str) -> None:
         """Drops a placement: it was withdrawn or refused, or ended before any snapshot showed it."""
-        if self._placements.pop(key, None) is not None and self._snapshot is not None:
-            self._restart(self._snapshot)
+        if self._placements.pop(key, None) is not None and self._placed:
+            self._placed = -1
 
     def set_scale(self, scale: float) -> None:
         """Stretches all step times. Raises ValueError where ``scale`` is not positive and finite."""
@@ -140,8 +138,9 @@ class Forecaster:
         if tokens == self._lengths.leave_at_tokens:
             return
         self._lengths = msgspec.structs.replace(self._lengths, leave_at_tokens=tokens)
+        self._placements = {key: self._placement(*each[:2]) for key, each in self._placements.items()}
         if self._snapshot is not None:
-            self._restart(self._snapshot)
+            self._placed = -1
 
     def advance(self, now_ns: int) -> None:
         self._now_ns = now_ns
@@ -153,8 +152,13 @@ class Forecaster:
             candidate: ``candidate.refusal(parameters)`` must be None.
             with_delay: Whether ``others_delay_ns`` is wanted, which is half of the work; else it is 0.
         """
+        figures = self.figures(candidate, with_delay=with_delay)
+        return Forecast(**dict(zip(Forecast.__struct_fields__, figures, strict=True)))
+
+    def figures(self, candidate: Candidate, *, with_delay: bool = True) -> tuple[int, ...]:
+        """The fields of ``forecast`` in their order."""
         final_tokens = self._lengths.of_candidate(candidate)
-        ttft, e2e, tpot_mean, tpot_worst, blocks, preemptions, others, delay = self._native.ask(
+        return *self._current().ask(
             self._now_ns - self._at_ns,
             candidate.prompt_tokens,
             candidate.output_tokens,
@@ -162,18 +166,7 @@ class Forecaster:
             candidate.sequences,
             candidate.cached_tokens,
             with_delay,
-        )
-        return Forecast(
-            ttft_ns=ttft,
-            e2e_ns=e2e,
-            tpot_mean_ns=tpot_mean,
-            tpot_worst_ns=tpot_worst,
-            blocks_peak=blocks,
-            preemptions=preemptions,
-            others=others,
-            others_delay_ns=delay,
-            output_tokens=final_tokens,
-        )
+        ), final_tokens
 
     def curve(self, horizon_ns: int, points: int = 16) -> LoadForecast:
         """Says how loaded the instance will be if no other request comes. Needs a snapshot.
@@ -188,7 +181,7 @@ class Forecaster:
         if horizon_ns < 0 or not 2 <= points <= POINTS_MAX:
             raise ValueError(f"a curve has 2 to {POINTS_MAX} points over a horizon of at least 0 ns")
         spacing_ns = horizon_ns // (points - 1)
-        rows = self._native.curve(self._now_ns - self._at_ns, spacing_ns, points)
+        rows = self._current().curve(self._now_ns - self._at_ns, spacing_ns, points)
         tokens, blocks, running, waiting, others, preemptions = zip(*rows, strict=True)
         return LoadForecast(
             spacing_ns=spacing_ns,
@@ -217,7 +210,7 @@ class Forecaster:
         assert self._snapshot is not None, "no snapshot was loaded"
         shown = (*self._snapshot.running, *self._snapshot.waiting)
         position = next((index for index, status in enumerate(shown) if status.sequence == sequence), None)
-        answer = None if position is None else self._native.leave(self._now_ns - self._at_ns, position)
+        answer = None if position is None else self._current().leave(self._now_ns - self._at_ns, position)
         if position is None or answer is None:
             return None
         relieved_ns, preemptions_avoided, others, rest_ns = answer
@@ -238,7 +231,7 @@ class Forecaster:
         """
         comes_ns = self._now_ns if at_ns is None else max(at_ns, self._now_ns)
         final_tokens = self._lengths.of_candidate(candidate)
-        delay, preemptions, others, blocks, start, e2e, pace = self._native.join(
+        delay, preemptions, others, blocks, start, e2e, pace = self._current().join(
             self._now_ns - self._at_ns,
             comes_ns - self._at_ns,
             candidate.prompt_tokens,

@@ -40,17 +40,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-class Placement(msgspec.Struct, frozen=True):
-    """A candidate that an instance was given and does not show yet.
-
-    Attributes:
-        at_ns: When it was given, unix ns; what lies before the snapshot counts as its moment.
-    """
-
-    candidate: Candidate
-    at_ns: int = 0
-
-
 class ReplicaRequest(msgspec.Struct, frozen=True, gc=False):
     """One request of known length that an engine is to serve.
 
