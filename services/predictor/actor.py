@@ -13,6 +13,7 @@ that no snapshot shows yet, and what its steps cost (calibration); for each mode
 | MigrationFinished(moved) | its sequence's blocks are cached where it came to, too | |
 | RequestFinished | its sequences are on no way any more, their blocks stay; learnt from; predictions judged | |
 | PredictLatency | state rolled forward to now | LatencyPrediction, NoPrediction or ErrorReply |
+| AskedTogether | the same of each instance | AnsweredTogether |
 | TimerFired(heartbeat) | placements nobody showed in time are dropped | ServicePresence, next timer |
 | StopRequested | | ServicePresence(LEAVING), Stop |
 
@@ -35,7 +36,7 @@ from zlib import crc32
 
 from millrace.actor.effects import Effect, Log, Reply, Stop, Subscribe, Unsubscribe, WatchKeys
 from millrace.contracts.catalog import Role
-from millrace.contracts.local import KeyChanged, StopRequested, TimerFired
+from millrace.contracts.local import AnsweredTogether, AskedTogether, KeyChanged, StopRequested, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.migration import MigrationFinished, MigrationOutcome
 from millrace.contracts.observers import DecisionMade, RequestFinished
@@ -48,7 +49,6 @@ from millrace.enginemodel.step_time_models import StepTimeModel
 from millrace.membership.heartbeat import Heartbeat
 from millrace.membership.member import Member, MemberState
 from millrace.membership.members import Membership
-from msgspec.structs import replace
 
 from services.predictor.answering import Answers, candidate, fault
 from services.predictor.calibration import Calibration, Kins
@@ -69,6 +69,7 @@ MODELS_MAX = 256
 SAID_MAX = 1_000
 
 ACCEPTS: tuple[type[Body], ...] = (
+    AskedTogether,
     DecisionMade,
     InstanceSummary,
     MigrationFinished,
@@ -121,16 +122,18 @@ class PredictorActor:
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         self._now_ns = now_ns
         match message.body:
-            case StatusSnapshot() as body:
-                return self._on_snapshot(body, now_ns)
+            case AskedTogether(body=PredictLatency() as body, subjects=subjects):
+                return self._on_question(message, body, subjects, now_ns)
             case PredictLatency() as body:
-                return self._on_question(message, body, now_ns)
+                return self._on_question(message, body, (message.subject,), now_ns)
             case DecisionMade() as body:
                 return self._on_decision(body, now_ns)
-            case MigrationFinished(outcome=MigrationOutcome.MOVED) as body:
-                return self._on_move(body, now_ns)
             case RequestFinished() as body:
                 return self._on_outcome(body, now_ns)
+            case StatusSnapshot() as body:
+                return self._on_snapshot(body, now_ns)
+            case MigrationFinished(outcome=MigrationOutcome.MOVED) as body:
+                return self._on_move(body, now_ns)
             case InstanceSummary() as body:
                 return self._on_summary(body, now_ns)
             case KeyChanged(bucket="instance") as body:
@@ -248,15 +251,14 @@ class PredictorActor:
             self.metrics.placements.add("unusable")
             return []
         default = self._statistics_of(body.model).default_output_tokens
-        placed = candidate(*lengths, expected=body.expected_output_tokens, default=default)
         at_ns = min(body.at_ns or now_ns, now_ns) + self._transit_ns
         for sequence in body.sequences:
             if len(instance.placements) >= PLACEMENTS_MAX:
                 self.metrics.placements.add("full")
                 return self._say("error", "bound_reached", what="placements", max=PLACEMENTS_MAX)
             hits = instance.prefixes.place(sequence, body, at_ns=at_ns)
-            placement = PlacedSequence(replace(placed, cached_tokens=hits), at_ns)
-            self._placements.add(instance, sequence, placement)
+            placed = candidate(*lengths, expected=body.expected_output_tokens, default=default, cached=hits)
+            self._placements.add(instance, sequence, PlacedSequence(placed, at_ns))
         return []
 
     def _on_outcome(self, body: RequestFinished, now_ns: int) -> list[Effect]:
@@ -283,36 +285,36 @@ class PredictorActor:
 
     # questions
 
-    def _on_question(self, message: Message, body: PredictLatency, now_ns: int) -> list[Effect]:
+    def _on_question(
+        self, message: Message, body: PredictLatency, subjects: tuple[str, ...], now_ns: int
+    ) -> list[Effect]:
+        """Answer for the instance of each subject."""
         if not message.reply_to:
             return []
         begun_ns = self.metrics.clock()
-        answer = self._answer(message, body, now_ns)
+        answers: list[LatencyPrediction | NoPrediction | ErrorReply]
+        if wrong := fault(body):
+            answers = [ErrorReply(reason="malformed", detail=wrong)] * len(subjects)
+        else:
+            answers = [self._answer(body, subject, now_ns) for subject in subjects]
+        for answer in answers:
+            self.metrics.predictions.add("predicted" if isinstance(answer, LatencyPrediction) else answer.reason)
         self.metrics.handling.observe(self.metrics.clock() - begun_ns)
-        return [Reply(to=message.reply_to, body=answer, request=body.request, traceparent=message.traceparent)]
+        reply = AnsweredTogether(bodies=answers) if len(subjects) > 1 else answers[0]
+        return [Reply(to=message.reply_to, body=reply, request=body.request, traceparent=message.traceparent)]
 
-    def _answer(
-        self, message: Message, body: PredictLatency, now_ns: int
-    ) -> LatencyPrediction | NoPrediction | ErrorReply:
-        wrong = fault(body)
-        if wrong:
-            self.metrics.predictions.add("malformed")
-            return ErrorReply(reason="malformed", detail=wrong)
+    def _answer(self, body: PredictLatency, subject: str, now_ns: int) -> LatencyPrediction | NoPrediction:
         # One question may go to several instances at once: then only its subject says which one is meant here.
-        token = subject_token(body.instance) if body.instance else message.subject.rpartition(".")[2]
+        token = subject_token(body.instance) if body.instance else subject.rpartition(".")[2]
         instance = self._instances.get(token)
         if instance is None:
             reason = NoPredictionReason.NO_SNAPSHOT
-            self.metrics.predictions.add(reason)
             detail = "no such instance is registered"
             return NoPrediction(request=body.request, instance=body.instance or token, reason=reason, detail=detail)
         self._members.state(instance.member, now_ns)
         statistics = self._statistics_of(body.model)
         answer = self._answers.answer(body, instance, statistics, now_ns)
-        if isinstance(answer, LatencyPrediction):
-            answer = statistics.correction.of(answer)
-        self.metrics.predictions.add(answer.reason if isinstance(answer, NoPrediction) else "predicted")
-        return answer
+        return answer if isinstance(answer, NoPrediction) else statistics.correction.of(answer)
 
     # small things
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from math import inf
 
 from millrace.contracts.predictor import (
     LatencyPrediction,
@@ -12,7 +12,6 @@ from millrace.contracts.predictor import (
 )
 from millrace.enginemodel.forecast.forecaster import Forecaster
 from millrace.enginemodel.forecast.question import Candidate
-from millrace.enginemodel.step_cost import StepCost
 from millrace.membership.member import MemberState
 
 from services.predictor.metrics import PredictorMetrics
@@ -32,25 +31,15 @@ SEQUENCES_MAX = 1_024
 
 def fault(body: PredictLatency) -> str:
     """Fault of a question; empty where there is none."""
+    prompt, output, bound = body.prompt_tokens, body.output_tokens, body.max_tokens
+    if 0 < prompt < LENGTH_MAX and 0 <= output < LENGTH_MAX > bound > 0 < body.sequences <= SEQUENCES_MAX:
+        return ""
     for name in ("prompt_tokens", "max_tokens", "sequences"):
         if not 1 <= getattr(body, name) < LENGTH_MAX:
             return f"{name} must be at least 1 and below {LENGTH_MAX}, is {getattr(body, name)}"
-    if not 0 <= body.output_tokens < LENGTH_MAX:
-        return f"output_tokens must be at least 0 and below {LENGTH_MAX}, is {body.output_tokens}"
-    return f"sequences must be at most {SEQUENCES_MAX}" if body.sequences > SEQUENCES_MAX else ""
-
-
-def candidate_of(body: PredictLatency, instance: Instance, statistics: OutcomeStatistics) -> Candidate:
-    """The request as a forecast takes it. A predicted length that cannot be is as good as none."""
-    return candidate(
-        body.prompt_tokens,
-        body.output_tokens,
-        body.max_tokens,
-        expected=body.expected_output_tokens,
-        default=statistics.default_output_tokens,
-        sequences=body.sequences,
-        cached=instance.cached_tokens(body.block_hashes, body.block_size, body.prompt_tokens + body.output_tokens),
-    )
+    if not 0 <= output < LENGTH_MAX:
+        return f"output_tokens must be at least 0 and below {LENGTH_MAX}, is {output}"
+    return f"sequences must be at most {SEQUENCES_MAX}"
 
 
 def candidate(
@@ -63,13 +52,12 @@ def candidate(
     sequences: int = 1,
     cached: int = 0,
 ) -> Candidate:
-    """Lengths in tokens; ``default`` where nothing sensible was predicted."""
-    sensible = expected is not None and isfinite(expected) and expected > 0
-    wanted = round(expected) if expected is not None and sensible else default
+    """The request as a forecast takes it. Lengths in tokens; ``default`` where nothing sensible was predicted."""
+    wanted = round(expected) if expected is not None and 0 < expected < inf else default
     return Candidate(
         prompt_tokens=prompt,
         output_tokens=output,
-        expected_output_tokens=max(1, min(bound, wanted)),
+        expected_output_tokens=bound if wanted > bound else wanted or 1,
         max_tokens=bound,
         sequences=sequences,
         cached_tokens=cached,
@@ -87,30 +75,35 @@ class Answers:
         self, body: PredictLatency, instance: Instance, statistics: OutcomeStatistics, now_ns: int
     ) -> LatencyPrediction | NoPrediction:
         """Forecast for the request if the instance took it now, or the reason why there is none."""
-        asked = candidate_of(body, instance, statistics)
+        lengths = body.prompt_tokens, body.output_tokens, body.max_tokens
+        asked = candidate(
+            *lengths,
+            expected=body.expected_output_tokens,
+            default=statistics.default_output_tokens,
+            sequences=body.sequences,
+            cached=instance.cached_tokens(body.block_hashes, body.block_size, lengths[0] + lengths[1]),
+        )
         obstacle = self._obstacle(body, instance, asked, now_ns)
         if obstacle is not None:
             reason, detail = obstacle
             return NoPrediction(request=body.request, instance=instance.record.instance, reason=reason, detail=detail)
         _rescale(instance, now_ns)
-        age_ns = instance.age_ns(now_ns)
-        self._metrics.snapshot_age.observe(age_ns)
         forecaster = self._rolled(instance, statistics, now_ns + self._transit_ns)
-        told = forecaster.forecast(asked)
+        ttft, e2e, tpot_mean, tpot_worst, blocks, preemptions, others, delay, output = forecaster.figures(asked)
         return LatencyPrediction(
             request=body.request,
             instance=instance.record.instance,
             incarnation=instance.record.incarnation,
-            ttft_ns=told.ttft_ns + self._transit_ns,
-            e2e_ns=told.e2e_ns + self._transit_ns,
-            tpot_mean_ns=told.tpot_mean_ns,
-            tpot_worst_ns=told.tpot_worst_ns,
-            blocks_peak=told.blocks_peak,
-            preemptions=told.preemptions,
-            others=told.others,
-            others_delay_ns=told.others_delay_ns,
-            output_tokens=told.output_tokens,
-            snapshot_age_ns=age_ns,
+            ttft_ns=ttft + self._transit_ns,
+            e2e_ns=e2e + self._transit_ns,
+            tpot_mean_ns=tpot_mean,
+            tpot_worst_ns=tpot_worst,
+            blocks_peak=blocks,
+            preemptions=preemptions,
+            others=others,
+            others_delay_ns=delay,
+            output_tokens=output,
+            snapshot_age_ns=instance.age_ns(now_ns),
             cached_tokens=asked.cached_tokens,
         )
 
@@ -128,7 +121,7 @@ class Answers:
             return NoPredictionReason.NO_SNAPSHOT, "it has told nothing yet"
         if instance.member.state is MemberState.SILENT:
             return NoPredictionReason.STALE_SNAPSHOT, f"silent for {instance.member.silence_ns(now_ns) / 1e9:.1f} s"
-        if instance.busy and instance.told_ns - snapshot.at_ns > STUCK_NS_MAX:
+        if instance.told_ns - snapshot.at_ns > STUCK_NS_MAX and instance.busy:
             return NoPredictionReason.STALE_SNAPSHOT, f"no step in {(instance.told_ns - snapshot.at_ns) / 1e9:.1f} s"
         if instance.member.state is MemberState.DRAINING:
             return NoPredictionReason.DRAINING, ""
@@ -142,12 +135,18 @@ class Answers:
 
     def _rolled(self, instance: Instance, statistics: OutcomeStatistics, until_ns: int) -> Forecaster:
         """The instance's state at that time; loaded anew only where a new snapshot came."""
-        forecaster = self._forecaster(instance, statistics)
+        kin, forecaster = instance.calibration.kin, instance.forecaster
+        if forecaster is None or instance.lengths_version != statistics.version or instance.fits != kin.fits:
+            assert kin.cost is not None
+            default = statistics.default_output_tokens
+            forecaster = Forecaster(kin.cost, instance.parameters, default_output_tokens=default)
+            instance.forecaster, instance.rolled, instance.scale_told = forecaster, None, 1.0
+            instance.lengths_version, instance.fits = statistics.version, kin.fits
         if instance.rolled is None:
             self._load(instance, forecaster)
-        until_ns = max(until_ns, instance.rolled_ns)
-        forecaster.advance(until_ns)
-        instance.rolled_ns = until_ns
+        if until_ns > instance.rolled_ns:
+            instance.rolled_ns = until_ns
+        forecaster.advance(instance.rolled_ns)
         return forecaster
 
     def _load(self, instance: Instance, forecaster: Forecaster) -> None:
@@ -164,17 +163,6 @@ class Answers:
         for sequence, placement in instance.placements.items():
             forecaster.add(sequence, placement.candidate, max(placement.at_ns, snapshot.at_ns))
 
-    def _forecaster(self, instance: Instance, statistics: OutcomeStatistics) -> Forecaster:
-        """The instance's own; a new one where what it is built from has changed."""
-        kin, built = instance.calibration.kin, instance.forecaster
-        if built is not None and (instance.lengths_version, instance.fits) == (statistics.version, kin.fits):
-            return built
-        assert kin.cost is not None
-        built = build(kin.cost, instance, statistics)
-        instance.forecaster, instance.rolled, instance.scale_told = built, None, 1.0
-        instance.lengths_version, instance.fits = statistics.version, kin.fits
-        return built
-
 
 def _rescale(instance: Instance, now_ns: int) -> None:
     """Takes the scale of this moment: an idle instance's changes with what its kin show, without a word of its own."""
@@ -182,9 +170,3 @@ def _rescale(instance: Instance, now_ns: int) -> None:
     if abs(scale / instance.scale - 1) > SCALE_STEP:
         instance.scale = scale
         instance.rolled = None
-
-
-def build(cost: StepCost, instance: Instance, statistics: OutcomeStatistics) -> Forecaster:
-    """A forecaster for an instance's scheduler."""
-    default = statistics.default_output_tokens
-    return Forecaster(cost, instance.parameters, default_output_tokens=default)

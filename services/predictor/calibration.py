@@ -60,18 +60,13 @@ FIT_OUTLIER_RATIO = 3.0
 
 
 class StepScale:
-    """Measured over predicted step time, as a ratio of two sums that forget."""
+    """Measured over predicted step time, as a ratio of two sums that forget: ``value``, within its bounds."""
 
     def __init__(self) -> None:
         self.steps = 0.0
+        self.value = 1.0
         self._measured = 0.0
         self._predicted = 0.0
-
-    @property
-    def value(self) -> float:
-        if not self._predicted:
-            return 1.0
-        return min(SCALE_MAX, max(SCALE_MIN, self._measured / self._predicted))
 
     def observe(self, measured_ns: float, predicted_ns: float, steps: int = 1) -> None:
         """Takes one step, or a run of ``steps``, into account."""
@@ -85,12 +80,18 @@ class StepScale:
         self._measured = keep * self._measured + measured_ns
         self._predicted = keep * self._predicted + predicted_ns
         self.steps += 1
+        self._divide()
 
     def fade(self, share: float) -> None:
         """Keeps the value and ``share`` of its weight: what comes next turns it over sooner."""
         self.steps *= share
         self._measured *= share
         self._predicted *= share
+        self._divide()
+
+    def _divide(self) -> None:
+        ratio = self._measured / self._predicted if self._predicted else 1.0
+        self.value = min(SCALE_MAX, max(SCALE_MIN, ratio))
 
 
 class StepFit:
@@ -171,8 +172,9 @@ class Calibration:
 
     def scale(self, now_ns: int) -> float:
         """Factor on the cost: its own, and its kin's where it has shown little, or nothing for a while."""
-        own = min(OWN_STEPS_MAX, self._own.steps) * self._kept(now_ns)
-        return (own * self._own.value + KIN_STEPS * self.kin.scale.value) / (own + KIN_STEPS)
+        scale = self._own
+        own = (scale.steps if scale.steps < OWN_STEPS_MAX else OWN_STEPS_MAX) * self._kept(now_ns)
+        return (own * scale.value + KIN_STEPS * self.kin.scale.value) / (own + KIN_STEPS)
 
     def _kept(self, now_ns: int) -> float:
         """Share of the weight of what it has shown that is left."""

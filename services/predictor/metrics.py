@@ -9,8 +9,6 @@ from prometheus_client.registry import CollectorRegistry
 
 #: Seconds: a forecast of an idle engine, to one in Python of a full one.
 _HANDLING_S = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1)
-#: Seconds: one step, to the age at which nothing is answered any more.
-_AGE_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class PredictorMetrics(MetricSet):
@@ -38,7 +36,6 @@ class PredictorMetrics(MetricSet):
         self.prefix_tokens = self.counter("prefix_tokens", text, "kind")
         self.missing_sets = 0
         self.total("missing_sets", "Registrations whose step-time set is not here.")
-        self.snapshot_age = self.latency("snapshot_age", "Age of the snapshot that a forecast started from.", _AGE_S)
         self.handling = self.latency("handling", "Time from a question's handling to its answer.", _HANDLING_S)
         self.gauges("step_scale", "Measured over modelled step time.", "instance", read=lambda: self._column(1))
         self.gauges("step_fits", "Fits of step times where no set is known.", "instance", read=lambda: self._column(2))
@@ -47,6 +44,8 @@ class PredictorMetrics(MetricSet):
         return [(row[0], float(row[index])) for row in self.instances()]
 
     def judge_prefix(self, *, believed: int, found: int) -> None:
+        if not believed and not found:
+            return
         self.prefix_tokens.add("believed", by=believed)
         self.prefix_tokens.add("found", by=found)
         self.prefix_tokens.add("missing", by=max(0, believed - found))

@@ -52,6 +52,7 @@ class Instance:
         parameters: Of its scheduler, as its record says.
         prefixes: What its prefix cache is believed to hold.
         snapshot: The last one of this incarnation; None before.
+        busy: Whether it shows work.
         told_ns: When ``snapshot`` was last said to hold.
         placements: By sequence id, in order of decision.
         forecaster: State rolled forward; None where it has to be built anew.
@@ -68,6 +69,7 @@ class Instance:
     prefixes: Prefixes = field(init=False)
     told_ns: int = 0
     snapshot: StatusSnapshot | None = None
+    busy: bool = False
     placements: dict[str, PlacedSequence] = field(default_factory=dict)
     forecaster: Forecaster | None = None
     rolled: StatusSnapshot | None = None
@@ -80,16 +82,12 @@ class Instance:
     def __post_init__(self) -> None:
         self.prefixes = prefixes_of(self.parameters)
 
-    @property
-    def busy(self) -> bool:
-        """Whether the last snapshot shows work."""
-        return self.snapshot is not None and bool(self.snapshot.running or self.snapshot.waiting)
-
     def age_ns(self, now_ns: int) -> int:
         """Age of what is rolled forward. An idle engine's state is as fresh as the last word of it."""
         assert self.snapshot is not None
-        taken_ns = self.snapshot.at_ns if self.busy else max(self.snapshot.at_ns, self.told_ns)
-        return max(0, now_ns - taken_ns)
+        at_ns = self.snapshot.at_ns
+        age_ns = now_ns - (at_ns if self.busy or at_ns > self.told_ns else self.told_ns)
+        return age_ns if age_ns > 0 else 0
 
     def refusal(self, snapshot: StatusSnapshot, now_ns: int) -> str | None:
         """Reason why a snapshot is not taken; None where it is."""
@@ -112,13 +110,14 @@ class Instance:
             self.calibration.observe(snapshot, known)
         if known is not None and snapshot.step == known.step and snapshot.at_ns == known.at_ns:
             return
-        self.snapshot = snapshot
+        self.snapshot, self.busy = snapshot, bool(snapshot.running or snapshot.waiting)
         self.prefixes.shrink(snapshot.blocks_free)
         self.rolled = None
 
     def lose(self) -> None:
         """Its process ended: nothing of it holds any more."""
         self.snapshot = self.rolled = self.forecaster = None
+        self.busy = False
         self.placements.clear()
         self.prefixes = prefixes_of(self.parameters)
 

@@ -65,15 +65,8 @@ def outcome(request: str, **changes: Any) -> RequestFinished:
 
 def question(**changes: Any) -> PredictLatency:
     """A request of 32 tokens with 10 expected."""
-    fields: dict[str, Any] = {
-        "request": "q",
-        "instance": "w0",
-        "model": MODEL,
-        "prompt_tokens": 32,
-        "max_tokens": 100,
-        "expected_output_tokens": 10.0,
-    }
-    return PredictLatency(**fields | changes)
+    fields: dict[str, Any] = {"request": "q", "instance": "w0", "model": MODEL, "prompt_tokens": 32}
+    return PredictLatency(**fields | {"max_tokens": 100, "expected_output_tokens": 10.0} | changes)
 
 
 class Predictor:
@@ -94,7 +87,7 @@ class Predictor:
     def send(self, body: Body, *, reply_to: str = "", subject: str = "") -> list[Effect]:
         return self.actor.handle(Message(body, subject=subject, reply_to=reply_to), self.now_ns)
 
-    def ask(self, body: PredictLatency | None = None, *, subject: str = "") -> Any:
+    def ask(self, body: Body | None = None, *, subject: str = "") -> Any:
         (reply,) = self.send(body or question(), reply_to="_INBOX.x", subject=subject)
         assert isinstance(reply, Reply)
         self.actor.check_invariants()

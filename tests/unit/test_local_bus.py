@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from millrace.actor.cell import Cell
+from millrace.actor.effects import Reply
 from millrace.actor.effects_nats import EffectCarrier
 from millrace.actor.local_bus import LocalBus
 from millrace.actor.meter import RuntimeMeter
@@ -62,10 +63,10 @@ def test_a_question_stays_where_somebody_here_answers() -> None:
     assert listening.bus.take(asker, "mr.x.predict.m.i", BODY, reply="_INBOX.ingress.1.2")
     assert listening.bus.take(asker, "mr.x.tag.m", BODY, reply="_INBOX.ingress.1.3")
     assert not listening.bus.take(asker, "mr.x.elsewhere", BODY, reply="_INBOX.ingress.1.4")
-    assert [(name, message.reply_to) for name, message in listening.heard] == [
-        ("predictor", "_INBOX.ingress.1.2"),
-        ("other", "_INBOX.ingress.1.3"),
-    ]
+    replies = [(name, message.reply_to[-3:]) for name, message in listening.heard]
+    assert replies == [("predictor", "1.2"), ("other", "1.3")]
+    assert getattr(listening.bus.answerer(("mr.x.predict.m.i", "mr.x.predict.m.j")), "name", "") == "predictor"
+    assert listening.bus.answerer(("mr.x.predict.m.i", "mr.x.tag.m")) is None
 
 
 def test_one_member_of_a_queue_group_takes_a_message_and_the_server_gets_none() -> None:
@@ -105,7 +106,7 @@ def test_an_actor_is_answered_in_its_process_whatever_the_role_of_who_answers_ma
         prefix="_INBOX.migrator.0123.", take_local=lambda subject, _, body, __: answers.append((subject, body))
     )
     carrier.local, carrier.inbox = LocalBus(lambda *_: None), inbox  # type: ignore[assignment]
-    assert carrier._stays(cell("migrator-0", Role.MIGRATOR), "_INBOX.migrator.0123.7", BODY, "", "")
+    carrier._on_reply(cell("migrator-0", Role.MIGRATOR), Reply(to="_INBOX.migrator.0123.7", body=BODY))
     assert answers == [("_INBOX.migrator.0123.7", BODY)]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from millrace.actor.effects import Log, Publish, StartTimer, Stop, Subscribe, Unsubscribe, WatchKeys
-from millrace.contracts.local import StopRequested, TimerFired
+from millrace.contracts.local import AskedTogether, StopRequested, TimerFired
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.predictor import LatencyPrediction, NoPrediction, NoPredictionReason
 from millrace.contracts.status import BatchComposition, InstanceSummary, PresenceState, ServicePresence
@@ -67,8 +67,11 @@ def test_the_state_is_rolled_forward_to_the_moment_of_the_question() -> None:
 
 
 def test_the_instance_is_taken_from_the_subject_where_the_body_names_none() -> None:
-    answer = served().ask(question(instance=""), subject="mr.local.predict.m.w0")
-    assert (answer.instance, e2e_steps(answer)) == ("w0", 10)
+    predictor, body = served(), question(instance="")
+    subjects = ("mr.local.predict.m.w0", "mr.local.predict.m.w1")
+    answers = [predictor.ask(body, subject=subject) for subject in subjects]
+    assert (answers[0].instance, e2e_steps(answers[0]), reason(answers[1])) == ("w0", 10, "no_snapshot")
+    assert predictor.ask(AskedTogether(body=body, subjects=subjects)).bodies == answers
 
 
 def test_a_question_without_a_reply_subject_is_not_answered() -> None:

@@ -106,6 +106,7 @@ class Cell:
         for effect in effects:
             carry_out(self, effect)
         self._drain(clock, carry_out)
+        self._busy = False
 
     def deliver(self, message: Message, clock: Callable[[], int], carry_out: CarryOut) -> None:
         """Hands a message over, now or after what is under way."""
@@ -114,13 +115,14 @@ class Cell:
             return
         self._busy = True
         self._handle(message, clock(), carry_out)
-        self._drain(clock, carry_out)
+        if self._waiting:
+            self._drain(clock, carry_out)
+        self._busy = False
 
     def _drain(self, clock: Callable[[], int], carry_out: CarryOut) -> None:
         """After a crash nothing is drained: the actor stays busy for ever, and the process ends."""
         while self._waiting:
             self._handle(self._waiting.popleft(), clock(), carry_out)
-        self._busy = False
 
     def _handle(self, message: Message, now_ns: int, carry_out: CarryOut) -> None:
         if self.stopped:

@@ -21,7 +21,7 @@ from millrace.actor.store_link import StoreLink
 from millrace.actor.stored_values import StoredValues
 from millrace.actor.watches import Watches
 from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, encode
-from millrace.contracts.local import RequestFailure, TimerFired
+from millrace.contracts.local import AskedTogether, RequestFailure, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.subjects import Subjects
 
@@ -107,7 +107,11 @@ class EffectCarrier:
         self.publish(cell, effect.subject, effect.body, "", effect.request, effect.traceparent)
 
     def _on_reply(self, cell: Cell, effect: fx.Reply) -> None:
-        self.publish(cell, effect.to, effect.body, "", effect.request, effect.traceparent)
+        if self.local is not None and effect.to.startswith(self.inbox.prefix):
+            # Of this process, and told to nobody but those who were asked.
+            self.inbox.take_local(effect.to, cell.name, effect.body, effect.traceparent)
+        else:
+            self.publish(cell, effect.to, effect.body, "", effect.request, effect.traceparent)
 
     def publish(
         self, cell: Cell, subject: str, body: Body, reply: str = "", request: str = "", traceparent: str = ""
@@ -124,9 +128,6 @@ class EffectCarrier:
     def _stays(self, cell: Cell, subject: str, body: Body, reply: str, traceparent: str) -> bool:
         """Deliver to actors of this process, where they may hear it; whether nobody else needs it."""
         assert self.local is not None
-        if subject.startswith(self.inbox.prefix):  # of this process, and told to nobody but those who were asked
-            self.inbox.take_local(subject, cell.name, body, traceparent)
-            return True
         if not cell.may_publish(subject):
             self._not_permitted(cell, f"publish to {subject}")
             return True
@@ -173,11 +174,23 @@ class EffectCarrier:
         reply = self.inbox.ask(question, None)
         subjects, body = effect.subjects, effect.body
         if self.local is not None:
-            subjects = tuple(s for s in subjects if not self._stays(cell, s, body, reply, effect.traceparent))
+            if self._ask_together(self.local, cell, effect, reply):
+                subjects = ()
+            subjects = tuple([s for s in subjects if not self._stays(cell, s, body, reply, effect.traceparent)])
         if not subjects or self._ask_all(cell, effect, subjects, reply):
             self.inbox.limit(reply, effect.timeout_ns / 1e9)
         elif self.inbox.close(reply):
             question.on_timeout()
+
+    def _ask_together(self, local: LocalBus, cell: Cell, effect: fx.Gather, reply: str) -> bool:
+        """Ask an actor of this process that answers on all these subjects, and takes that, with one message."""
+        subjects = effect.subjects
+        answerer = local.answerer(subjects) if len(subjects) > 1 else None
+        if answerer is None or AskedTogether not in answerer.accepts or not all(map(cell.may_publish, subjects)):
+            return False
+        asked = AskedTogether(body=effect.body, subjects=subjects)
+        self._runtime.deliver(answerer, Message(asked, "", cell.name, reply, effect.traceparent))
+        return True
 
     def _ask_all(self, cell: Cell, effect: fx.Gather, subjects: tuple[str, ...], reply: str) -> bool:
         payload = self._payload(cell, subjects[0], effect.body)

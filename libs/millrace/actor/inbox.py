@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from millrace.actor.headers import read_headers, read_status
 from millrace.contracts.codec import MalformedMessage, decode
-from millrace.contracts.local import Gathered, Replied, RequestFailed, RequestFailure
+from millrace.contracts.local import AnsweredTogether, Gathered, Replied, RequestFailed, RequestFailure
 from millrace.contracts.message import Body, ErrorReply, Message
 
 Deliver = Callable[[Message], None]
@@ -92,8 +92,10 @@ class OpenGather:
         return self.on_answer(*_answerer(headers, body))
 
     def on_answer(self, sender: str, body: Body, traceparent: str) -> bool:
-        self.answers.append((sender, body))
-        return self._is_done()
+        self.answers += (
+            [(sender, each) for each in body.bodies] if isinstance(body, AnsweredTogether) else [(sender, body)]
+        )
+        return (self.silent > 0 or len(self.answers) >= self.answers_max) and self._is_done()
 
     def _is_done(self) -> bool:
         if not gathered(len(self.answers), self.answers_max, self.silent, self.subjects):

@@ -31,10 +31,12 @@ class LocalRoute:
     Attributes:
         shared: Members of each queue group, in turn.
         every: Those that subscribe for themselves.
+        alone: The only receiver, of a queue group; None where there is no such one.
     """
 
     shared: tuple[Iterator[Cell], ...]
     every: tuple[Cell, ...]
+    alone: Cell | None = None
 
 
 _NOBODY = LocalRoute((), ())
@@ -70,6 +72,16 @@ class LocalBus:
             self._hand_over(cell, message)
         return bool(reply or route.shared)
 
+    def answerer(self, subjects: tuple[str, ...]) -> Cell | None:
+        """The actor that alone receives what is asked on any of these subjects; None where there is no such one."""
+        found = None
+        for subject in subjects:
+            alone = (self._routes.get(subject) or self._find(subject)).alone
+            if alone is None or alone is not (found or alone):
+                return None
+            found = alone
+        return found
+
     def _find(self, subject: str) -> LocalRoute:
         groups: dict[str, list[Cell]] = {}
         every: list[Cell] = []
@@ -80,7 +92,9 @@ class LocalBus:
                 groups.setdefault(group, []).append(cell)
             else:
                 every.append(cell)
-        route = LocalRoute(tuple(map(cycle, groups.values())), tuple(every)) if groups or every else _NOBODY
+        members = [cell for cells in groups.values() for cell in cells]
+        alone = members[0] if len(members) == 1 and not every else None
+        route = LocalRoute(tuple(map(cycle, groups.values())), tuple(every), alone) if members or every else _NOBODY
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
         self._routes[subject] = route

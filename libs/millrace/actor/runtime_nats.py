@@ -281,7 +281,8 @@ class NatsRuntime:
     def refuse(self, cell: Cell, kind: str, reason: str, detail: str, message: Message) -> None:
         self.meter.refused.add(cell.name, kind)
         if message.reply_to:
-            self._carrier.publish(cell, message.reply_to, ErrorReply(reason=reason, detail=detail))
+            answer = ErrorReply(reason=reason, detail=detail)
+            self._carrier.carry_out(cell, fx.Reply(to=message.reply_to, body=answer))
         who = (kind, message.sender)
         if who not in self._refusals_logged and len(self._refusals_logged) < REFUSALS_LOGGED_MAX:
             self._refusals_logged.add(who)

@@ -47,6 +47,19 @@ class Gathered(Body, frozen=True, kw_only=True, tag="local.Gathered/1"):
     answers: list[tuple[str, Any]]
 
 
+class AskedTogether(Body, frozen=True, kw_only=True, tag="local.AskedTogether/1"):
+    """A Gather's question to one actor of the same process, which answers for all these subjects, in their order."""
+
+    body: Any
+    subjects: tuple[str, ...]
+
+
+class AnsweredTogether(Body, frozen=True, kw_only=True, tag="local.AnsweredTogether/1"):
+    """The answers to `AskedTogether`."""
+
+    bodies: list[Any]
+
+
 class KeyChanged(Body, frozen=True, kw_only=True, tag="local.KeyChanged/1"):
     """A watched key has a new value; None when it was deleted."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from struct import pack, unpack
 
@@ -38,6 +39,7 @@ def pack_hashes(hashes: Sequence[int]) -> bytes:
     return pack(f"<{len(hashes)}q", *hashes)
 
 
+@lru_cache(maxsize=16)  # the same bytes are asked about at each candidate, then placed
 def unpack_hashes(packed: bytes) -> tuple[int, ...]:
     """The hashes again; a broken end is cut off."""
     count = len(packed) // HASH_BYTES

@@ -81,7 +81,8 @@ class PrefixIndex:
         """
         for block in holding.hashes[holding.computed :]:
             _less(self._coming, block)
-        self.leave(further)
+        if further:
+            self.leave(further)
         for block in reversed(holding.hashes[: holding.computed]):
             if _less(self._held, block):
                 self._put(block)

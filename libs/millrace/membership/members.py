@@ -238,9 +238,9 @@ class Membership:
         return MembershipChange(member, True, before)
 
     def _expire(self, member: Member, now_ns: int) -> bool:
-        if member.state not in (MemberState.SERVING, MemberState.DRAINING):
-            return False
         if member.silence_ns(now_ns) <= self.silence_ns:
+            return False
+        if member.state not in (MemberState.SERVING, MemberState.DRAINING):
             return False
         _apply(member, MemberEvent.SILENCE)
         if member.record is None:
