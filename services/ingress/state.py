@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,7 +111,7 @@ class IngressState:
         self.detectors_from_ns = 0
         self.outage_end_ns = 0
         self.tagger = AnswerHealth()
-        self.predictors: dict[str, PredictorsHealth] = {}  # by model
+        self.predictors: defaultdict[str, PredictorsHealth] = defaultdict(PredictorsHealth)  # by model
         self.holders = PrefixHolders()
         self.stopping = False
         self.stop_at_ns = 0  # when calls are given up; 0 for never

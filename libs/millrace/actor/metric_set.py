@@ -28,9 +28,11 @@ class LabelledCounter:
         self._series_max = series_max
 
     def add(self, *labels: str, by: int = 1) -> None:
-        if labels not in self.counts and len(self.counts) >= self._series_max:
-            labels = ("other",) * len(labels)
-        self.counts[labels] = self.counts.get(labels, 0) + by
+        try:
+            self.counts[labels] += by
+        except KeyError:
+            labels = labels if len(self.counts) < self._series_max else ("other",) * len(labels)
+            self.counts[labels] = self.counts.get(labels, 0) + by
 
     def plain(self) -> dict[str, int]:
         """Counts by label values, joined by slashes."""

@@ -74,7 +74,7 @@ class TransitionTable(Generic[State, Event, Guard, Reaction]):
         self, state: State, event: Event, holds: Callable[[Guard], bool], *, who: str
     ) -> Transition[State, Event, Guard, Reaction]:
         """The first row whose guard holds. Raises TransitionRefused, naming ``who``, where the table lists none."""
-        for row in self.rows(state, event):
+        for row in self._index.get((state, event), ()):
             if row.guard is None or holds(row.guard):
                 return row
         raise TransitionRefused(f"{who}: {getattr(event, '__name__', event)} while {state.value}")

@@ -163,14 +163,16 @@ class IngressClusterView:
         # The server names a file first.
         return f"none can register: JetStream takes no writes ({self.store_ill.rpartition(': ')[2]})"
 
+    def only_stage(self, model: str) -> StageCandidates | None:
+        """The list of a model that has just one."""
+        stages = self._stages.get(model, ())
+        return stages[0] if len(stages) == 1 else None
+
     def stages(self, model: str, length_tokens: int) -> list[StageCandidates]:
         """The lists to look in, in order: the stage of that length, longer ones, shorter ones (better served than
         refused); after all of them those that only decode.
         """
-        stages = self._stages.get(model, [])
-        if len(stages) == 1:
-            return stages
-        return in_order(stages, length_tokens)
+        return in_order(self._stages.get(model, []), length_tokens)
 
     def lengths(self, model: str) -> tuple[int, int] | None:
         """Longest sequence that every, and that any, registered instance takes, tokens; None where none registered."""

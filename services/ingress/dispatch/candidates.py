@@ -32,6 +32,11 @@ def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[Instance
     lengths = state.cluster.lengths(model)
     needed = len(sequence.prompt) + sequence.sampling.room
     too_long_for_some = lengths is not None and needed > lengths[0]
+    adapter = sequence.sampling.adapter
+    only = state.cluster.only_stage(model)
+    if only is not None and not excluded and not too_long_for_some and adapter is None:
+        candidates = only.candidates()
+        return prefer(state, sequence, candidates) if candidates else ()
     length = stage_length(state, sequence)
     stages = state.cluster.stages(model, length)
     for lenient in (False, True) if excluded else (False,):
@@ -42,8 +47,8 @@ def candidates_of(state: IngressState, sequence: OpenSequence) -> tuple[Instance
                 candidates = tuple(c for c in candidates if _long_enough(state, c.name, needed))
             if excluded:
                 candidates = tuple(c for c in candidates if _allowed(state, sequence, c.name, lenient))
-            if sequence.sampling.adapter is not None:
-                candidates = _with_adapter(state, sequence.sampling.adapter, candidates)
+            if adapter is not None:
+                candidates = _with_adapter(state, adapter, candidates)
             if candidates:
                 found.append((stage, candidates))
         if found:

@@ -22,7 +22,6 @@ from millrace.contracts.predictor import LatencyPrediction, NoPrediction, Predic
 from millrace.policies.dispatch import DispatchView, QueryParameters
 
 from services.ingress import tracing
-from services.ingress.answer_health import PredictorsHealth
 from services.ingress.dispatch.candidates import load_ns
 from services.ingress.dispatch.decision_publishing import expected_output_of
 from services.ingress.lifecycle import ForecastsRequested
@@ -36,6 +35,7 @@ PREDICTED_MAX_NS = 3_600 * SECOND_NS
 #: Forecasts listed per decision: the best, the chosen one among them. A broadcast asks hundreds.
 FORECASTS_MAX = 16
 _SILENT = "no answer in time"
+_ANSWERS = (LatencyPrediction, NoPrediction)
 
 
 class ForecastAnswers(msgspec.Struct, frozen=True):
@@ -66,15 +66,15 @@ def ask_predictors(
     """Ask predictors of drawn instances, within the budget; the sequences are dispatched when all or none answered."""
     first = sequences[0]
     call = first.call
-    health = state.predictors.setdefault(view.model, PredictorsHealth())
-    asked = health.budget.take(drawn, parameters.forecasts_per_s, state.now_ns, state.rng)
+    budget = state.predictors[view.model].budget
+    asked = budget.take(drawn, parameters.forecasts_per_s, state.now_ns, state.rng)
     if len(asked) < len(view.candidates):
         asked += _prefix_holder(state, first, view, asked)
     instances = state.cluster.instances
     pending = PendingForecast(
         sequences=sequences,
         asked=asked,
-        placements=tuple(instances[name].placements for name in asked),
+        placements=tuple([instances[name].placements for name in asked]),
         started_ns=state.now_ns,
         span=tracing.new_span(call, state.rng),
         pause_ns=int(parameters.pause_s * SECOND_NS),
@@ -85,7 +85,7 @@ def ask_predictors(
     timeout_ns = min(int(parameters.deadline_ms * MILLISECOND_NS), call.deadline_ns - state.now_ns)
     state.emit(
         Gather(
-            subjects=tuple(state.subjects.predict(view.model, name) for name in asked),
+            subjects=tuple([state.subjects.predict(view.model, name) for name in asked]),
             body=_question(state, sequences, asked),
             correlation=correlation,
             timeout_ns=max(1, timeout_ns),
@@ -128,15 +128,12 @@ def read_answers(state: IngressState, pending: PendingForecast, answers: list[tu
     read = ForecastAnswers({}, {})
     since = dict(zip(pending.asked, pending.placements, strict=True))
     for _, body in answers:
-        name = body.instance if isinstance(body, LatencyPrediction | NoPrediction) else ""
-        if name in since and name not in read.predictions and name not in read.notes:
-            state.metrics.forecasts.add(_read(state, pending, read, body, since[name]))
-        else:
-            state.metrics.forecasts.add("unexpected")
-    for name in pending.asked:
-        if name not in read.predictions and name not in read.notes:
-            read.notes[name] = _SILENT
-            state.metrics.forecasts.add("unanswered")
+        placements = since.pop(body.instance, None) if isinstance(body, _ANSWERS) else None
+        result = "unexpected" if placements is None else _read(state, pending, read, body, placements)
+        state.metrics.forecasts.add(result)
+    for name in since:
+        read.notes[name] = _SILENT
+        state.metrics.forecasts.add("unanswered")
     _update_health(state, pending, answers, read)
     return read
 
@@ -196,7 +193,7 @@ def _update_health(
 ) -> None:
     """Count silences, pause after some, and log once when predictions go missing and once when they are back."""
     model = pending.sequences[0].call.call.model
-    health = state.predictors.setdefault(model, PredictorsHealth())
+    health = state.predictors[model]
     event = health.note(
         answered=bool(answers), useful=bool(read.predictions), now_ns=state.now_ns, pause_ns=pending.pause_ns
     )

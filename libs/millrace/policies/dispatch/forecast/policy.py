@@ -53,11 +53,14 @@ def decide(
     if not predictions:
         return nothing(known), state
     end_to_end = parameters.metric == "e2e"
-    of = _e2e_ns if end_to_end else _ttft_ns
     weight = parameters.others_weight if view.expected_output_tokens is not None else 0.0
     summed = parameters.others_summed == "always" or any(p.preemptions for p in predictions)
     waiting = parameters.ttft_weight if end_to_end else 0.0
-    loads = [(of(p) + weight * _others_ns(p, summed) + waiting * p.ttft_ns) / _MS for p in predictions]
+    loads = [
+        ((p.e2e_ns if end_to_end else p.ttft_ns) + _behind_ns(p) + weight * _others_ns(p, summed) + waiting * p.ttft_ns)
+        / _MS
+        for p in predictions
+    ]
     unit = "ms = predicted end to end" if end_to_end else "ms = predicted TTFT"
     if waiting:
         unit += f" + {waiting:g} x predicted TTFT"
@@ -66,19 +69,11 @@ def decide(
     return pick_lowest(known, loads, rng, unit=unit), state
 
 
-def _ttft_ns(prediction: Prediction) -> int:
-    return prediction.ttft_ns + _behind_ns(prediction)
-
-
-def _e2e_ns(prediction: Prediction) -> int:
-    return prediction.e2e_ns + _behind_ns(prediction)
-
-
 def _others_ns(prediction: Prediction, summed: bool) -> float:
     """Delay of those already there. The sum keeps an instance from filling up until it preempts. Short of that it
     crowds those with short rests onto few instances, for the sake of the mean, and lengthens the tail.
     """
-    return prediction.others_delay_ns / (1 if summed else max(1, prediction.others))
+    return prediction.others_delay_ns / (1 if summed else prediction.others or 1)
 
 
 def _behind_ns(prediction: Prediction) -> int:
