@@ -4,14 +4,14 @@ from typing import Any
 
 import msgspec
 
-from papers.ares.hidden_states.cpu import ReadingCPUModelRunner, ReadingCPUWorker
+from services.worker.vllm_engine.reading import ReadingCPUModelRunner, ReadingCPUWorker
 
 
 class SwappingRunner(ReadingCPUModelRunner):
     """Hands each request the state of the one after it."""
 
-    def _ares_provable(self, rows: Any) -> Any:
-        return super()._ares_provable(msgspec.structs.replace(rows, states=rows.states.roll(1, 0)))
+    def _millrace_provable(self, rows: Any) -> Any:
+        return super()._millrace_provable(msgspec.structs.replace(rows, states=rows.states.roll(1, 0)))
 
 
 class SwappingWorker(ReadingCPUWorker):

@@ -3,6 +3,7 @@ and estimates in snapshots.
 """
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,17 @@ import pytest
 from millrace.actor.engine import EngineStepped
 from millrace.contracts.status import SequenceStatus
 from millrace.contracts.worker import Sampling
+from millrace.lengths.head import FEATURES, HEAD_FILE, HeadInfo, RemainingHead, survival_table, write_head
 from millrace.lengths.survival import Survival
 
-from papers.ares.hidden_states.head import FEATURES, HEAD_FILE, HeadInfo, RemainingHead, survival_table, write_head
 from papers.ares.hidden_states.recorded import SequenceStates, read_states, states_header
 from services.worker.config import MigrationConfig
 from tests.engine.bench_engine import BenchEngine, config
 from tests.testbed import tiny_llama
 
 WIDTH = tiny_llama.WIDTH
-READER = "papers.ares.hidden_states.cpu.ReadingCPUWorker"
-SCHEDULER = "papers.ares.hidden_states.estimates.EstimatingScheduler"
+READER = "services.worker.vllm_engine.reading.ReadingCPUWorker"
+SCHEDULER = "papers.ares.hidden_states.recording.RecordingScheduler"
 #: float16 keeps 11 bits; states have entries up to some 4.
 TOLERANCE = 0.01
 PROMPTS = [[(seed * 53 + at * 17) % 250 + 1 for at in range(length)] for seed, length in enumerate((6, 40, 9, 300, 21))]
@@ -36,9 +37,11 @@ ASKED = list(zip(PROMPTS, SAMPLINGS, strict=True))
 ESTIMATED = Sampling(max_tokens=60, temperature=0.0, ignore_eos=True)
 
 
-def started(model: Path, *, ares: dict[str, Any] | None = None, worker: str = READER, **fields: Any) -> BenchEngine:
-    """An engine; ``ares``: settings of what reads its states."""
-    flags = {"worker_cls": worker, "scheduler_cls": SCHEDULER, "additional_config": {"ares": ares}} if ares else {}
+def started(model: Path, *, states: dict[str, Any] | None = None, worker: str = READER, **fields: Any) -> BenchEngine:
+    """An engine; ``states``: settings of what reads its states, and keeps them if they say so."""
+    flags: dict[str, Any] = {"additional_config": {"remaining": states or {}}}
+    if states and states.get("record"):
+        flags |= {"worker_cls": worker, "scheduler_cls": SCHEDULER}
     return BenchEngine(config(model, migration=MigrationConfig(enabled=False), engine_args=flags, **fields))
 
 
@@ -76,7 +79,7 @@ def assert_right(model: Path, recorded: SequenceStates, output: list[int]) -> No
 def test_rows_are_right_after_a_preemption_and_in_a_continuation(model: Path, tmp_path: Path) -> None:
     record = tmp_path / "states"
     small = {"kv_blocks": 14, "kv_bytes": 0, "max_model_len": 256}
-    with started(model, **small, ares={"record": str(record), "every": 2}) as engine:
+    with started(model, **small, states={"record": str(record), "every": 2}) as engine:
         sampling = Sampling(max_tokens=120, temperature=0.0, ignore_eos=True)
         names = [engine.add(PROMPTS[0], sampling), engine.add(PROMPTS[1], sampling), engine.add(PROMPTS[2], sampling)]
         names.append(engine.add(PROMPTS[4], sampling, [9, 8, 7, 6]))
@@ -103,7 +106,7 @@ def test_states_and_estimates_are_those_of_their_requests_and_change_no_token(mo
     write_head(path, head)
     with started(model) as engine:
         plain = [*engine.finish(*[engine.add(*pair) for pair in ASKED]), engine.run(PROMPTS[0], ESTIMATED)]
-    with started(model, ares={"head": str(path), "every": 4, "record": str(record)}) as engine:
+    with started(model, states={"head": str(path), "every": 4, "record": str(record)}) as engine:
         watched = engine.finish(*[engine.add(*pair) for pair in ASKED])
         name = engine.add(PROMPTS[0], ESTIMATED, expected_output_tokens=30)
         (estimated,) = engine.finish(name)
@@ -128,18 +131,21 @@ def test_states_and_estimates_are_those_of_their_requests_and_change_no_token(mo
         assert entry.expected_p90 == pytest.approx(at + math.ceil(p90), abs=1.1)
 
 
-def test_a_head_of_another_model_is_refused_and_the_engine_serves(model: Path, tmp_path: Path) -> None:
-    path = tmp_path / "head.safetensors"
-    write_head(path, random_head("other"))
-    with started(model, ares={"head": str(path)}) as engine:
-        name = engine.add(PROMPTS[0], SAMPLINGS[0])
-        assert len(engine.finish(name)[0].tokens) == 40
-        assert {entry.expected_at for entry in _entries(engine, name)} == {None}
+def test_a_head_beside_its_model_is_read_and_that_of_another_one_refused(model: Path, tmp_path: Path) -> None:
+    from services.worker.vllm_engine.kv_endpoint import weights
+
+    folder = shutil.copytree(model, tmp_path / "model")
+    for fingerprint in (weights(str(folder), config(folder)), "other"):
+        write_head(folder / HEAD_FILE, random_head(fingerprint))
+        with BenchEngine(config(folder, migration=MigrationConfig(enabled=False))) as engine:
+            name = engine.add(PROMPTS[0], SAMPLINGS[0])
+            assert len(engine.finish(name)[0].tokens) == 40
+            assert ({entry.expected_at for entry in _entries(engine, name)} == {None}) == (fingerprint == "other")
 
 
 def test_rows_in_a_wrong_order_are_found_and_nothing_is_kept(model: Path, tmp_path: Path) -> None:
     record = tmp_path / "states"
-    with started(model, worker="tests.engine.swapped_rows.SwappingWorker", ares={"record": str(record)}) as engine:
+    with started(model, worker="tests.engine.swapped_rows.SwappingWorker", states={"record": str(record)}) as engine:
         decoded = engine.finish(*[engine.add(prompt, SAMPLINGS[0]) for prompt in PROMPTS[:3]])
         assert [len(one.tokens) for one in decoded] == [40, 40, 40]
     assert not record.exists()

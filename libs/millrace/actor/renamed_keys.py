@@ -36,7 +36,7 @@ RENAMED: Mapping[str, str] = {
         f"KvReplicaSpec.{key}": f"set `settings.migrator.replicas.{key}`"
         for key in ("per_instance_max", "bytes_per_s", "interval_ms")
     },
-    "WorkerConfig.remaining": "removed: papers/ares/README.md says how an engine reads hidden states",
+    "WorkerConfig.remaining": "removed: docs/MOVING.md says when an engine reads hidden states",
     "FenceConfig.hysteresis": "removed: a sequence leaves at its stage's boundary",
     "BusConfig.tls_ca": "set `nats.tls` of the cluster's file",
     "BusConfig.password_file": "removed: nothing wrote one; set `password`",

@@ -121,9 +121,9 @@ def main() -> None:
         max_num_seqs=64,
         migration=MigrationConfig(enabled=False),
         engine_args={
-            "worker_cls": "papers.ares.hidden_states.cpu.ReadingCPUWorker",
-            "scheduler_cls": "papers.ares.hidden_states.estimates.EstimatingScheduler",
-            "additional_config": {"ares": {"record": str(output), "every": 4}},
+            "worker_cls": "services.worker.vllm_engine.reading.ReadingCPUWorker",
+            "scheduler_cls": "papers.ares.hidden_states.recording.RecordingScheduler",
+            "additional_config": {"remaining": {"record": str(output), "every": 4}},
         },
     )
     asked = draw(arguments.count, arguments.seed, Tokenizer.from_file(str(folder / "tokenizer.json")))

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from millrace.lengths.coverage import Coverage, P90Correction
 from millrace.lengths.scoring import Numbers, interval
 from numpy.typing import NDArray
 
-from papers.ares.hidden_states.coverage import Coverage, P90Correction
 from papers.ares.hidden_states.recorded import SequenceStates, read_states, states_header
 from papers.ares.hidden_states.training import (
     StateMatrix,

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from millrace.lengths.frames import FileUnreadable
+from millrace.lengths.head import HEAD_FILE, HeadUnreadable, RemainingHead, read_head, write_head
 
-from papers.ares.hidden_states.head import HEAD_FILE, HeadUnreadable, RemainingHead, read_head, write_head
 from papers.ares.hidden_states.recorded import StatesHeader, read_states, states_header
 from papers.ares.hidden_states.training import train_head
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from millrace.lengths.coverage import COVERED_MIN
+from millrace.lengths.head import FEATURES, HeadInfo, RemainingHead, survival_table
 from millrace.lengths.scoring import Numbers, Score, pinball, score
 from millrace.lengths.survival import Survival
 from numpy.typing import NDArray
 
-from papers.ares.hidden_states.coverage import COVERED_MIN
-from papers.ares.hidden_states.head import FEATURES, HeadInfo, RemainingHead, survival_table
 from papers.ares.hidden_states.recorded import SequenceStates, StatesHeader
 
 #: Shares of the prompts.

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from papers.ares.hidden_states.coverage import (
+from millrace.lengths.coverage import (
     FACTOR_MAX,
     FACTOR_MIN,
     JUDGED_HIGH_MIN,

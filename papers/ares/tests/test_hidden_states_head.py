@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from millrace.lengths.frames import FileUnreadable
-from millrace.lengths.survival import Survival
-
-import papers.ares.hidden_states.recorded as kept_states
-from papers.ares.hidden_states.__main__ import main
-from papers.ares.hidden_states.head import (
+from millrace.lengths.head import (
     FEATURES,
     HEAD_FILE,
     HeadInfo,
@@ -22,6 +18,10 @@ from papers.ares.hidden_states.head import (
     survival_table,
     write_head,
 )
+from millrace.lengths.survival import Survival
+
+import papers.ares.hidden_states.recorded as kept_states
+from papers.ares.hidden_states.__main__ import main
 from papers.ares.hidden_states.recorded import (
     STATES_MAX,
     SequenceStates,

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 from millrace.cluster.model_parsers import model_parsers
+from millrace.lengths.head import HEAD_FILE
 from vllm import envs
 from vllm.config import StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -24,6 +25,7 @@ from services.worker.config import CPU_BATCH, CPU_BLOCK_SIZE, MigrationConfig, W
 from services.worker.vllm_engine import compiling, kv_words
 from services.worker.vllm_engine.adapters import lora_arguments
 from services.worker.vllm_engine.grammar_check import GrammarCheck
+from services.worker.vllm_engine.hidden_states import SETTINGS as REMAINING
 from services.worker.vllm_engine.process import children_on
 from services.worker.vllm_engine.segment_queue import SEGMENTS
 from services.worker.vllm_engine.snapshot_scheduler import SNAPSHOT_PATH
@@ -100,6 +102,11 @@ def engine_args(config: WorkerConfig) -> AsyncEngineArgs:
             "worker_cls": f"{_PACKAGE}.runner.ContinuingCPUWorker",
             "kv_cache_memory_bytes": config.kv_bytes or CPU_KV_BYTES,
         }
+        if _reading(config):
+            arguments |= {
+                "scheduler_cls": f"{_PACKAGE}.reading.EstimatingScheduler",
+                "worker_cls": f"{_PACKAGE}.reading.ReadingCPUWorker",
+            }
     elif current_platform.is_cuda_alike():
         arguments["worker_cls"] = f"{_PACKAGE}.gpu_worker.ContinuingGPUWorker"
         if config.async_scheduling is False:
@@ -143,8 +150,17 @@ def engine_settings(config: WorkerConfig, snapshot_path: Path, *, pools: bool = 
         return {SNAPSHOT_PATH: str(snapshot_path)}
     return {
         SNAPSHOT_PATH: str(snapshot_path),
+        **({REMAINING: reading} if (reading := _reading(config)) else {}),
         **kv_settings(config, socket_path(config.migration.socket_folder)),
     }
+
+
+def _reading(config: WorkerConfig) -> dict[str, Any]:
+    """Settings of what reads hidden states, on a CPU: those given, or the head that lies beside the model."""
+    path = Path(config.model_path) / HEAD_FILE
+    beside = {"head": str(path)} if path.is_file() else {}
+    settings: dict[str, Any] = config.engine_args.get("additional_config", {}).get(REMAINING, beside)
+    return settings if current_platform.is_cpu() else {}
 
 
 def kv_settings(config: WorkerConfig, path: str) -> dict[str, Any]:

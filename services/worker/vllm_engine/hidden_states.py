@@ -22,18 +22,18 @@ import msgspec
 import numpy as np
 import torch
 from millrace.kvcopy.weights import weights_fingerprint
+from millrace.lengths.head import HeadUnreadable, RemainingHead, read_head
 from vllm.logger import init_logger
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from papers.ares.hidden_states.head import HeadUnreadable, RemainingHead, read_head
 from services.worker.vllm_engine.continuation import EXPECTED_TOKENS
 
 logger = init_logger(__name__)
 
 #: Key in VllmConfig.additional_config: fields of StateSettings.
-SETTINGS = "ares"
+SETTINGS = "remaining"
 #: Name of the attribute that RowEstimates travels by on vLLM's output of a step.
-ROWS = "ares_rows"
+ROWS = "millrace_rows"
 #: Rows of one call: more cost a CPU step more than it may notice, and fewer calls would each cost about as much.
 ROWS_MAX = 16
 #: Rows of greedy requests that prove what is read.
@@ -45,7 +45,7 @@ _Base: Any = CPUModelRunner if TYPE_CHECKING else object
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings with which the engine process reads states.
+    """Settings with which the engine process reads states (ARES, section 4.2).
 
     Attributes:
         head: File of the head; empty for none.
@@ -158,11 +158,11 @@ class HeadReader:
 class ReadingMixin(_Base):
     """A V1 model runner whose states are read before it samples."""
 
-    ares_reader: HeadReader | None = None
+    millrace_reader: HeadReader | None = None
 
-    def ares_rows(self) -> Rows | None:
+    def millrace_rows(self) -> Rows | None:
         """The rows whose turn it is; None for none. Call between the forward pass and the sampling."""
-        reader, state = self.ares_reader, self.execute_model_state
+        reader, state = self.millrace_reader, self.execute_model_state
         if reader is None or state is None:
             return None
         batch = self.input_batch
@@ -183,9 +183,9 @@ class ReadingMixin(_Base):
         known = np.array(bounds, np.int64)
         room = self.max_model_len - batch.num_prompt_tokens[indices]
         rows = Rows(names, generated, np.minimum(known[:, 0], room) - generated, known[:, 1], states)
-        return self._ares_provable(rows) if reader.compared < PROVEN else rows
+        return self._millrace_provable(rows) if reader.compared < PROVEN else rows
 
-    def _ares_provable(self, rows: Rows) -> Rows:
+    def _millrace_provable(self, rows: Rows) -> Rows:
         """The rows with what their states say of the tokens that greedy requests are about to sample."""
         names = enumerate(rows.requests)
         greedy = tuple(place for place, name in names if _takes_likeliest(self.requests[name].sampling_params))

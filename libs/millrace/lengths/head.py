@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
+
 from millrace.files import replace_file
 from millrace.lengths.survival import EDGES, Survival
-from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]
