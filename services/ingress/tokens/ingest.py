@@ -13,13 +13,13 @@ from millrace.contracts.ingress import TokenChunk, TokensGenerated, TokensResent
 from services.ingress.calls.completion import acknowledge
 from services.ingress.cluster.instances import KnownInstance
 from services.ingress.failover.instance_loss import lose_earlier_incarnation
-from services.ingress.lifecycle import Accepted, Finished, InstanceLost, LossCause, SequencePhase, TokensMissing
+from services.ingress.lifecycle import Accepted, InstanceLost, SequencePhase
 from services.ingress.migration.epoch_grants import ask_proof, granted_to
 from services.ingress.pending import PendingResend
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.times import SECOND_NS
-from services.ingress.tokens.token_log import ChunkResult, take_chunk
+from services.ingress.tokens.token_log import take_chunk
 
 #: A stale sequence is cancelled at most this often: a cancel takes a step to work, and chunks go on until then.
 CANCEL_EVERY_NS = 1 * SECOND_NS
@@ -46,11 +46,11 @@ def ingest_tokens(state: IngressState, message: TokensGenerated) -> None:
 
 def take_own(state: IngressState, sequence: OpenSequence, chunk: TokenChunk) -> None:
     """Take a chunk of the instance that owns the sequence, deliver its text, and fire the event that it is."""
-    result, delta = take_chunk(state, sequence, chunk)
+    event, delta = take_chunk(state, sequence, chunk)
     if delta is not None:
         sequence.call.deliver([delta])
-    if result is not ChunkResult.GOES_ON:
-        _fire_result(state, sequence, result)
+    if event is not None:
+        state.fire(sequence, event)
 
 
 def _sender(state: IngressState, message: TokensGenerated) -> KnownInstance | None:
@@ -76,23 +76,6 @@ def _take_foreign(
         ask_proof(state, sequence)
     else:
         drop_stale(state, chunk, sequence, instance.name)
-
-
-def _fire_result(state: IngressState, sequence: OpenSequence, result: ChunkResult) -> None:
-    """Fire the event that a chunk caused."""
-    match result:
-        case ChunkResult.ENDED:
-            state.fire(sequence, Finished(engine_knows=True))
-        case ChunkResult.STOPPED:
-            state.fire(sequence, Finished(engine_knows=False))
-        case ChunkResult.GAP:
-            state.fire(sequence, TokensMissing())
-        case ChunkResult.LOST:
-            state.fire(sequence, InstanceLost("engine_gave_up"))
-        case ChunkResult.FAILED:
-            state.fire(sequence, InstanceLost("engine_gave_up", LossCause.ENGINE_ERROR))
-        case ChunkResult.GOES_ON | ChunkResult.IGNORED:
-            pass
 
 
 def take_resent(state: IngressState, pending: PendingResend, answer: Any) -> None:

@@ -1,10 +1,6 @@
 """Token log: the hot path from tokens to deltas. A chunk is taken if it continues the log exactly.
 
-    epoch or instance not the present ones     dropped, counted ``late``
-    first_index == length of the log           taken
-    first_index <  length, overlap equal       the rest is taken; without a rest counted ``duplicate``
-    first_index <  length, overlap different   dropped, counted ``contradiction``
-    first_index >  length                      dropped, counted ``gap``; the caller asks for a resend
+Which chunks are taken, and what becomes of the others, is a table of the README ("Epochs and the token log").
 
 One ChoiceDelta per chunk; no object, effect or log line per token.
 """
@@ -12,12 +8,12 @@ One ChoiceDelta per chunk; no object, effect or log line per token.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 
 import msgspec
 from millrace.contracts.ingress import FinishReason, TokenChunk, TokenLogprobs
 
 from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob
+from services.ingress.lifecycle import Finished, InstanceLost, LossCause, SequenceEvent, TokensMissing
 from services.ingress.sequence import OpenSequence
 from services.ingress.state import IngressState
 from services.ingress.tokens.detokenizer import TextDelta, TokenizerVocabulary
@@ -28,29 +24,24 @@ _LENGTH = FinishReason.LENGTH
 _NO_LOGPROB = [(-1, -9999.0)]
 
 
-class ChunkResult(Enum):
-    """Result of taking a chunk."""
-
-    GOES_ON = "goes_on"  # taken; the sequence goes on
-    ENDED = "ended"  # taken; its engine ended the sequence
-    STOPPED = "stopped"  # taken; a stop string or the token bound ended it, its engine does not know yet
-    LOST = "lost"  # taken; the engine gave the sequence up
-    FAILED = "failed"  # taken; the engine ended the sequence with an error
-    GAP = "gap"  # not taken: tokens before it are missing
-    IGNORED = "ignored"  # not taken: nothing new, or it contradicts the log
-
-
+#: Events by which a sequence ends: its engine ended it, or a stop string or the token bound did, which its engine does
+#: not know yet.
+_ENDED, _STOPPED = Finished(engine_knows=True), Finished(engine_knows=False)
 #: Finish reasons that are no end of the sequence.
-_UNFINISHED: dict[FinishReason | None, ChunkResult] = {
-    FinishReason.CANCELLED: ChunkResult.LOST,
-    FinishReason.ERROR: ChunkResult.FAILED,
+_GIVEN_UP: dict[FinishReason | None, SequenceEvent] = {
+    FinishReason.CANCELLED: InstanceLost("engine_gave_up"),
+    FinishReason.ERROR: InstanceLost("engine_gave_up", LossCause.ENGINE_ERROR),
 }
 
 
 def take_chunk(
     state: IngressState, sequence: OpenSequence, chunk: TokenChunk
-) -> tuple[ChunkResult, ChoiceDelta | None]:
-    """Append a chunk of the present epoch to its sequence's log; returns the delta for the client, if there is one."""
+) -> tuple[SequenceEvent | None, ChoiceDelta | None]:
+    """Append a chunk of the present epoch to its sequence's log.
+
+    Returns:
+        The event that it is of the sequence, and the delta for the client, if there are any.
+    """
     log = sequence.log
     known = len(log)
     metrics = state.metrics
@@ -61,17 +52,17 @@ def take_chunk(
         overlap = known - chunk.first_index
         if overlap < 0:
             metrics.discarded.add("gap")
-            return ChunkResult.GAP, None
+            return TokensMissing(), None
         if chunk.first_index < 0 or log[chunk.first_index :][: len(token_ids)] != token_ids[:overlap]:
             metrics.discarded.add("contradiction")
-            return ChunkResult.IGNORED, None
+            return None, None
         token_ids = token_ids[overlap:]
         logprobs = None if logprobs is None else logprobs[overlap:]
         if chunk.pooled is not None:
             chunk = msgspec.structs.replace(chunk, pooled=chunk.pooled[overlap:])
         if not token_ids and finish is None:
             metrics.discarded.add("duplicate")
-            return ChunkResult.IGNORED, None
+            return None, None
     if chunk.prompt_logprobs is not None and not known:
         sequence.output.prompt_logprobs = chunk.prompt_logprobs
     fresh = len(token_ids)
@@ -92,7 +83,7 @@ def take_chunk(
     if sequence.output.lazy and finish is None:
         if logprobs is not None:
             sequence.output.held_logprobs += _delta_logprobs(state, sequence, logprobs) or []
-        return ChunkResult.GOES_ON, None
+        return None, None
     return _detokenize(state, sequence, token_ids, logprobs, finish, chunk.finish)
 
 
@@ -103,9 +94,10 @@ def _detokenize(
     logprobs: list[TokenLogprobs] | None,
     finish: FinishReason | None,
     engine_finish: FinishReason | None,
-) -> tuple[ChunkResult, ChoiceDelta | None]:
+) -> tuple[SequenceEvent | None, ChoiceDelta]:
     """Turn taken tokens into text, and find whether the sequence ended."""
     output = sequence.output
+    event: SequenceEvent | None
     final = finish is _STOP or finish is _LENGTH
     shown = None if logprobs is None else _delta_logprobs(state, sequence, logprobs[: len(token_ids)])
     if output.lazy:
@@ -121,15 +113,15 @@ def _detokenize(
             sequence.call.output_tokens -= surplus
             shown = shown if shown is None else shown[: text.tokens_used]
         output.finish_reason, output.stop_reason = "stop", text.stop_match
-        result = ChunkResult.ENDED if engine_finish is not None else ChunkResult.STOPPED
+        event = _STOPPED if engine_finish is None else _ENDED
     elif final:
         output.finish_reason = "stop" if finish is _STOP else "length"
         if finish is _STOP and sequence.log and sequence.log[-1] in sequence.sampling.stop_token_ids:
             output.stop_reason = sequence.log[-1]
-        result = ChunkResult.ENDED if engine_finish is not None else ChunkResult.STOPPED
+        event = _STOPPED if engine_finish is None else _ENDED
     else:
-        result = _UNFINISHED.get(finish, ChunkResult.GOES_ON)
-    return result, _delta(state, sequence, text, token_ids, shown)
+        event = _GIVEN_UP.get(finish)
+    return event, _delta(state, sequence, text, token_ids, shown)
 
 
 def end_text(state: IngressState, sequence: OpenSequence, reason: str) -> ChoiceDelta:
