@@ -14,7 +14,7 @@ from millrace.contracts.worker import CancelSequence
 
 from services.ingress.answer_health import AnswerHealth, PredictorsHealth
 from services.ingress.calls.limits import AdmissionLimits
-from services.ingress.calls.listener import ClientListener
+from services.ingress.calls.listener import Listener
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.entry import LearntEntry
 from services.ingress.cascade.open_cascade import OpenCascade
@@ -75,7 +75,7 @@ class IngressState:
         self.now_ns = 0
         self._effects: list[Effect] = []
         self.emit: Callable[[Effect], None] = self._effects.append
-        self.client = ClientListener(self.emit)
+        self.client = Listener(self.emit)
         self.incarnation = deps.incarnation
         self.models = models = deps.models
         self.metrics = IngressMetrics(deps.registry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,6 +12,9 @@ from services.ingress.api.tool_call_parser import ToolCallParser
 from services.ingress.api.tools import ToolMode, ToolPlan
 from services.ingress.calls.messages import ChoiceDelta, DeltaLogprob
 
+#: Gets output with its parts told apart, and the reasoning tokens so far.
+Told = Callable[[list[ChoiceDelta], int | None], None]
+
 
 class OutputReader(Protocol):
     """Reader of one call's output. It answers in the order of its questions, at once or later."""
@@ -18,42 +22,34 @@ class OutputReader(Protocol):
     @property
     def busy(self) -> bool:
         """Whether answers are due."""
-        ...
+        return False
 
-    def read(self, deltas: list[ChoiceDelta], told: Callable[[list[ChoiceDelta], int | None], None]) -> None:
-        """Hand over new output; ``told`` gets it with its parts told apart, and the reasoning tokens so far."""
-        ...
+    @abstractmethod
+    def read(self, deltas: list[ChoiceDelta], told: Told) -> None:
+        """Hand over new output."""
 
     def close(self) -> None:
         """The call is over: nothing more is told."""
-        ...
+        return
 
 
-class PromptOnlyReader:
+class PromptOnlyReader(OutputReader):
     """Leaves an output out: only its prompt was asked for."""
 
-    busy = False
-
-    def read(self, deltas: list[ChoiceDelta], told: Callable[[list[ChoiceDelta], int | None], None]) -> None:
+    def read(self, deltas: list[ChoiceDelta], told: Told) -> None:
         empty = [None if delta.logprobs is None else list[DeltaLogprob]() for delta in deltas]
         told([msgspec.structs.replace(d, text="", logprobs=e) for d, e in zip(deltas, empty, strict=True)], None)
 
-    def close(self) -> None: ...
 
-
-class JsonCallReader:
+class JsonCallReader(OutputReader):
     """Calls that are JSON by a grammar, or stand between ``<tool_call>`` tags: read here, at once."""
-
-    busy = False
 
     def __init__(self, plan: ToolPlan, choices: int) -> None:
         self._plan = plan
         self._parsers = [ToolCallParser(plan) for _ in range(choices)]
 
-    def read(self, deltas: list[ChoiceDelta], told: Callable[[list[ChoiceDelta], int | None], None]) -> None:
+    def read(self, deltas: list[ChoiceDelta], told: Told) -> None:
         told([self._read(delta) for delta in deltas], None)
-
-    def close(self) -> None: ...
 
     def _read(self, delta: ChoiceDelta) -> ChoiceDelta:
         parser = self._parsers[delta.index]

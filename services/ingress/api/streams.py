@@ -6,7 +6,8 @@ reason, a usage event where asked for, ``[DONE]``. Text that a decoder still hol
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -53,36 +54,44 @@ class EchoedPrompt(NamedTuple):
     first: str
 
 
-class EventStream(Protocol):
-    """Turn what the core delivers into bytes of the event stream."""
+class EventStream(ABC):
+    """Turns what the core delivers into bytes of the event stream."""
+
+    __slots__ = ("_head", "_report")
+
+    def __init__(self, head: ResponseHead) -> None:
+        self._head = head
+        self._report: CascadeReport | None = None
 
     def opening(self) -> bytes:
         """Events before the first delta."""
-        ...
+        return b""
 
+    @abstractmethod
     def deltas(self, deltas: list[ChoiceDelta], usage: Usage) -> bytes:
         """Events of one delivery; may be empty."""
-        ...
 
+    @abstractmethod
     def closing(self, usage: Usage) -> bytes:
         """Events after the last delta, ``[DONE]`` included."""
-        ...
 
     def tell(self, report: CascadeReport) -> None:
         """Have all further events say what the cascade did."""
-        ...
+        self._report = report
 
+    @abstractmethod
     def failed(self, error: ApiError) -> bytes:
         """Events that end a stream which cannot go on."""
-        ...
 
 
-class WrittenStream(EventStream, Protocol):
+class WrittenStream(EventStream):
     """One whose answer is also had whole."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def body(self, usage: Usage) -> bytes:
         """The answer, after ``closing``."""
-        ...
 
 
 class StreamBody:
@@ -110,23 +119,22 @@ def error_event(error: ApiError) -> bytes:
     return b"data: " + error.body() + b"\n\n"
 
 
-class _TemplateStream:
-    """An EventStream with what the events of chats and completions share.
+class _TemplateStream(EventStream):
+    """Stream of events that chats and completions share.
 
     Attributes:
         _start: Of every event, up to the list of choices.
     """
 
-    __slots__ = ("_continuous", "_extra", "_head", "_plain", "_report", "_start", "_wanted")
+    __slots__ = ("_continuous", "_extra", "_plain", "_start", "_wanted")
 
     def __init__(self, head: ResponseHead, kind: str, *, include_usage: bool, continuous: bool) -> None:
+        super().__init__(head)
         fields = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
         self._start = b"data: " + _encode(fields)[:-1] + b',"choices":['
-        self._head = head
         self._wanted = include_usage
         self._continuous = continuous
         self._extra = b""
-        self._report: CascadeReport | None = None
         self._plain = b',"usage":null}\n\n' if include_usage else b"}\n\n"
 
     def _tail(self, usage: Usage) -> bytes:
@@ -146,7 +154,7 @@ class _TemplateStream:
         return self._start + b"]" + self._extra + b',"usage":' + usages + b"}\n\n" + DONE
 
     def tell(self, report: CascadeReport) -> None:
-        self._report = report
+        super().tell(report)
         self._extra = b',"cascade":' + _encode(cascade_object(report))
 
     def failed(self, error: ApiError) -> bytes:
@@ -165,9 +173,6 @@ class ChatStream(_TemplateStream):
         self._starts = [self._start + b'{"index":%d,"delta":{"content":' % i for i in range(head.choices)]
         self._opened = False
         self._echo = echo[0].text if echo else ""
-
-    def opening(self) -> bytes:
-        return b""
 
     def _beginning(self) -> bytes:
         """The role, once per choice, with the prompt where ids are told; then what is echoed."""

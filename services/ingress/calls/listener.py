@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from millrace.actor.effects import Effect
 
@@ -14,39 +14,12 @@ if TYPE_CHECKING:
     from services.ingress.calls.open_call import OpenCall
 
 
-class Listener(Protocol):
-    """Receiver of what becomes of one call.
+class Listener:
+    """Receiver of what becomes of one call: the HTTP adapter, told by effects.
 
     Attributes:
         is_client: The call is a client's own: it counts in admission, and in the latencies that clients see.
     """
-
-    @property
-    def is_client(self) -> bool: ...
-
-    def on_accepted(self, call: OpenCall) -> None:
-        """Every sequence was accepted by an instance."""
-        ...
-
-    def on_tokens(self, call: OpenCall) -> None:
-        """Tokens of a judged call arrived; they need not give a delta."""
-        ...
-
-    def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta]) -> None:
-        """New text, between acceptance and end."""
-        ...
-
-    def on_completed(self, call: OpenCall) -> None:
-        """Every choice ended."""
-        ...
-
-    def on_failed(self, call: OpenCall, refusal: Refusal) -> None:
-        """The call cannot be served; ``call.accepted`` says whether it was refused or failed."""
-        ...
-
-
-class ClientListener:
-    """The HTTP adapter, told by effects."""
 
     is_client = True
 
@@ -54,18 +27,22 @@ class ClientListener:
         self._emit = emit
 
     def on_accepted(self, call: OpenCall) -> None:
+        """Every sequence was accepted by an instance."""
         self._emit(AcceptCall(request=call.request))
 
     def on_tokens(self, call: OpenCall) -> None:
-        """Nothing: clients see deltas."""
+        """Tokens of a judged call arrived; they need not give a delta. Clients see deltas alone."""
 
     def on_deltas(self, call: OpenCall, deltas: list[ChoiceDelta]) -> None:
+        """New text, between acceptance and end."""
         self._emit(DeliverDeltas(request=call.request, deltas=deltas, usage=call.usage()))
 
     def on_completed(self, call: OpenCall) -> None:
+        """Every choice ended."""
         self._emit(CompleteCall(request=call.request, usage=call.usage()))
 
     def on_failed(self, call: OpenCall, refusal: Refusal) -> None:
+        """The call cannot be served; ``call.accepted`` says whether it was refused or failed."""
         self._emit(failure(call.request, refusal, accepted=call.accepted))
 
 

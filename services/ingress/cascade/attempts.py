@@ -7,6 +7,7 @@ from millrace.telemetry.tracecontext import child, format_traceparent
 
 from services.ingress.calls.admission import open_call, too_long
 from services.ingress.calls.limits import Refusal
+from services.ingress.calls.listener import Listener
 from services.ingress.calls.messages import Call, ChoiceDelta
 from services.ingress.calls.open_call import OpenCall
 from services.ingress.cascade.escalation import next_tier, out_of_reach, rejection_bound, resumable
@@ -23,12 +24,13 @@ from services.ingress.state import IngressState
 from services.ingress.times import SECOND_NS
 
 
-class AttemptListener:
+class AttemptListener(Listener):
     """Parent's ear at an attempt. Events wait until the message that caused them is handled."""
 
     is_client = False
 
     def __init__(self, state: IngressState, parent: OpenCascade, attempt: Attempt) -> None:
+        super().__init__(state.emit)
         self._state = state
         self._parent = parent
         self._attempt = attempt

@@ -13,31 +13,30 @@ import msgspec
 from services.ingress.api.cascade_reports import cascade_object
 from services.ingress.api.dialects import anthropic_error
 from services.ingress.api.errors import ApiError
-from services.ingress.api.streams import ResponseHead
+from services.ingress.api.streams import ResponseHead, WrittenStream
 from services.ingress.api.translated_requests import whole_arguments
-from services.ingress.calls.messages import CallPart, CascadeReport, ChoiceDelta, Usage
+from services.ingress.calls.messages import CallPart, ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
 
 
-class MessageStream:
-    """An EventStream of one message.
+class MessageStream(WrittenStream):
+    """Events of one message.
 
     Attributes:
         content: Blocks that have ended.
     """
 
-    __slots__ = ("_blank", "_block", "_cut", "_head", "_report", "_stop", "_stopped_by", "_text", "content")
+    __slots__ = ("_blank", "_block", "_cut", "_stop", "_stopped_by", "_text", "content")
 
     def __init__(self, head: ResponseHead) -> None:
-        self._head = head
+        super().__init__(head)
         self._block: dict[str, Any] | None = None
         self._text: list[str] = []
         self._blank = ""
         self._cut = False
         self._stop = ""
         self._stopped_by: str | int | None = None
-        self._report: CascadeReport | None = None
         self.content: list[dict[str, Any]] = []
 
     def opening(self) -> bytes:
@@ -63,9 +62,6 @@ class MessageStream:
         more = {} if self._report is None else {"cascade": cascade_object(self._report)}
         out += _event("message_delta", delta=self._stopped(), usage=_usage(usage), **more)
         return out + _event("message_stop")
-
-    def tell(self, report: CascadeReport) -> None:
-        self._report = report
 
     def failed(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + anthropic_error(error) + b"\n\n"

@@ -16,77 +16,33 @@ from services.ingress.api.errors import ApiError
 from services.ingress.api.logprobs import chat_logprobs
 from services.ingress.api.responses_api.requests import ResponsesRequest
 from services.ingress.api.responses_api.translation import CUSTOM_INPUT, ENCRYPTED, ToolName, carried_reasoning
-from services.ingress.api.streams import ResponseHead
-from services.ingress.calls.messages import CallPart, CascadeReport, ChoiceDelta, Usage
+from services.ingress.api.streams import ResponseHead, WrittenStream
+from services.ingress.calls.messages import CallPart, ChoiceDelta, Usage
 
 _encode = msgspec.json.Encoder().encode
 
 
-class ResponseDocument:
-    """The response as every event that carries it shows it; what the request fixes is encoded once."""
-
-    __slots__ = ("_fixed", "_head", "background", "names", "report", "wants_carried")
-
-    def __init__(self, head: ResponseHead, request: ResponsesRequest, names: dict[str, ToolName]) -> None:
-        """``names``: of tools whose calls are shown in another way than as a function's."""
-        self._head = head
-        self._fixed = b"," + _encode(_asked(request))[1:]
-        self.names = names
-        self.background = bool(request.background)
-        self.report: CascadeReport | None = None
-        self.wants_carried = ENCRYPTED in (request.include or ())
-
-    @property
-    def own_id(self) -> str:
-        """The id without its prefix, for the ids of items."""
-        return self._head.id.partition("_")[2]
-
-    def body(
-        self,
-        status: str,
-        output: list[dict[str, Any]],
-        *,
-        usage: dict[str, Any] | None = None,
-        why: str | None = None,
-        error: ApiError | None = None,
-    ) -> bytes:
-        """The JSON document.
-
-        Args:
-            why: Reason of an incomplete one.
-            error: Of a failed one.
-        """
-        head = self._head
-        document: dict[str, Any] = {
-            "id": head.id,
-            "object": "response",
-            "created_at": head.created,
-            "status": status,
-            "model": head.model,
-            "output": output,
-            "usage": usage,
-            "incomplete_details": None if why is None else {"reason": why},
-            "error": None if error is None else {"code": "server_error", "message": error.message},
-        }
-        if self.report is not None:
-            document["cascade"] = cascade_object(self.report)
-        return _encode(document)[:-1] + self._fixed
-
-
-class ResponseStream:
-    """An EventStream of one response.
+class ResponseStream(WrittenStream):
+    """Events of one response. What the request fixes of the response is encoded once.
 
     Attributes:
+        count: Events so far.
         tokens: Ids of the tokens that they cover, where deltas have them.
     """
 
     __slots__ = (
-        "_answer", "_blank", "_item", "_logprobs", "_output", "_reason", "_replayed", "_resumed", "_text", "count",
-        "tokens",
+        "_background", "_blank", "_carries", "_fixed", "_item", "_logprobs", "_names", "_output", "_own_id",
+        "_reason", "_replayed", "_resumed", "_text", "count", "tokens",
     )  # fmt: skip
 
-    def __init__(self, answer: ResponseDocument) -> None:
-        self._answer = answer
+    def __init__(self, head: ResponseHead, request: ResponsesRequest, names: dict[str, ToolName]) -> None:
+        """``names``: of tools whose calls are shown in another way than as a function's."""
+        super().__init__(head)
+        self._own_id = head.id.partition("_")[2]
+        self._fixed = b"," + _encode(_asked(request))[1:]
+        self._names = names
+        self._background = bool(request.background)
+        self._carries = ENCRYPTED in (request.include or ())
         self._output: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None
         self._text: list[str] = []
@@ -136,26 +92,49 @@ class ResponseStream:
         out += self._end_item(status)
         return out + self._carrying(status, self.body(usage))
 
-    def tell(self, report: CascadeReport) -> None:
-        self._answer.report = report
-
     def failed(self, error: ApiError) -> bytes:
         """Events that end a stream which cannot go on. One in the background has none where its ingress stops: another
         one goes on with it.
         """
-        if error.code == "stopping" and self._answer.background:
+        if error.code == "stopping" and self._background:
             return b""
         out = self._end_item("incomplete")
-        return out + self._carrying("failed", self._answer.body("failed", self._output, error=error))
+        return out + self._carrying("failed", self._whole("failed", self._output, error=error))
 
     def document(self, status: str, error: ApiError | None = None) -> bytes:
         """The response without any output."""
-        return self._answer.body(status, [], error=error)
+        return self._whole(status, [], error=error)
 
     def body(self, usage: Usage) -> bytes:
         """The whole response, after its last delta."""
         status, why = ("incomplete", "max_output_tokens") if self._reason == "length" else ("completed", None)
-        return self._answer.body(status, self._output, usage=_usage(usage), why=why)
+        return self._whole(status, self._output, usage=_usage(usage), why=why)
+
+    def _whole(
+        self,
+        status: str,
+        output: list[dict[str, Any]],
+        *,
+        usage: dict[str, Any] | None = None,
+        why: str | None = None,
+        error: ApiError | None = None,
+    ) -> bytes:
+        """The JSON document. ``why``: reason of an incomplete one; ``error``: of a failed one."""
+        head = self._head
+        document: dict[str, Any] = {
+            "id": head.id,
+            "object": "response",
+            "created_at": head.created,
+            "status": status,
+            "model": head.model,
+            "output": output,
+            "usage": usage,
+            "incomplete_details": None if why is None else {"reason": why},
+            "error": None if error is None else {"code": "server_error", "message": error.message},
+        }
+        if self._report is not None:
+            document["cascade"] = cascade_object(self._report)
+        return _encode(document)[:-1] + self._fixed
 
     # Parts of the output.
 
@@ -199,8 +178,8 @@ class ResponseStream:
         return out + self._delta("function_call_arguments", part.arguments, b"")
 
     def _begin_call(self, part: CallPart) -> bytes:
-        shown = self._answer.names.get(part.name) or ToolName(part.name)
-        own = part.id or f"call_{self._answer.own_id}_{part.index}"
+        shown = self._names.get(part.name) or ToolName(part.name)
+        own = part.id or f"call_{self._own_id}_{part.index}"
         item: dict[str, Any] = {"call_id": own, "name": shown.name}
         if shown.custom:
             return self._begin({"type": "custom_tool_call", **item, "input": ""}, "ctc")
@@ -213,7 +192,7 @@ class ResponseStream:
     def _begin(self, item: dict[str, Any], prefix: str) -> bytes:
         out = self._end_item("completed")
         self._blank = ""
-        self._item = {"id": f"{prefix}_{self._answer.own_id}_{len(self._output)}", "status": "in_progress"} | item
+        self._item = {"id": f"{prefix}_{self._own_id}_{len(self._output)}", "status": "in_progress"} | item
         return out + self._event("output_item.added", output_index=len(self._output), item=self._item)
 
     def _end_item(self, status: str) -> bytes:
@@ -252,7 +231,7 @@ class ResponseStream:
         assert self._item is not None
         part = {"type": "reasoning_text", "text": text}
         self._item["content"] = [part]
-        if self._answer.wants_carried:
+        if self._carries:
             self._item["encrypted_content"] = carried_reasoning(text)
         out = self._part_event("reasoning_text.done", content_index=0, text=text)
         return out + self._part_event("content_part.done", content_index=0, part=part)

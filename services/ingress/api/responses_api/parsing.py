@@ -8,7 +8,7 @@ from millrace.contracts.responses import StoredResponse
 from services.ingress.api.answer_forms import Keep, hand_on, written_form
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.parsed_requests import ParsedRequest
-from services.ingress.api.responses_api.events import ResponseDocument, ResponseStream
+from services.ingress.api.responses_api.events import ResponseStream
 from services.ingress.api.responses_api.requests import InputItem, ResponsesRequest
 from services.ingress.api.responses_api.translation import chat_request, flat_tools
 from services.ingress.api.streams import ResponseHead
@@ -29,7 +29,7 @@ def parse_responses(
     tools = flat_tools(request.tools)
 
     def stream(head: ResponseHead) -> ResponseStream:
-        return ResponseStream(ResponseDocument(head, request, tools.names))
+        return ResponseStream(head, request, tools.names)
 
     form = written_form("resp_", stream, keep)
     chat = chat_request(request, tools)
