@@ -1,16 +1,7 @@
 """Client of a cascade's judge: asks for the score of an attempt, and takes the answer.
 
-The attempt already has its confidence as its score when the judge is asked, and keeps it where the judge gives none.
-
-event                                         consequence                          counted as
-the plan's judge is ``confidence``            computed here                        –
-the judge answers 0 to 100                    its score                            ``answered``
-it answers None                               confidence                           ``unknown``
-it answers NaN, infinity or out of bounds     confidence                           ``absurd``
-it answers something else                     confidence                           ``unexpected``
-it does not answer in time, or is not there   confidence                           ``unanswered``
-that three times in a row                     nobody is asked for a while          ``paused``
-several prompts in one request                confidence: a judge takes one        –
+The attempt already has its confidence as its score when the judge is asked, and keeps it where the judge gives none:
+where it is dead, late, absurd or does not know (docs/CASCADE.md).
 """
 
 from __future__ import annotations

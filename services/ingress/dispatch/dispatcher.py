@@ -273,39 +273,30 @@ def defer(state: IngressState, sequences: list[OpenSequence]) -> None:
 
 def _end_if_waited_out(state: IngressState, sequence: OpenSequence) -> bool:
     """End the call if this sequence has waited for as long as it may; returns whether it did."""
-    call = sequence.call
-    waited_ns = state.now_ns - sequence.retry.since_ns
-    why_none = state.cluster.why_none_comes(call.call.model)
-    if sequence.retry.suspect:
-        if waited_ns < _longest_wait_ns(state, sequence):
-            return False
+    retry, model = sequence.retry, sequence.call.call.model
+    waited_ns = state.now_ns - retry.since_ns
+    over, why_none = waited_ns >= _longest_wait_ns(state, sequence), state.cluster.why_none_comes(model)
+    kind = RefusalKind.CONTINUATION_FAILED
+    if retry.suspect:
         detail = (
             "An engine died or fell silent when it had got this request. It is not tried again beside others, and "
-            f"within {waited_ns / 1e9:.1f} s no instance of {call.call.model} was free for it alone."
+            f"within {waited_ns / 1e9:.1f} s no instance of {model} was free for it alone."
         )
-        refuse_or_fail(state, call, RefusalKind.CONTINUATION_FAILED, detail)
-        return True
-    if sequence.owned:
-        if waited_ns < _longest_wait_ns(state, sequence) and not why_none:
-            return False
-        refuse_or_fail(
-            state,
-            call,
-            RefusalKind.CONTINUATION_FAILED,
-            f"The instance that decoded this request was lost ({sequence.retry.why}) and within "
-            f"{waited_ns / 1e9:.1f} s no other one of {call.call.model} could go on with it"
-            f"{why_none and ', as '}{why_none}.",
+    elif sequence.owned:
+        over = over or bool(why_none)
+        detail = (
+            f"The instance that decoded this request was lost ({retry.why}) and within {waited_ns / 1e9:.1f} s no "
+            f"other one of {model} could go on with it{why_none and ', as '}{why_none}."
         )
-        return True
-    expected = state.cluster.expects(call.call.model) and not why_none
-    if expected and waited_ns < _longest_wait_ns(state, sequence):
-        return False
-    full = sequence.retry.why == RefusalReason.FULL.value
-    kind = RefusalKind.QUEUE_FULL if full else RefusalKind.NO_INSTANCE
-    detail = "every instance's queue is full" if full else "no instance of it takes work now"
-    detail += f", and {why_none}" if why_none else ""
-    refuse_or_fail(state, call, kind, f"The model {call.call.model} cannot be served: {detail}.")
-    return True
+    else:
+        over = over or bool(why_none) or not state.cluster.expects(model)
+        full = retry.why == RefusalReason.FULL.value
+        kind = RefusalKind.QUEUE_FULL if full else RefusalKind.NO_INSTANCE
+        detail = "every instance's queue is full" if full else "no instance of it takes work now"
+        detail = f"The model {model} cannot be served: {detail}{why_none and ', and '}{why_none}."
+    if over:
+        refuse_or_fail(state, sequence.call, kind, detail)
+    return over
 
 
 def _longest_wait_ns(state: IngressState, sequence: OpenSequence) -> int:

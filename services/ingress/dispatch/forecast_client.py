@@ -1,14 +1,7 @@
 """Forecast client: asks predictors for policies that want forecasts. It never makes a request fail.
 
-    answer                                          what follows
-    an answer of everyone asked, or the deadline    the policy decides among those who answered
-    no answer at all                                the fallback policy decides
-    answers without a prediction (NoPrediction)     as if they had not answered
-    absurd numbers, another model's or an earlier   the same, counted by kind
-      incarnation's
-    three questions in a row without any answer     nobody is asked for ``pause_s``: the fallback decides at once
-
-ForecastAnswers that come after the deadline reach no actor; the runtime counts them (``late_reply``).
+What follows from each answer, and from none, is a table of the README ("Asking predictors"). Answers
+that come after the deadline reach no actor; the runtime counts them (``late_reply``).
 """
 
 from __future__ import annotations

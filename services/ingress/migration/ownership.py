@@ -1,20 +1,7 @@
 """Ownership of a migrating sequence. Only ingress has the token log, so ingress judges who owns it.
 
-The source owns it until the target is proven to. ``n`` is the number of tokens that the source had decoded when it
-froze the sequence.
-
-    message                                          log                     verdict
-    SequenceMoved(e', n) of the open grant           <= n tokens             the target owns it; what is missing up to
-                                                                               n, and later, it is asked for
-                                                     > n tokens              the source resumed: the target is told to
-                                                                               stop
-    tokens of e' (SequenceMoved was lost)                                    the target is asked for its tokens since
-      or the source is lost                                                    the grant
-    its answer: the same tokens as the log's         no longer than they     the target owns it
-    other ones, or fewer                                                     the source still owns it
-    ErrorReply                                                               the same
-    only later tokens                                                        it is asked for those, or owns it if the
-                                                                               log is not longer
+The source owns it until the target is proven to. What proves it, by the messages and the log, is a table of the README
+("Migration").
 
 No token of a granted epoch is taken before its target is known to continue this very log, and none of the source's
 after. Both may decode for a moment, in different epochs; a source that goes on is cancelled in its old epoch, as any
