@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -35,8 +34,10 @@ class ApiKeyStore:
             ConfigError: it is missing or wrong.
         """
         self._path = Path(path)
-        self._stamp = self._look()
-        self._holders = self._read()
+        self._content: bytes | None = None
+        self._holders: dict[str, KeyHolder] = {}
+        if fault := self.refresh():
+            raise ConfigError(fault)
 
     def lookup(self, key: bytes) -> KeyHolder | None:
         """The holder of a key, None for nobody. The time taken tells nothing: what is looked up is a hash, which a
@@ -54,28 +55,13 @@ class ApiKeyStore:
         they were: a half-written or removed file must not lock everybody out.
         """
         try:
-            stamp = self._look()
-            if stamp == self._stamp:
-                return ""
-            self._stamp = stamp
-            self._holders = self._read()
-        except ConfigError as error:
-            return str(error)
-        return ""
-
-    def _look(self) -> tuple[int, int, int]:
-        try:
-            status = os.stat(self._path)
-        except OSError as error:
-            raise ConfigError(f"{self._path}: {error.strerror}") from None
-        return status.st_mtime_ns, status.st_size, status.st_ino
-
-    def _read(self) -> dict[str, KeyHolder]:
-        try:
-            file = read_key_file(self._path.read_bytes())
+            content = self._path.read_bytes()
+            if content != self._content:
+                self._content = content
+                self._holders = {record.sha256: _holder(record) for record in read_key_file(content).keys}
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self._path}: {error}") from None
-        return {record.sha256: _holder(record) for record in file.keys}
+            return f"{self._path}: {error.strerror if isinstance(error, OSError) else error}"
+        return ""
 
 
 def _holder(record: KeyRecord) -> KeyHolder:
