@@ -102,7 +102,6 @@ def parse_chat_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
     """Read and check a chat request."""
     request = decode_body(body, ChatRequest)
     check_options(request)
-    _check_count(request, 1)
     return for_each_member(request, models, lambda model: parse_chat(request, model))
 
 
@@ -134,7 +133,7 @@ def parse_batch_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
     """Read and check several chats, which are one call with a prompt each."""
     batch = decode_body(body, BatchRequest)
     refuse_of_one_chat(batch)
-    _check_count(batch, len(batch.messages), "messages")
+    check_options(batch, len(batch.messages), "messages")
     shared = {name: getattr(batch, name) for name in ChatRequest.__struct_fields__}
     chats = [ChatRequest(**shared | {"messages": messages}) for messages in batch.messages]
 
@@ -150,8 +149,8 @@ def parse_batch_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
 def parse_completion_request(body: bytes, models: ModelRegistry) -> ParsedRequest:
     """Read and check a completions request."""
     request = decode_body(body, CompletionRequest)
-    check_options(request)
-    _check_count(request, _prompt_count(request.prompt))
+    prompt = request.prompt
+    check_options(request, 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt))
     return for_each_member(request, models, lambda model: _completion(request, model))
 
 
@@ -309,26 +308,19 @@ def for_each_member(
     return msgspec.structs.replace(found[0], members=tuple(found), cascade=name)
 
 
-def check_options(request: Shared) -> None:
-    """Check the fields that exclude each other."""
+def check_options(request: Shared, prompts: int = 1, param: str = "prompt") -> None:
+    """Check the number of prompts, which are in that parameter, and the fields that exclude each other."""
+    if prompts > PROMPTS_MAX:
+        raise bad_value(param, f"`{param}` has {prompts} prompts, at most {PROMPTS_MAX} are taken.")
+    choices = prompts * (request.n or 1)
+    if choices > CHOICES_MAX:
+        raise bad_value("n", f"{prompts} prompts with `n` {request.n} give {choices} choices, at most {CHOICES_MAX}.")
     wishes = request.cascade or CascadeOptions()
     first, last = wishes.entry_tier, wishes.max_tier
     if first is not None and last is not None and first > last:
         raise bad_value("cascade.entry_tier", f"`cascade.entry_tier` is {first}, above `cascade.max_tier` {last}.")
     if request.stream_options is not None and not request.stream:
         raise bad_value("stream_options", "`stream_options` needs `stream` to be true.")
-
-
-def _prompt_count(prompt: str | list[Any]) -> int:
-    return 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
-
-
-def _check_count(request: Shared, prompts: int, param: str = "prompt") -> None:
-    if prompts > PROMPTS_MAX:
-        raise bad_value(param, f"`{param}` has {prompts} prompts, at most {PROMPTS_MAX} are taken.")
-    choices = prompts * (request.n or 1)
-    if choices > CHOICES_MAX:
-        raise bad_value("n", f"{prompts} prompts with `n` {request.n} give {choices} choices, at most {CHOICES_MAX}.")
 
 
 def _stops(request: Shared) -> list[str]:
