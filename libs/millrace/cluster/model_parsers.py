@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
+
+from millrace.actor.errors import ConfigError
 
 #: Takes the parser that the model's folder calls for.
 AUTO = "auto"
@@ -83,9 +86,9 @@ def model_parsers(folder: Path, *, reasoning: str = AUTO, tool_calls: str = AUTO
         reasoning: A name of vLLM's ``--reasoning-parser``, ``auto`` or ``none``.
         tool_calls: The same of ``--tool-call-parser``.
     """
-    config = _json(folder / "config.json")
+    config = folder_json(folder / "config.json")
     kind = str(config.get("model_type") or "")
-    template = _template(folder)
+    template = chat_template(folder)
     thinks, why_thinks = _chosen(_REASONING, kind, template, reasoning)
     calls, why_calls = _chosen(_TOOLS, kind, template, tool_calls)
     if calls == "deepseek_v31" and "```json" in template:  # V3 and R1 write arguments into a block of code
@@ -106,16 +109,30 @@ def _chosen(rules: tuple[tuple[str, str, str], ...], kind: str, template: str, a
     return "", _NOTHING
 
 
-def _template(folder: Path) -> str:
+def chat_template(folder: Path) -> str:
+    """The model's chat template, the default of several named ones; empty for none."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    source = _json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(source, list):  # several named ones
-        source = "".join(str(each.get("template", "")) for each in source if isinstance(each, dict))
+    source = folder_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(source, list):
+        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        source = named.get("default") or next(iter(named.values()), None)
     return source if isinstance(source, str) else ""
 
 
-def _json(file: Path) -> dict[str, object]:
-    value = json.loads(file.read_bytes()) if file.is_file() else {}
-    return value if isinstance(value, dict) else {}
+def folder_json(file: Path) -> dict[str, Any]:
+    """A JSON object in a model's folder; empty where there is no such file.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{file}: not an object")
+    return value

@@ -20,6 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from millrace.actor.errors import ConfigError
 from millrace.cluster.model_folders import context_length_of
+from millrace.cluster.model_parsers import chat_template, folder_json
 from tokenizers import Tokenizer
 
 from services.ingress.api.model_schema_bounds import NO_BOUNDS, SchemaBounds, read_bounds
@@ -171,10 +172,10 @@ class ModelTokenizer:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # noqa: BLE001 - the library raises plain Exception for a bad file
             raise ConfigError(f"{file}: {error}") from None
-        settings = _read_json(home / "tokenizer_config.json")
-        source = _template_source(home, settings)
+        settings = folder_json(home / "tokenizer_config.json")
+        source = chat_template(home)
         special = _special_tokens(settings)
-        config, generation = _read_json(home / "config.json"), _read_json(home / "generation_config.json")
+        config, generation = folder_json(home / "config.json"), folder_json(home / "generation_config.json")
         bounds = read_bounds(home)
         ends = _ids(config.get("eos_token_id")) | _ids(generation.get("eos_token_id"))
         return cls(
@@ -273,29 +274,6 @@ def _to_json(
 ) -> str:
     """Plain JSON: jinja2's own filter escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        value = msgspec.json.decode(file.read_bytes())
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{file}: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file}: not an object")
-    return value
-
-
-def _template_source(home: Path, settings: Mapping[str, Any]) -> str:
-    file = home / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    source = settings.get("chat_template")
-    if isinstance(source, list):  # several named ones
-        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
-        source = named.get("default") or next(iter(named.values()), None)
-    return source if isinstance(source, str) else ""
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
