@@ -26,7 +26,7 @@ from services.ingress.api.requests import (
     CompletionRequest,
     Shared,
 )
-from services.ingress.api.sampling import sampling_of
+from services.ingress.api.sampling import prompt_too_long, sampling_of
 from services.ingress.api.structured_outputs import structured_output
 from services.ingress.api.tools import NO_PARSERS, NO_TOOLS, ToolPlan, plan_tools
 from services.ingress.api.unsupported import refuse_of_one_chat
@@ -172,6 +172,21 @@ def _completion(request: CompletionRequest, model: ServedModel) -> ParsedRequest
 def distinct(parsed: ParsedRequest) -> list[ParsedRequest]:
     """One variant for each tokenizer."""
     return list({each.key: each for each in parsed.variants}.values())
+
+
+def refuse_hopeless(parsed: ParsedRequest, limit: Callable[[ServedModel], int]) -> None:
+    """Refuse what fits no model however it is tokenised, before that costs anything.
+
+    Raises:
+        ApiError: 400.
+    """
+    at_least = 0
+    for each in parsed.variants:
+        characters = each.model.tokenizer.characters_per_token_max
+        at_least = max(map(len, each.texts or [""])) // characters if characters else 0
+        if at_least < limit(each.model) or parsed.request.truncate_prompt_tokens is not None:
+            return
+    raise prompt_too_long(parsed.request, f"the prompt has at least {at_least} tokens", limit(parsed.model))
 
 
 def build_call(parsed: ParsedRequest, prompts: list[list[int]], caller: Caller, max_model_len: int) -> Call:

@@ -142,6 +142,7 @@ class ModelTokenizer:
         self._tokenizer = tokenizer
         self.template = template
         self.vocabulary = TokenizerVocabulary(tokenizer)
+        self.characters_per_token_max = _characters_per_token_max(tokenizer, self.vocabulary)
         self.max_model_len = max_model_len
         self.eos_token_ids = eos_token_ids
         self.fingerprint = fingerprint
@@ -254,6 +255,14 @@ def _fingerprint(tokenizer: bytes, template: str, special: Mapping[str, str], bo
     digest = blake2b(tokenizer, digest_size=16)
     digest.update(msgspec.json.encode((template, sorted(special.items()), bounds)))
     return digest.hexdigest()
+
+
+def _characters_per_token_max(tokenizer: Tokenizer, vocabulary: TokenizerVocabulary) -> int:
+    """Characters that one token stands for at most; 0 where a token can stand for any number (text that is normalised
+    away or unknown, blanks that an added token swallows).
+    """
+    greedy = any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values())
+    return 0 if greedy or tokenizer.normalizer is not None else vocabulary.longest_piece
 
 
 def _ids(value: Any) -> frozenset[int]:

@@ -35,7 +35,7 @@ from services.ingress.api.images import images_of
 from services.ingress.api.messages import text_of
 from services.ingress.api.models import ModelRegistry
 from services.ingress.api.output_readers import JsonCallReader, OutputReader, PromptOnlyReader
-from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct
+from services.ingress.api.parsed_requests import Caller, ParsedRequest, distinct, refuse_hopeless
 from services.ingress.api.parser_requests import parser_request
 from services.ingress.api.pooling_api.parsing import PooledCall
 from services.ingress.api.requests import ChatRequest, StreamOptions
@@ -224,6 +224,7 @@ class OpenCalls:
         Raises:
             ApiError: what the client has to change (where tokenising needed no thread).
         """
+        refuse_hopeless(parsed, self._models.limit)
         self.tokenise(exchange, path, parsed, partial(self._start, RoutedRequest(exchange, path, holder)))
 
     def submit_pooled(self, exchange: Exchange, path: str, pooled: PooledCall, holder: KeyHolder) -> None:

@@ -56,6 +56,8 @@ class TokenizerVocabulary:
         self.special_ids = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
         family = _family(json.loads(tokenizer.to_str()).get("decoder"))
         self._full = None if family is None else _table(tokenizer, family)
+        #: Bytes of the longest token; 0 where only ``tokenizers`` knows.
+        self.longest_piece = max(map(len, self._full.pieces), default=0) if self._full is not None else 0
         self._spoken = None if self._full is None else _without(self._full, self.special_ids)
 
     def table(self, skip_special_tokens: bool) -> PieceTable | None:
