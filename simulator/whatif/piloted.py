@@ -30,9 +30,6 @@ from simulator.whatif.advising import advice, candidates, report
 from simulator.whatif.answering import answers, asked
 from simulator.whatif.changes import recorded_cluster, with_setting
 
-#: A process that `millrace apply` starts is ready after this time, and the one in whose place it is ends then.
-READY_NS = SECOND // 2
-
 
 class PilotedCluster(ScenarioCluster):
     """Does what services/coordinator/shell.py and `millrace apply` do, with one ingress and one coordinator. Of its
@@ -98,7 +95,8 @@ class PilotedCluster(ScenarioCluster):
     def _apply(self, process: SimProcess, effect: ApplySettings) -> None:
         self._note(f"{effect.settings}: {effect.reason}")
         self.text = cluster_toml(with_cluster_settings(parse_cluster(self.text), effect.settings.split()))
-        before, self.spec, later = self.spec, self._scenario(self.text), partial(self.simulation.after, READY_NS)
+        before, self.spec = self.spec, self._scenario(self.text)
+        later = partial(self.simulation.after, SECOND // 2)  # what takes a place is ready then
         if before.dispatch != self.spec.dispatch:
             self.add(Role.INGRESS, self._ingress(f"ingress-{len(self._ingress_actors)}"))
             later(self._leave)
@@ -108,7 +106,7 @@ class PilotedCluster(ScenarioCluster):
         if (before.stages, before.step_bounds) != (self.spec.stages, self.spec.step_bounds):
             (actor,) = self.of_role(Role.COORDINATOR)
             later(self.change, Role.COORDINATOR, actor, self._coordinator(actor.name))
-        process.after(2 * READY_NS, process.deliver, SettingsApplied())
+        process.after(SECOND, process.deliver, SettingsApplied())
 
     def _leave(self) -> None:
         process = self.ingresses.pop(0).process

@@ -260,8 +260,7 @@ def _levelled(fitted: FittedCluster, load: RecordedLoad, file: LoadFile) -> Fitt
     for place in range(ROUNDS):
         again = replay(file.scenario(fitted.table(fitted.spec), count=count), fitted)
         pairs = [(served[number], again.finished[number]) for number in fitted_to if number in again.finished]
-        done = [(row, sim) for row, sim in pairs if row.outcome == "completed" and row.ttft_ns > 0]
-        if not done:
+        if not (done := [(row, sim) for row, sim in pairs if row.outcome == "completed" and row.ttft_ns > 0]):
             break
         paced = [(row, sim) for row, sim in done if len(row.outputs) == 1 < row.outputs[0]]
         factors = {kind: _factor(kind, fitted.kinds, paced) for kind in fitted.models}

@@ -63,12 +63,17 @@ def test_only_the_last_requests_are_read(tmp_path: Path) -> None:
     assert [each.number for _, each in read_recording(path, requests_max=3, last_s=1).requests] == [3, 4]
 
 
-def test_a_replay_begins_with_who_was_under_way_and_ends_where_slow_ones_have_ended(tmp_path: Path) -> None:
+def test_a_replay_begins_with_who_was_under_way_and_ends_where_slow_ones_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "ADVISED_MIN", 18)
     rows = [msgspec.structs.replace(row(number), e2e_ns=(3 if number < 18 else 1) * S) for number in range(20)]
     write_recording(tmp_path / f"0{recording.SUFFIX}", rows)
     load = read_recording(tmp_path, last_s=2, latest=True)
     assert [each.number for _, each in load.requests] == [9, 10, 11, 12, 13, 14, 15, 16, 17]
     assert (load.lead, load.half) == (6, 7)
+    monkeypatch.setattr(recording, "ADVISED_MIN", 19)
+    assert read_recording(tmp_path, latest=True).requests[-1][1].number == 19
     assert [each.number for _, each in read_recording(tmp_path, last_s=2).requests] == [17, 18, 19]
 
 

@@ -227,7 +227,7 @@ def read_recording(path: Path, *, last_s: float = 0.0, requests_max: int = 0, la
         requests_max: Only the last so many; 0 for all.
         latest: Only what the cluster did since its file last changed, to be replayed: with requests that may have been
             under way before that, and of a folder, to which a cluster may write, without those that came so late that
-            slow ones have not ended.
+            slow ones have not ended, if ADVISED_MIN others are left.
 
     Raises:
         WorkloadError: it cannot be read, has a wrong row, or no request.
@@ -258,7 +258,8 @@ def read_recording(path: Path, *, last_s: float = 0.0, requests_max: int = 0, la
     arrived, slow_ns = _arrived(requests), slow_request_ns(requests.values()) if latest else 0
     if latest and path.is_dir():
         ended_ns = max(row.at_ns + max(0, row.e2e_ns) for _, row in arrived)
-        arrived = [each for each in arrived if each[1].at_ns <= ended_ns - slow_ns] or arrived
+        settled = [each for each in arrived if each[1].at_ns <= ended_ns - slow_ns]
+        arrived = settled if len(settled) >= ADVISED_MIN else arrived
     since_ns = arrived[-1][1].at_ns - int(last_s * 1e9) if last_s else 0
     kept = [each for each in arrived[-requests_max:] if each[1].at_ns >= since_ns]
     first_ns = kept[0][1].at_ns
