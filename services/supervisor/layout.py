@@ -51,6 +51,15 @@ KEPT = "layout.json"
 JOINING = (Role.SUPERVISOR, Role.WORKER, Role.MIGRATOR, Role.BROKER, Role.OBSERVER, Role.OPERATOR)
 
 
+#: Calls that are open at the end may go on for so long, where `ingress.limits.drain_s` says nothing; who types Ctrl-C
+#: waits for it. Then they get their error, before the process is killed.
+DRAIN_S, STOPPING_MS = 8.0, 2_000
+
+
+class _Limits(msgspec.Struct):
+    drain_s: float
+
+
 class _Kept(msgspec.Struct):
     passwords: dict[Role, str]
     ports: dict[str, int]
@@ -334,7 +343,10 @@ class Layout:
 
     def _ingresses(self) -> list[ChildSpec]:
         """With the actors that each of them hosts."""
-        children = self._services("ingress", self.ingresses, self._ingress_fields(), stop_order=1)
+        own = self._ingress_fields()
+        children = self._services("ingress", self.ingresses, own, stop_order=1)
+        stop_limit_ms = int(1e3 * msgspec.convert(own["limits"], _Limits).drain_s) + STOPPING_MS
+        children = [msgspec.structs.replace(child, stop_limit_ms=stop_limit_ms) for child in children]
         fields = {Role.PREDICTOR: self._predictor_fields(0, 1), Role.TAGGER: self._tagger_fields()}
         hosted = hosted_by_ingress(self.spec)
         return [
@@ -369,7 +381,12 @@ class Layout:
         files = {"keys_file": spec.api.keys, "ssl_certfile": spec.api.ssl_certfile, "ssl_keyfile": spec.api.ssl_keyfile}
         http |= {name: str(Path(file).absolute()) for name, file in files.items() if file}
         return merged(
-            {"http": http, **ingress_fields(spec, lambda model: model.path, self._judge_files())}, spec.settings.ingress
+            {
+                "http": http,
+                "limits": {"drain_s": DRAIN_S},
+                **ingress_fields(spec, lambda model: model.path, self._judge_files()),
+            },
+            spec.settings.ingress,
         )
 
     def _judge_files(self) -> dict[str, str]:

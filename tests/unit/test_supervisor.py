@@ -537,3 +537,14 @@ async def test_a_wait_for_a_child_that_was_cancelled_takes_no_status() -> None:
     await asyncio.to_thread(thread.join)
     await asyncio.sleep(0)
     assert not complaints
+
+
+@pytest.mark.parametrize(("settings", "drain_s"), [([], 8), (["ingress.limits.drain_s=20"], 20)])
+def test_open_calls_get_their_error_before_an_ingress_is_killed(
+    tmp_path: Path, settings: list[str], drain_s: int
+) -> None:
+    layout = layout_of(with_cluster_settings(cluster(MODELLED), settings), tmp_path)
+    ingress = next(child for child in layout.plan().children if child.role == Role.INGRESS)
+    layout.write()
+    written = msgspec.json.decode((tmp_path / "run" / "ingress-0.json").read_bytes())
+    assert (written["limits"]["drain_s"], ingress.stop_limit_ms) == (drain_s, 1000 * drain_s + 2000)
