@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rich.box import HORIZONTALS
 from rich.console import Group
 from rich.table import Table
 
@@ -35,13 +36,11 @@ def run_tables(outcome: ScenarioOutcome, summary: Summary) -> Group:
 
 def sweep_table(summaries: Sequence[Summary]) -> Table:
     """Many runs, a row each."""
-    table = Table(title="runs", title_justify="left")
-    heads = "run, seed, req/s, TTFT mean, TTFT p99, TPOT mean ms, e2e mean, e2e p99, goodput, preempt., lost"
-    for index, column in enumerate(heads.split(", ")):
-        if index == 0:
-            table.add_column(column, overflow="fold", min_width=8)
-        else:
-            table.add_column(column, justify="right", no_wrap=column in ("seed", "lost"), min_width=5)
+    table = Table(title="runs", title_justify="left", box=HORIZONTALS, padding=0, pad_edge=False)
+    heads = "seed, req/s, TTFT mean s, TTFT p99 s, TPOT mean ms, e2e mean s, e2e p99 s, goodput, preempt., lost"
+    table.add_column("run", overflow="fold")
+    for column in heads.split(", "):
+        table.add_column(column, justify="right", no_wrap=" " not in column)
     for s in summaries:
         table.add_row(
             s.name,
