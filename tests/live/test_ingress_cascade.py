@@ -14,7 +14,6 @@ from millrace.contracts.observers import CascadeAttempt
 
 from services.ingress.calls.messages import (
     AcceptCall,
-    AnsweringTier,
     Call,
     CascadeReport,
     ChoiceDelta,
@@ -50,7 +49,7 @@ class CascadeCore(FakeCore):
         for look in range(2 * self.comments):  # every other one finds that nothing was written since
             self.look(10.0 * look)
         report = _report(call)
-        self._do(AcceptCall(request=call.request, answering=AnsweringTier(report.tier, report.model, report.score)))
+        self._do(AcceptCall(request=call.request, answering=report.attempts[-1]))
         usage = report.usages[-1]
         self._do(DeliverDeltas(request=call.request, deltas=[ChoiceDelta(0, "fine ", 1)], usage=usage))
         last = [ChoiceDelta(0, "day", 1, "stop")]

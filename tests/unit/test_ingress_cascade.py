@@ -17,7 +17,6 @@ from millrace.judging.evidence import ConfidenceFeature
 
 from services.ingress.calls.messages import (
     AcceptCall,
-    AnsweringTier,
     CallAbandoned,
     CallSubmitted,
     CascadeOptions,
@@ -181,7 +180,8 @@ def test_an_early_commit_with_a_poor_beginning_waits_for_the_end_and_may_escalat
     bench.answer("e$", logprob(10), first_index=4)
     bench.answer("xy", logprob(50), end=False)
     assert bench.text() == "xy"
-    assert bench.made(AcceptCall)[0].answering == AnsweringTier(1, "middle", None)
+    answering = bench.made(AcceptCall)[0].answering
+    assert (answering.tier, answering.model, answering.score) == (1, "middle", None)
 
 
 # Plans.
@@ -304,7 +304,8 @@ def test_a_client_may_set_the_quality_the_last_tier_and_the_first(options, score
     assert (report.model, report.reason, len(report.attempts)) == (model, reason, len(scores))
     assert report.score == pytest.approx(scores[-1])
     assert bench.text() == "ab"
-    assert bench.made(AcceptCall)[0].answering == AnsweringTier(report.tier, model, report.score)
+    answering = bench.made(AcceptCall)[0].answering
+    assert (answering.tier, answering.model, answering.score) == (report.tier, model, report.score)
     assert not bench.actor.state.parents
 
 

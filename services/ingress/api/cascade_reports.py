@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.ingress.calls.messages import AnsweringTier, CascadeReport, Usage
+from millrace.contracts.observers import CascadeAttempt
+
+from services.ingress.calls.messages import CascadeReport, Usage
 
 
 def cascade_object(report: CascadeReport) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def usage_object(usage: Usage, report: CascadeReport | None = None) -> dict[str,
     return counts
 
 
-def answering_headers(answering: AnsweringTier) -> list[tuple[bytes, bytes]]:
+def answering_headers(answering: CascadeAttempt) -> list[tuple[bytes, bytes]]:
     """Headers that say who answers; the score only where the answer was complete."""
     headers = [
         (b"x-millrace-model", answering.model.encode("ascii", "replace")),

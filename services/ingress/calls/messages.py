@@ -230,23 +230,16 @@ class CascadeReport(msgspec.Struct, frozen=True, kw_only=True):
     usages: list[Usage]
 
 
-class AnsweringTier(msgspec.Struct, frozen=True):
-    """Tier that answers a cascade's call; ``score`` is None where the answer is incomplete or was not judged."""
-
-    tier: int
-    model: str
-    score: float | None
-
-
 class AcceptCall(Effect, frozen=True, kw_only=True):
     """Every sequence of the call was accepted by an instance: the adapter may send headers and the role delta.
 
     Attributes:
-        answering: Of a cascade's call, which is accepted when it is known who answers.
+        answering: Of a cascade's call, which is accepted when it is known who answers; no score where the answer is
+            incomplete or was not judged.
     """
 
     request: str
-    answering: AnsweringTier | None = None
+    answering: CascadeAttempt | None = None
 
 
 class DeliverDeltas(Effect, frozen=True, kw_only=True):

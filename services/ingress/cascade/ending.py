@@ -11,7 +11,7 @@ from millrace.contracts.observers import RequestFinished
 from services.ingress import tracing
 from services.ingress.calls.completion import publish_outcome
 from services.ingress.calls.listener import failure
-from services.ingress.calls.messages import AcceptCall, AnsweringTier, CompleteCall, DeliverDeltas, Usage
+from services.ingress.calls.messages import AcceptCall, CompleteCall, DeliverDeltas, Usage
 from services.ingress.cascade.open_cascade import Attempt, OpenCascade
 from services.ingress.state import IngressState
 
@@ -22,8 +22,7 @@ def accept(state: IngressState, parent: OpenCascade, answering: Attempt) -> None
     """Tell the client who answers."""
     parent.first_ns = state.now_ns
     state.metrics.ttft.observe(state.now_ns - parent.arrival_ns)
-    tier = AnsweringTier(answering.tier, answering.model, answering.score)
-    state.emit(AcceptCall(request=parent.request, answering=tier))
+    state.emit(AcceptCall(request=parent.request, answering=answering.told()))
 
 
 def deliver_deltas(state: IngressState, parent: OpenCascade) -> None:
