@@ -103,7 +103,7 @@ def without_unsupported(body: bytes, kind: type[msgspec.Struct]) -> bytes | None
         ApiError: 400 naming one that asks for something.
     """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    unknown = fields.keys() & UNSUPPORTED.keys() - set(kind.__struct_fields__)
+    unknown = [name for name in UNSUPPORTED if name in fields and name not in kind.__struct_fields__]
     for name in unknown:
         _refuse(name, UNSUPPORTED[name], msgspec.json.decode(fields.pop(name)))
     return msgspec.json.encode(fields) if unknown else None
