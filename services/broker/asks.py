@@ -49,6 +49,9 @@ CANDIDATES_MAX = 3
 #: How long bids are waited for: two engine steps of a busy machine, while a bid takes a millisecond.
 ASK_MS = 50
 
+#: The same for an order, within its own time: brokers of a full machine answer in a second.
+ORDER_ASK_MS = 1_000
+
 #: Idle blocks wanted beyond those that a sequence has.
 GROWTH_BLOCKS = 4
 
@@ -284,11 +287,11 @@ class Asks:
             return []
         if leave is None and self._ctx.policy.needs_forecast:
             leave = self._leave(own, status.sequence, now_ns)
-        body = self._body(own, record, intent, why or self._cause(own, intent))
+        body = self._body(own, record, intent, self._within_ms(own, intent, now_ns), why or self._cause(own, intent))
         ask = OutgoingAsk(
             body=body,
             asked=tuple(load.name for load in targets),
-            deadline_ns=now_ns + ASK_MS * MS,
+            deadline_ns=now_ns + body.within_ms * MS,
             mode=intent.mode,
             gain_ns=leave.relieved_ns if leave is not None else 0,
             stay_ns=leave.rest_ns if leave is not None else 0,
@@ -341,7 +344,13 @@ class Asks:
             case _:
                 return intent.note
 
-    def _body(self, own: OwnInstance, record: InstanceRecord, intent: Intent, why: str) -> AskForMove:
+    def _within_ms(self, own: OwnInstance, intent: Intent, now_ns: int) -> int:
+        order = own.orders.get(intent.status.sequence) if intent.reason is MoveReason.ORDER else None
+        if order is None:
+            return ASK_MS
+        return max(ASK_MS, min(ORDER_ASK_MS, (order.until_ns - now_ns) // MS))
+
+    def _body(self, own: OwnInstance, record: InstanceRecord, intent: Intent, within_ms: int, why: str) -> AskForMove:
         status = intent.status
         history = own.sequences.histories.get(status.sequence, NEVER_MOVED)
         return AskForMove(
@@ -359,7 +368,7 @@ class Asks:
             rest_p90=longest_rest_of(status),
             moves=history.balance_moves,
             recompute=intent.recompute,
-            within_ms=ASK_MS,
+            within_ms=within_ms,
             why=why,
         )
 
@@ -381,7 +390,11 @@ class Asks:
         else:
             ask.declined[body.bidder] = refusal
         if len(ask.bids) + len(ask.declined) < len(ask.asked):
-            return []
+            soon_ns = now_ns + ASK_MS * MS
+            if refusal is not None or ask.deadline_ns <= soon_ns:
+                return []
+            ask.deadline_ns = soon_ns  # an order's: its first bid does not hold until the last could come
+            return [StartTimer(name=f"{ASK}/{ask.ask}", at_ns=soon_ns)]
         return [CancelTimer(name=f"{ASK}/{ask.ask}"), *self.decide(own, ask, now_ns)]
 
     def _wrong_with(self, ask: OutgoingAsk, body: MoveBid) -> BidRefusal | None:

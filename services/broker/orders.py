@@ -144,12 +144,13 @@ class Orders:
             lost = MigrationOutcome.LOST
             return self._close(own, order, (KvRefusal.UNANSWERED, "the migrator did not answer"), outcome=lost)
         if body is None:
-            if not ask.declined and now_ns < order.until_ns:  # bidders may have much to do
+            heard = {name: ask.declined.get(name) or f"bid, but {ask.why}" for name in (*ask.declined, *ask.bids)}
+            if heard.keys() < set(ask.asked) and now_ns < order.until_ns:  # bidders may have much to do
                 order.again_ns = now_ns + RETRY_NS
                 return []
             refusals = [each for each in ask.declined.values() if isinstance(each, BidRefusal)]
             reason = _BID_REFUSALS.get(refusals[0], KvRefusal.NO_TARGET) if refusals else KvRefusal.UNANSWERED
-            detail = ", ".join(f"{name}: {why}" for name, why in ask.declined.items()) or "no bid came"
+            detail = ", ".join(f"{name}: {heard.get(name, 'no answer')}" for name in ask.asked)
             known = reason if order.body.target or not refusals else KvRefusal.NO_TARGET
             return self._close(own, order, (known, detail))
         if body.refusal is KvRefusal.NOT_RUNNING and now_ns < order.until_ns:

@@ -273,14 +273,6 @@ def test_a_target_that_cannot_take_it_is_refused_with_the_reason(target: str, re
     assert moved(answers) == [(MigrationOutcome.REFUSED, refusal, target)]
 
 
-def test_nobody_with_room_is_said_with_the_reasons():
-    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b", blocks=5), FakeInstance("c", blocks=4), reasons=[])
-    answers = world.ask_for("a", "ar0.0")
-    world.run(200)
-    assert [body.refusal for body in answers] == [KvRefusal.NO_TARGET]
-    assert sorted(answers[0].detail.split(", ")) == ["b: no_room", "c: no_room"]
-
-
 def test_one_that_waits_is_tried_until_its_time_is_over():
     waiting = {name: FakeSequence(prompt=100, state=SequenceState.WAITING) for name in ("w.0", "x.0")}
     world = BrokerWorld(FakeInstance("a", sequences=waiting), FakeInstance("b"), reasons=[])
@@ -300,10 +292,24 @@ def test_an_order_that_gets_no_bid_is_tried_until_its_time_is_over():
     answers, given_up = world.ask_for("a", "ar0.0", within_ms=2_000), world.ask_for("a", "ar1.0", within_ms=200)
     world.run(1_000)
     assert not answers
-    assert [(body.refusal, body.detail) for body in given_up] == [(KvRefusal.UNANSWERED, "no bid came")]
+    assert [(body.refusal, body.detail) for body in given_up] == [(KvRefusal.UNANSWERED, "b: no answer")]
     world.dead.discard("b")
     world.run(500)
     assert moved(answers) == [(MigrationOutcome.MOVED, None, "b")]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "refusal", "detail"), [(1_000, None, ""), (5, KvRefusal.NO_TARGET, "b: no_room, c: no answer")]
+)
+def test_an_order_takes_a_late_bid_and_says_who_gave_none(blocks: int, refusal: KvRefusal | None, detail: str):
+    world = BrokerWorld(filled("a", 1, 100), FakeInstance("b", blocks=blocks), FakeInstance("c"), reasons=[])
+    world.dead.add("c")
+    world.tamper = arriving([300 * MS], MoveBid)
+    answers = world.ask_for("a", "ar0.0", within_ms=400)
+    world.run(600)
+    (answer,) = answers
+    assert (answer.target, answer.refusal) == ("" if refusal else "b", refusal)
+    assert ", ".join(sorted(answer.detail.split(", "))) == detail
 
 
 def test_those_with_a_place_are_asked_before_those_with_few_tokens_in_every_place():

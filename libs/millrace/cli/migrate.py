@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "request", metavar="REQUEST", help="id of a request, the client's own or ours, or of one of its sequences"
     )
-    parser.add_argument("--to", default="", metavar="INSTANCE", help="default: the one with the most idle KV")
+    parser.add_argument("--to", default="", metavar="INSTANCE", help="default: where it delays others least")
     parser.add_argument(
         "--mode",
         choices=[str(mode) for mode in MigrationMode],
