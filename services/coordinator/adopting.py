@@ -4,8 +4,8 @@ Owns one adoption for each policy. The plan has them, so that the next coordinat
 
 | phase | ends with |
 |---|---|
-| SWITCHING | processes that have changed: WATCHED; a failure: RETURNING; a change that ended with its coordinator goes
-on after the next window |
+| SWITCHING | processes that have changed: WATCHED; a failure: RETURNING; a change that ended with its coordinator, or
+met a person's, is tried again after the next window |
 | WATCHED | the next window: KEPT, or RETURNING |
 | RETURNING | processes that have changed back: RETURNED; a failure: tried again after the next window |
 | RETURNED | its time, twice as long as the time before: the policy may be adopted again |
@@ -25,6 +25,7 @@ from millrace.actor.errors import ConfigError
 from millrace.cluster.reading import parse_cluster
 from millrace.cluster.settings import present_settings, with_cluster_settings
 from millrace.cluster.spec import ClusterSpec
+from millrace.contracts.coordinator import UNDER_WAY
 from millrace.contracts.message import Body
 from millrace.contracts.plan import Adoption, AdoptionPhase, Advice
 
@@ -118,7 +119,7 @@ class Adoptions:
         self._changing, found = False, self.open
         if found is None or found.phase is WATCHED:
             return []  # a person's change came between
-        if found.phase is SWITCHING and failed:
+        if found.phase is SWITCHING and failed and UNDER_WAY not in failed:
             return self._take_back(found, f"it could not be carried out: {failed}", now_ns)
         if not failed:
             self._set(found, WATCHED if found.phase is SWITCHING else RETURNED)

@@ -1,6 +1,10 @@
 """Adoptions of the autopilot: what is advised twice is put in force, kept where it shows, and else taken back."""
 
+import fcntl
+
 import pytest
+from millrace.cli.apply import take_turn
+from millrace.cli.errors import CliError
 from millrace.cluster.reading import parse_cluster
 from millrace.cluster.settings import present_settings, with_cluster_settings
 from millrace.cluster.toml_text import cluster_toml
@@ -99,9 +103,8 @@ def test_what_two_windows_say_is_put_in_force_and_stands_in_the_plan() -> None:
     assert pilot.phases == ["watched"]
 
 
-@pytest.mark.parametrize("mode", ["advise"])
-def test_only_on_adopts(mode: str) -> None:
-    pilot = Adopting(mode=mode)
+def test_only_on_adopts() -> None:
+    pilot = Adopting(mode="advise")
     pilot.window(FORECAST)
     pilot.window(FORECAST)
     assert pilot.applied == []
@@ -197,6 +200,30 @@ def test_a_change_that_cannot_be_carried_out_is_taken_back_until_that_is_done() 
     assert pilot.applied == [FORECAST, ROUND_ROBIN, ROUND_ROBIN]
     pilot.carried_out()
     assert pilot.phases == ["returned"]
+
+
+def test_a_change_that_meets_a_persons_is_tried_again_after_the_next_window(tmp_path, capsys) -> None:
+    pilot = Adopting()
+    pilot.window(FORECAST)
+    pilot.window(FORECAST)
+    with open(tmp_path / "lock", "ab") as persons, open(tmp_path / "lock", "ab") as lock:
+        take_turn(persons, person=True)
+        with pytest.raises(CliError) as failure:
+            take_turn(lock, person=False)
+        fcntl.flock(persons, fcntl.LOCK_UN)
+        take_turn(lock, person=False)
+        take_turn(persons, person=True, sleep=lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
+        assert capsys.readouterr().out == "the autopilot is changing the cluster: waits for that, 600 s at most\n"
+        fcntl.flock(persons, fcntl.LOCK_UN)
+        take_turn(lock, person=False)
+        with pytest.raises(CliError, match="not ended in 600 s"):
+            take_turn(persons, person=True, sleep=lambda _: None)
+    pilot.hear(SettingsApplied(failed=f"millrace apply: {failure.value}"))
+    assert (pilot.applied, pilot.phases) == ([FORECAST], ["switching"])
+    pilot.window("")
+    assert pilot.applied == [FORECAST, FORECAST]
+    pilot.carried_out()
+    assert pilot.phases == ["watched"]
 
 
 def test_a_person_who_applies_something_else_wins_for_good() -> None:

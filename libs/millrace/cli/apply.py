@@ -23,9 +23,11 @@ import asyncio
 import difflib
 import fcntl
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from math import inf
 from pathlib import Path
+from typing import IO
 
 import msgspec
 from nats.aio.client import Client
@@ -52,7 +54,7 @@ from millrace.cluster.settings import with_cluster_settings
 from millrace.cluster.spec import ClusterSpec
 from millrace.cluster.toml_text import cluster_toml
 from millrace.contracts.channels import Role
-from millrace.contracts.coordinator import OrderRefusal, OrderRefused
+from millrace.contracts.coordinator import UNDER_WAY, OrderRefusal, OrderRefused
 from millrace.contracts.message import Body
 from millrace.contracts.provisioner import (
     ClusterCompared,
@@ -77,6 +79,9 @@ AWAY_S = 60.0
 
 #: A service starts in a second, on a loaded machine in ten; an engine may compile its model.
 SERVICE_START_S, ENGINE_START_S = 60.0, 600.0
+
+#: A person waits so long for the autopilot's change: as long as one engine may take to start.
+TURN_S = 600
 
 #: So often a process may end before it was ready: its configuration or its model is wrong.
 START_FAILURES_MAX = 2
@@ -114,11 +119,26 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is None or not (folder / CLUSTER_FILE).is_file():
         raise no_cluster("apply FILE", arguments.dir)
     with open_private(folder / "run" / "apply.lock", "ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB if arguments.sender else fcntl.LOCK_SH)
-        except BlockingIOError:
-            raise CliError("another `millrace apply` is under way") from None
+        take_turn(lock, person=not arguments.sender)
         return asyncio.run(apply(folder, arguments))
+
+
+def take_turn(lock: IO[bytes], *, person: bool, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Take the lock of changes: persons share it, the autopilot has it alone and does not wait for it.
+
+    Raises:
+        CliError: somebody else's change is under way, and for a person has been for TURN_S.
+    """
+    for waited_s in range(TURN_S):
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_NB | (fcntl.LOCK_SH if person else fcntl.LOCK_EX))
+            return
+        if not person:
+            raise CliError(UNDER_WAY)
+        if not waited_s:
+            print(f"the autopilot is changing the cluster: waits for that, {TURN_S} s at most", flush=True)
+        sleep(1.0)
+    raise CliError(f"the autopilot's change has not ended in {TURN_S} s")
 
 
 async def apply(folder: Path, arguments: argparse.Namespace) -> int:

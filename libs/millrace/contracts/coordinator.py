@@ -55,6 +55,10 @@ class OrderAccepted(Body, frozen=True, kw_only=True, tag="OrderAccepted/1"):
     limit_ms: int = 0
 
 
+#: What the autopilot hears while a person changes the cluster; its coordinator tries again.
+UNDER_WAY = "another `millrace apply` is under way"
+
+
 class OrderRefusal(StrEnum):
     """Reason why an order is not taken. Closed set."""
 
