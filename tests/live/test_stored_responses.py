@@ -222,18 +222,28 @@ class GoneOnce(DeadStore):
         return await super().get(bucket, key)
 
 
-async def test_an_ingress_that_loses_the_store_as_it_takes_a_response_over_goes_on_with_it(tmp_path: Path):
+@pytest.mark.parametrize("status", ["incomplete", "failed"])
+async def test_what_an_ingress_took_over_as_it_lost_the_store_ends_though_nobody_asks_again(tmp_path, status: str):
     values = MemoryValues()
     first, second = DeadStore(values), GoneOnce(values)
     async with ingress(tmp_path, first) as (rig, client), ingress(tmp_path, second, owner="b.1") as (_, other):
         rig.core.pace_s = 0.05
         queued = await client.responses.create(**ASK, background=True, max_output_tokens=30)
         first.away = True
-        async with asyncio.timeout(30):
-            events = await events_of(await other.responses.retrieve(queued.id, stream=True))
-        assert second.gone
-        assert events[-1]["type"] == "response.incomplete"
-        assert (await other.responses.retrieve(queued.id)).output_text == "".join(f"w{i} " for i in range(30))
+        if status == "failed":
+            (body, revision) = values.kept["response", queued.id]
+            served_no_more = msgspec.structs.replace(body, request=body.request.replace(b"tiny", b"gone"))
+            values.kept["response", queued.id] = served_no_more, revision
+
+        async def taken() -> bool:
+            await other.responses.retrieve(queued.id)
+            return second.gone > 0
+
+        await until(taken, look_s=0.05)
+        await until(lambda: values.kept["response", queued.id][0].status == status)
+        found = await other.responses.retrieve(queued.id)
+        assert found.output_text == "".join(f"w{i} " for i in range(30 if status == "incomplete" else 0))
+        assert found.error is None or "`gone`" in found.error.message
 
 
 class LateEnd(DeadStore):

@@ -73,8 +73,8 @@ class Responses:
         self._none = _no_store() if stored else ApiError(400, STORES_NONE, code="no_store")
         self._lost_s = lost_s
         self._logs: dict[str, ResponseLog] = {}
-        #: Responses that this ingress was taking over when the store went away.
-        self._half_taken: set[str] = set()
+        #: Responses that this ingress is taking over.
+        self._taking: set[str] = set()
         self._beats: dict[str, tuple[int, float]] = {}
         self._beating = False
 
@@ -177,9 +177,9 @@ class Responses:
         return self.values
 
     async def _show(self, exchange: Exchange, identity: str, holder: KeyHolder, stream: bool, after: int) -> None:
-        found, revision = await self._stored(identity, holder)
+        found, _ = await self._stored(identity, holder)
         if found.status in _OPEN:
-            await self._take_if_lost(identity, found, revision, holder)
+            await self._take_if_lost(identity, found, holder)
         if not stream:
             exchange.respond(200, found.document)
         elif not found.owner:
@@ -338,25 +338,35 @@ class Responses:
         if log is not None:
             await log.grown()
             return True
-        found, revision = await self._stored(identity, holder)
+        found, _ = await self._stored(identity, holder)
         if found.status not in _OPEN:
             return False
-        await self._take_if_lost(identity, found, revision, holder)
+        await self._take_if_lost(identity, found, holder)
         await asyncio.sleep(POLL_S)
         return True
 
-    async def _take_if_lost(self, identity: str, found: StoredResponse, revision: int, holder: KeyHolder) -> None:
-        """Go on with a response whose ingress gives no sign of life."""
-        if not (identity in self._half_taken if found.owner == self._owner else await self._lost(found.owner)):
+    async def _take_if_lost(self, identity: str, found: StoredResponse, holder: KeyHolder) -> None:
+        """Go on with a response whose ingress gives no sign of life, whether its readers stay or not."""
+        if found.owner == self._owner or not await self._lost(found.owner) or identity in self._taking:
             return
-        self._half_taken.discard(identity)
-        try:
-            await self._take(identity, found, revision, holder)
-        except StoreAway:
-            self._half_taken.add(identity)
-            raise
+        self._taking.add(identity)
+        self._calls.spawn(PATH, self._take(identity, found.owner, holder))
 
-    async def _take(self, identity: str, found: StoredResponse, revision: int, holder: KeyHolder) -> None:
+    async def _take(self, identity: str, owner: str, holder: KeyHolder) -> None:
+        """Take a response over from its lost owner, as often as the store goes away meanwhile."""
+        try:
+            while True:
+                with contextlib.suppress(StoreAway):
+                    found, revision = await self._stored(identity, holder)
+                    ours = found.owner in (owner, self._owner) and identity not in self._logs
+                    if found.status in _OPEN and ours:
+                        await self._go_on(identity, found, revision, holder)
+                    return
+                await asyncio.sleep(BEAT_S)
+        finally:
+            self._taking.discard(identity)
+
+    async def _go_on(self, identity: str, found: StoredResponse, revision: int, holder: KeyHolder) -> None:
         values = self._values()
         body = replace(found, owner=self._owner)
         try:
@@ -368,15 +378,20 @@ class Responses:
             chunks.append(chunk)
         if chunks and chunks[-1].last:
             status, document = ended_by(chunks[-1])
-            ended = replace(body, status=status, document=document, request=b"")
-            with contextlib.suppress(KeyConflict):  # it was cancelled meanwhile
-                await values.put(RESPONSES, identity, ended, revision)
-            return
-        request = decode_body(found.request, ResponsesRequest)
-        created = msgspec.json.decode(found.document, type=_Stored).created_at
-        sent = HttpRequest(method="POST", path=PATH, headers={}, body=b"", keep_alive=False, chunked=False)
-        _, start = self._open(sent, identity, request, holder, chunks=chunks, created=created)
-        start(revision)
+        else:
+            created = msgspec.json.decode(found.document, type=_Stored).created_at
+            sent = HttpRequest(method="POST", path=PATH, headers={}, body=b"", keep_alive=False, chunked=False)
+            try:
+                request = decode_body(found.request, ResponsesRequest)
+                _, start = self._open(sent, identity, request, holder, chunks=chunks, created=created)
+                start(revision)
+                return
+            except ApiError as error:  # such as for a model that is served no more
+                told = {"status": "failed", "error": {"code": "server_error", "message": error.message}}
+                status, document = "failed", msgspec.json.encode(msgspec.json.decode(found.document) | told)
+        ended = replace(body, status=status, document=document, request=b"")
+        with contextlib.suppress(KeyConflict):  # it was cancelled meanwhile
+            await values.put(RESPONSES, identity, ended, revision)
 
     async def _lost(self, owner: str) -> bool:
         _, revision = await self._values().get(LOG, owner)
