@@ -149,7 +149,8 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         policy: A name of ``DISPATCH_POLICIES``, a file that ends in ``.py``, or an entry point. Where nobody predicts,
             ``forecast`` is as good as its fallback.
         parameters: The policy's parameters.
-        wait_s: How long a new call waits for an instance of a model that has a plan when none is usable just now.
+        wait_s: How long a new call waits for an instance of a model that has a plan when none is usable just now. While
+            one that is registered is only silent, or answers too late, it waits on, up to its own time limit.
         stage_by: Which length chooses the stage: ``present``, or ``expected``, the final one that is predicted.
     """
 

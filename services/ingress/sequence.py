@@ -57,6 +57,7 @@ class RetryState:
         excluded: Instance -> incarnation that failed it.
         fruitless: Failovers in a row without a new token, but for those where an instance gave it back in order.
         errors, deaths: Those among them where the engine ended the sequence with an error, or died while it had it.
+        lost: It lost an instance, whether that had answered or not.
         suspect: An instance was lost when it had come there and decoded nothing: it is tried alone, or not at all.
         alone: Its present submission is a trial, and only sequences are on that instance whose own trials passed there.
         tried: It has been on trial since it last lost its instance.
@@ -71,6 +72,7 @@ class RetryState:
     fruitless: int = 0
     errors: int = 0
     deaths: int = 0
+    lost: bool = False
     suspect: bool = False
     alone: bool = False
     tried: bool = False

@@ -12,8 +12,7 @@ from tests.testbed.up_cluster import UpRig
 MODEL = "m"
 TEXTS = [f"text number {number}" for number in range(40)]
 
-
-#: On a full machine the instance that is left may be silent for longer than a call waits for one.
+#: On a full machine a process takes longer to come back than a call waits that nobody had.
 WORDS = ("--set", "worker.modelled.speed=0.2", "--set", "ingress.dispatch.wait_s=120")
 
 rig = modelled_cluster(*WORDS, max_model_len=4096)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from millrace.actor.effects import Log, RecordSpan, Reply, Stop
 from millrace.contracts.ingress import FindRequests, FinishReason, RequestsFound, TokenLogprobs
-from millrace.contracts.local import BucketReady, RequestFailure, StopRequested
+from millrace.contracts.local import BucketReady, KeyChanged, RequestFailure, StopRequested
 from millrace.contracts.message import ErrorReply
 from millrace.contracts.observers import DecisionMade, RequestFinished
 from millrace.contracts.status import PresenceState, ServicePresence
@@ -240,8 +240,14 @@ def test_output_tokens_are_paid_when_the_call_ends():
 
 def test_a_model_without_any_planned_instance_is_refused_at_once_and_one_that_waits_for_its_instances_later():
     bench = Bench(instances=0)
+    bench.actor.state.cluster.plans_read = False
     bench.call("a")
+    assert not bench.made(RefuseCall)
+    bench.send(BucketReady(bucket="plan"))
+    bench.pass_time(1)
     assert refusal(bench).kind is RefusalKind.NO_INSTANCE
+    bench.call("at once")
+    assert bench.made(RefuseCall)[1].kind is RefusalKind.NO_INSTANCE
     bench = Bench(instances=0)
     bench.plan("w0")
     bench.call("b")
@@ -331,10 +337,8 @@ def test_when_every_queue_is_full_the_call_waits_and_is_then_refused_as_full():
     for _ in range(200):
         open_now = [s for s in bench.submissions() if s.correlation in bench.actor.state.pending]
         for request in open_now:
-            sequence = request.body
-            bench.reply(
-                request, SequenceRefused(sequence=sequence.sequence, epoch=sequence.epoch, reason=RefusalReason.FULL)
-            )
+            refused = SequenceRefused(sequence="r.0", epoch=request.body.epoch, reason=RefusalReason.FULL)
+            bench.reply(request, refused)
         if bench.made(RefuseCall):
             break
         bench.pass_time(0.25)
@@ -365,11 +369,42 @@ def test_the_time_that_an_instance_takes_to_answer_does_not_count_as_a_wait_for_
     bench.call()
     bench.pass_time(12)  # ingress itself may have been held up
     for _ in bench.model_of:
-        bench.fail(bench.last_submission()[0], RequestFailure.TIMEOUT)
+        bench.fail(bench.last_submission()[0], RequestFailure.NO_RESPONDERS)
     assert not bench.made(RefuseCall)
     bench.pass_time(0.25)
     bench.accept()
     assert bench.made(AcceptCall)
+
+
+@pytest.mark.parametrize("heard", [(), ("w0",)], ids=["silent", "silent to the coordinator"])
+def test_a_call_waits_on_for_an_instance_that_is_silent_and_still_registered(heard: tuple[str, ...]):
+    bench = Bench()
+    bench.register("w1", max_model_len=8192)
+    bench.die("w1")
+    bench.pass_time(3, alive=heard)
+    bench.plan(epoch=2)
+    bench.call()
+    bench.call("long", prompts=[[1] * 5000])  # none but the dead one holds it
+    bench.pass_time(30, alive=heard)
+    assert [e.request for e in bench.made(RefuseCall)] == ["long"]
+    assert bench.actor.state.sequences["r.0"].retry.rounds < 50
+    bench.send(KeyChanged(bucket="instance", key="w0", value=None, revision=2))
+    assert [(e.request, e.kind) for e in bench.made(RefuseCall)][1:] == [("r", RefusalKind.NO_INSTANCE)]
+
+
+def test_where_all_instances_answer_late_each_is_given_longer_and_no_call_is_refused_while_one_is_heard():
+    bench = Bench()
+    bench.call()
+    for seconds in (1, 2, 1, 2, 4, 8, 8):
+        request = bench.last_submission()[0]
+        assert request.timeout_ns == seconds * SECOND
+        bench.pass_time(seconds)
+        bench.fail(request, RequestFailure.TIMEOUT)
+        bench.pass_time(0.25)
+    bench.fail(bench.last_submission()[0], RequestFailure.DISCONNECTED)
+    bench.pass_time(1)
+    assert not bench.made(RefuseCall)
+    assert len(bench.submissions()) == 9
 
 
 def test_an_instance_without_a_subscription_gets_nothing_until_it_is_heard_again():
@@ -562,16 +597,6 @@ def test_a_replaced_ingress_ends_with_its_last_call_and_one_asked_to_stop_gives_
     bench.pass_time(1)
     assert bench.made(FailCall)[0].kind is RefusalKind.STOPPING
     assert len(bench.made(Stop)) == 1
-
-
-def test_a_call_that_comes_before_the_plans_were_read_waits_for_them():
-    bench = Bench(instances=0)
-    bench.actor.state.cluster.plans_read = False
-    bench.call("a")
-    assert not bench.made(RefuseCall)
-    bench.send(BucketReady(bucket="plan"))
-    bench.pass_time(1)
-    assert bench.made(RefuseCall)
 
 
 # Decisions, configuration, traces.

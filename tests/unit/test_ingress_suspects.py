@@ -69,6 +69,14 @@ def test_a_suspect_of_an_instance_that_stays_silent_is_tried_alone_or_refused():
     assert sent_to(bench, "bad") == [home, others[1]]
 
 
+def test_a_suspect_that_left_a_silent_instance_is_none_once_that_is_heard_again():
+    bench, home, other = bench_with_neighbour()
+    pass_busy(bench, 8, other)
+    assert sent_to(bench, "bad") == [home]
+    bench.summary(home, running=3)
+    assert len(sent_to(bench, "bad")) == 2
+
+
 def test_a_suspect_that_nobody_can_take_alone_is_refused_and_says_why():
     bench, home, other = bench_with_neighbour()
     pass_busy(bench, 130, other)

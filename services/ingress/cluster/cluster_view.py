@@ -168,6 +168,13 @@ class IngressClusterView:
         stages = self._stages.get(model, ())
         return stages[0] if len(stages) == 1 else None
 
+    def late(self, model: str, tokens: int) -> bool:
+        """Whether an instance that takes so many tokens is registered, which its worker renews, and silent, or serves
+        and is in no plan: silent to the coordinator.
+        """
+        able = (m for m, r in self.members.registered() if r.model == model and r.max_model_len >= tokens)
+        return any(m.state is MemberState.SILENT or (m.serving and not self.instances[m.name].stages) for m in able)
+
     def stages(self, model: str, length_tokens: int) -> list[StageCandidates]:
         """The lists to look in, in order: the stage of that length, longer ones, shorter ones (better served than
         refused); after all of them those that only decode.

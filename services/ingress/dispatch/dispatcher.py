@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from millrace.actor.effects import Log, StartTimer
+from millrace.contracts.local import RequestFailure
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import RefusalReason
 from millrace.policies.dispatch import DISPATCH_POLICIES, Decision, DispatchView, QueryParameters
@@ -46,6 +47,8 @@ DISPATCH_TIMER = "place"
 #: Pause after the first round without an instance; doubles up to the next. Losses are known within 1.5 s.
 PAUSE_MIN_NS = 50 * MILLISECOND_NS
 PAUSE_MAX_NS = 1 * SECOND_NS
+#: Why an instance may live that a sequence was not given to: it has much to do, or this process was cut off.
+_UNANSWERED = (RequestFailure.TIMEOUT.value, RequestFailure.DISCONNECTED.value)
 #: Decides where a policy without a fallback of its own fails.
 FALLBACK = "join_shortest_queue"
 #: Places of policy faults that are logged; further ones are only counted.
@@ -258,14 +261,15 @@ def _carry_out(state: IngressState, sequences: list[OpenSequence], choice: Dispa
 def defer(state: IngressState, sequences: list[OpenSequence]) -> None:
     """Dispatch again after a pause, at the latest when the wait is over, or end the call where it is."""
     first = sequences[0]
-    if not (first.owned or first.retry.rounds or first.retry.suspect):
+    if not (first.retry.lost or first.retry.rounds):
         for sequence in sequences:  # their wait begins: what an instance took to answer was none
             sequence.retry.since_ns = state.now_ns
     if state.connected and _end_if_waited_out(state, first):
         return
     pause_ns = min(PAUSE_MAX_NS, PAUSE_MIN_NS << min(first.retry.rounds, 10))
     left_ns = first.retry.since_ns + _longest_wait_ns(state, first) - state.now_ns
-    pause_ns = min(pause_ns, max(PAUSE_MIN_NS, left_ns))
+    if left_ns > 0:
+        pause_ns = min(pause_ns, max(PAUSE_MIN_NS, left_ns))
     for sequence in sequences:
         state.fire(sequence, Deferred(pause_ns))
     assert first.call.request in state.calls
@@ -289,7 +293,7 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence) -> bool:
             f"other one of {model} could go on with it{why_none and ', as '}{why_none}."
         )
     else:
-        over = over or bool(why_none) or not state.cluster.expects(model)
+        over = (over and not _is_late(state, sequence)) or bool(why_none) or not state.cluster.expects(model)
         full = retry.why == RefusalReason.FULL.value
         kind = RefusalKind.QUEUE_FULL if full else RefusalKind.NO_INSTANCE
         detail = "every instance's queue is full" if full else "no instance of it takes work now"
@@ -299,9 +303,16 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence) -> bool:
     return over
 
 
+def _is_late(state: IngressState, sequence: OpenSequence) -> bool:
+    """Whether an instance lives that could take it, and is only late, with its heartbeats or its answer."""
+    model = sequence.call.call.model
+    unanswered = sequence.retry.why in _UNANSWERED and state.cluster.usable(model) > 0
+    needed = len(sequence.prompt) + sequence.sampling.room
+    return sequence.call.patience_ns is None and (unanswered or state.cluster.late(model, needed))
+
+
 def _longest_wait_ns(state: IngressState, sequence: OpenSequence) -> int:
-    lost = sequence.owned or sequence.retry.suspect  # with its engine, whether that had answered or not
-    configured_ns = state.times.continuation if lost else state.times.wait
+    configured_ns = state.times.continuation if sequence.retry.lost else state.times.wait
     patience_ns = sequence.call.patience_ns
     return configured_ns if patience_ns is None else min(patience_ns, configured_ns)
 

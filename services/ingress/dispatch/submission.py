@@ -33,6 +33,8 @@ from services.ingress.times import PROBE_NS, SECOND_NS, SUBMIT_TIMEOUT_NS
 
 #: Time that a worker has besides for a constraint, which it compiles on trial.
 CONSTRAINT_NS = 5 * SECOND_NS
+#: Doublings of the time for an answer, one for each further instance: what is cancelled too soon is taken by none.
+DOUBLINGS_MAX = 3
 #: Refusals that every instance would repeat.
 _PERMANENT = {RefusalReason.TOO_LONG: RefusalKind.TOO_LONG, RefusalReason.INVALID: RefusalKind.INVALID}
 
@@ -91,7 +93,8 @@ def unheard(state: IngressState, sequence: OpenSequence, event: SubmissionUnansw
 
 def _ask(state: IngressState, sequence: OpenSequence, instance: KnownInstance, *, replica: str = "") -> None:
     call = sequence.call
-    timeout_ns = SUBMIT_TIMEOUT_NS + (CONSTRAINT_NS if sequence.sampling.structured is not None else 0)
+    timeout_ns = SUBMIT_TIMEOUT_NS << min(sequence.retry.tries - 1, DOUBLINGS_MAX)
+    timeout_ns += CONSTRAINT_NS if sequence.sampling.structured is not None else 0
     sequence.submit = state.correlation("submit", PendingSubmit(sequence, sequence.epoch))
     state.emit(
         Request(

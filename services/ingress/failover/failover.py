@@ -88,8 +88,9 @@ def leave_instance(state: IngressState, sequence: OpenSequence, event: InstanceL
     sequence.retry.excluded[sequence.instance.name] = sequence.incarnation
     detach(state, sequence)
     sequence.retry.why = why
-    if sequence.retry.since_ns == 0:
+    if sequence.retry.since_ns == 0 or not sequence.retry.lost:
         sequence.retry.since_ns = state.now_ns
+    sequence.retry.lost = True
 
 
 def redispatch(state: IngressState, sequence: OpenSequence, lost_by: str) -> None:

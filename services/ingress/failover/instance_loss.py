@@ -7,7 +7,7 @@ that waited behind a full batch: an engine begins sequences in their order, as p
     the instance died            a suspect is dispatched alone, on an idle instance (``dispatch/trial.py``);
                                  it is none after 4 s where the whole process ended
     it is silent, or hangs       a suspect stays there: if the instance is heard again, it goes on and is none
-    for HOLD_NS                  it is dispatched alone, too
+    for HOLD_NS                  it is dispatched alone, too, until the instance is heard again
     it is lost in its trial      it is refused (``poison.py``)
     its first token              it is none
 
@@ -38,6 +38,8 @@ from services.ingress.times import MILLISECOND_NS, SECOND_NS
 SUSPECTS_MAX = 8
 #: How long suspects stay with a silent instance, and what was moved in vain twice.
 HOLD_NS = 3 * SECOND_NS
+#: Why a sequence left a silent instance.
+SILENT = "instance_silent"
 #: A sequence that came so long after the last sign of life was not taken up any more. Summaries come more often.
 SIGN_NS = 250 * MILLISECOND_NS
 
@@ -65,14 +67,17 @@ def _placed(sequence: OpenSequence) -> int:
 
 
 def clear_suspects(state: IngressState, instance: KnownInstance) -> None:
-    """The instance is heard again: what stayed there did nothing to it that lasts."""
+    """The instance is heard again: what stayed there, or left it as silent, did nothing to it that lasts."""
     for sequence in state.owned.get(instance.name, {}).values():
         sequence.retry.suspect = False
+    for sequence in state.waiting.values():
+        if sequence.retry.why == SILENT and sequence.retry.excluded.get(instance.name) == instance.member.incarnation:
+            sequence.retry.suspect = False
 
 
 def lose_silent(state: IngressState, instances: list[KnownInstance]) -> None:
     """Fail over what instances have that have just fallen silent, and suspects that stayed with a silent one."""
-    event = InstanceLost("instance_silent", LossCause.ENGINE_SILENT)
+    event = InstanceLost(SILENT, LossCause.ENGINE_SILENT)
     for instance in instances:
         mark_suspects(state, instance, instance.member.heard_ns)
         lose_instance(state, instance, event)
