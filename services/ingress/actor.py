@@ -248,7 +248,8 @@ class IngressActor:
             leave_hung_engines(state)
         if not was_usable and state.cluster.instances[summary.instance].usable:
             clear_suspects(state, state.cluster.instances[summary.instance])
-            dispatch_waiting(state, all_of_them=True)
+            if state.cluster.came_whole(summary.instance):
+                dispatch_waiting(state, all_of_them=True)
 
     def _on_key(self, change: KeyChanged) -> None:
         state = self._state
@@ -263,7 +264,7 @@ class IngressActor:
             lose_earlier_incarnation(state, value.instance if value is not None else change.key)
         elif change.bucket == "cascade" and (value is None or isinstance(value, CascadePlan)):
             take_cascade_plan(state, change.key, value)
-        if state.waiting:
+        if state.waiting and (change.bucket != "instance" or state.cluster.came_whole(change.key)):
             dispatch_waiting(state, all_of_them=True)
 
     def _on_presence(self, presence: ServicePresence) -> None:

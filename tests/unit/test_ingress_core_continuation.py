@@ -1,5 +1,6 @@
 """Continuation: every trigger, where the sequence goes, what stays as it was, and when it is given up."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from millrace.contracts.worker import CancelSequence, ResendTokens, Sampling
 
 from services.ingress.calls.messages import CompleteCall, DeliverDeltas, FailCall, RefusalKind, RefuseCall, Usage
 from services.ingress.config import ContinuationConfig, IngressConfig
-from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk, ids
+from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk, ids, instance_of
 
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 
@@ -105,16 +106,13 @@ def test_choices_logprobs_and_cached_tokens_are_counted_once_over_the_break(stre
     bench = Bench()
     entry = [TokenLogprobs(token_ids=ids("a"), logprobs=[-0.5], rank=1)]
     instance = bench.run_call(n=2, stream=stream, sampling=Sampling(max_tokens=2, logprobs=0))
-    both = [chunk("a", sequence=s, logprobs=entry, cached_tokens=2) for s in ("r.0", "r.1")]
-    bench.tokens(instance, *both)
+    fields = {"logprobs": entry, "cached_tokens": 2}
+    bench.tokens(instance, *[chunk("a", sequence=s, **fields) for s in ("r.0", "r.1")])
     bench.die(instance)
     for request in bench.submissions()[2:]:
         bench.accept(request)
-    _, other = bench.last_submission()
-    bench.tokens(
-        other,
-        *[chunk("a", 1, epoch=1, sequence=s, logprobs=entry, cached_tokens=3, finish=LENGTH) for s in ("r.0", "r.1")],
-    )
+    fields |= {"cached_tokens": 3, "epoch": 1, "finish": LENGTH}
+    bench.tokens(bench.last_submission()[1], *[chunk("a", 1, sequence=s, **fields) for s in ("r.0", "r.1")])
     told = [d for e in bench.made(DeliverDeltas) for d in e.deltas]
     for index in (0, 1):
         assert "".join(d.text for d in told if d.index == index) == "aa"
@@ -172,15 +170,10 @@ def test_a_queued_sequence_may_be_handed_back_often_by_instances_that_live(reaso
 def test_returned_sequences_of_another_epoch_or_incarnation_stay():
     bench = Bench()
     instance = bench.run_call()
+    why = ReturnReason.DRAINING
     for incarnation, epoch in ((1, 1), (2, 0)):
-        bench.send(
-            SequencesReturned(
-                instance=instance,
-                incarnation=incarnation,
-                reason=ReturnReason.DRAINING,
-                sequences=[("r.0", epoch), ("unknown.0", 0)],
-            )
-        )
+        had = [("r.0", epoch), ("unknown.0", 0)]
+        bench.send(SequencesReturned(instance=instance, incarnation=incarnation, reason=why, sequences=had))
     assert len(bench.submissions()) == 1
 
 
@@ -258,9 +251,7 @@ def test_a_sequence_that_nobody_can_continue_fails_with_a_clear_sentence():
 
 
 def test_a_request_that_no_engine_survives_is_given_up_and_not_at_full_speed():
-    bench = Bench(
-        IngressConfig(tagging=NO_TAG, dispatch=PLAIN, continuation=ContinuationConfig(fruitless_max=3)), instances=2
-    )
+    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=PLAIN, continuation=ContinuationConfig(fruitless_max=3)))
     bench.run_call()
     for _ in range(40):
         if bench.made(FailCall):
@@ -360,3 +351,18 @@ def test_a_call_goes_on_after_tokens_that_another_ingress_had():
     assert bench.text() == "abcxe"
     (done,) = bench.made(CompleteCall)
     assert done.usage == Usage(3, 5)
+
+
+def test_what_a_process_of_several_instances_lost_is_spread_over_them_and_waits_for_none_that_stays_away():
+    bench = Bench(instances=4)
+    for name in bench.summary_at:
+        bench.die(name)
+    for number in range(12):
+        bench.call(f"r{number}")
+    bench.pass_time(2, alive=())
+    back = ("w0", "w1", "w2")
+    for name in back:
+        bench.come_back(name)
+    assert not bench.submissions()
+    bench.pass_time(1, alive=back)
+    assert Counter(map(instance_of, bench.submissions())) == dict.fromkeys(back, 4)

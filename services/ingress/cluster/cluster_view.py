@@ -126,6 +126,12 @@ class IngressClusterView:
         """Take an incarnation seen in a token message. True if an earlier one is lost by it."""
         return self._instance(name) is not None and self._take(self.members.observe(name, incarnation, now_ns))
 
+    def came_whole(self, name: str) -> bool:
+        """Whether all that ended with this instance's process is back: else the first would get all that waits."""
+        member = self.members.find(name)
+        ended = member.dead_through if member is not None else 0
+        return not (ended and any(each.dead_through == ended >= each.incarnation for each in self.members))
+
     def withdraw(self, instance: KnownInstance) -> None:
         """It returned sequences or has no subscription: no new work until its next summary."""
         self._take(self.members.withdraw(instance.name))
@@ -169,9 +175,7 @@ class IngressClusterView:
         return stages[0] if len(stages) == 1 else None
 
     def late(self, model: str, tokens: int) -> bool:
-        """Whether an instance that takes so many tokens is registered, which its worker renews, and silent, or serves
-        and is in no plan: silent to the coordinator.
-        """
+        """Whether an instance that takes so many tokens is still registered, and silent here or to the coordinator."""
         able = (m for m, r in self.members.registered() if r.model == model and r.max_model_len >= tokens)
         return any(m.state is MemberState.SILENT or (m.serving and not self.instances[m.name].stages) for m in able)
 
