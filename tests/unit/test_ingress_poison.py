@@ -3,9 +3,8 @@
 import pytest
 from millrace.contracts.ingress import FinishReason
 
-from services.ingress.calls.messages import CompleteCall, FailCall, RefusalKind
+from services.ingress.calls.messages import FailCall, RefusalKind
 from services.ingress.config import ContinuationConfig, IngressConfig
-from services.ingress.lifecycle import SequencePhase
 from tests.unit.ingress_core import NO_TAG, PLAIN, Bench, chunk
 
 
@@ -70,32 +69,6 @@ def test_a_request_that_was_there_when_two_engines_died_is_refused(how: str):
     assert failed.kind is RefusalKind.AT_FAULT
     assert failed.detail.startswith("2 engines in a row died")
     assert len(bench.submissions()) == 2
-
-
-def test_those_beside_it_are_tried_one_at_a_time_and_only_the_guilty_one_is_refused():
-    bench = bench_of(2)
-    names = ["a", "bad", "c"]
-    for name in names:
-        bench.run_call(name)
-    state = bench.actor.state
-    for _ in range(200):
-        running = [s for s in state.sequences.values() if s.phase in (SequencePhase.SUBMITTED, SequencePhase.RUNNING)]
-        if any(s.retry.suspect for s in running):
-            assert len([s for s in running if s.retry.suspect]) == 1, "one trial at a time"
-        accept_all(bench)
-        home = state.sequences["bad.0"].instance if "bad.0" in state.sequences else None
-        for sequence in list(state.sequences.values()):
-            beside = home is not None and sequence.instance is home
-            if sequence.instance is not None and not beside:  # an engine without it decodes
-                text = "ab"[: 2 - len(sequence.log)] or ""
-                finish = FinishReason.STOP if not text else None
-                tokens = chunk(text, len(sequence.log), epoch=sequence.epoch, sequence=sequence.id, finish=finish)
-                bench.tokens(sequence.instance.name, tokens)
-        if home is not None:
-            die(bench, home.name, "dead")
-        bench.pass_time(0.25)
-    assert [(f.request, f.kind) for f in bench.made(FailCall)] == [("bad", RefusalKind.AT_FAULT)]
-    assert sorted(c.request for c in bench.made(CompleteCall)) == ["a", "c"]
 
 
 def test_a_stream_that_has_a_token_between_deaths_is_neither_at_fault_nor_given_up():

@@ -4,7 +4,7 @@ import pytest
 from millrace.contracts.local import RequestFailure, TimerFired
 from millrace.contracts.worker import CancelSequence, Images, Sampling, StructuredOutput
 
-from services.ingress.calls.messages import FailCall, RefusalKind, RefuseCall
+from services.ingress.calls.messages import CallAbandoned, FailCall, RefusalKind, RefuseCall
 from services.ingress.failover.instance_loss import SUSPECTS_MAX
 from tests.unit.ingress_core import MILLISECOND, SECOND, Bench, chunk, instance_of
 
@@ -34,8 +34,8 @@ def pass_busy(bench: Bench, seconds: float, *alive: str, idle: str = "") -> None
     """Time in which these instances live, with work of others, and one without."""
     for _ in range(int(seconds * 4)):
         bench.now_ns += 250 * MILLISECOND
-        for name in alive:
-            bench.summary(name, running=3)
+        for name, counts in zip(alive, ({"running": 3}, {"waiting": 3}), strict=False):
+            bench.summary(name, **counts)
         if idle:
             bench.summary(idle)
         for timer in bench.due():
@@ -65,6 +65,8 @@ def test_a_suspect_of_an_instance_that_stays_silent_is_tried_alone_or_refused():
     others = sorted(bench.summary_at.keys() - {home})
     pass_busy(bench, 8, *others)
     assert sent_to(bench, "bad") == [home], "nobody is idle"
+    bench.summary(others[1])
+    assert bench.run_call("late") == others[0], "it is left to the suspect"
     pass_busy(bench, 2, others[0], idle=others[1])
     assert sent_to(bench, "bad") == [home, others[1]]
 
@@ -116,26 +118,63 @@ def test_a_suspect_of_a_dead_instance_waits_for_its_return_and_is_refused_with_t
 def test_an_engine_that_comes_back_under_load_takes_its_suspects_one_after_the_other_and_then_others():
     bench, home, other = bench_with_neighbour()
     assert bench.run_call("worse") == home
-    bench.die(home)
+
+    def work(seconds: float, running: int) -> None:
+        for _ in range(int(4 * seconds)):
+            bench.summary(home, running=running, running_tokens=50 * running)
+            pass_busy(bench, 0.25, other)
+
+    give_back(bench, home)
     pass_busy(bench, 1, other)
     bench.come_back(home)
     pass_busy(bench, 1, other)
     tried: list[str] = []
     for running in (1, 2):
         (name,) = (n for n in ("bad", "worse") if n not in tried and sent_to(bench, n) == [home, home])
+        busy(bench, home)
         assert bench.run_call(f"beside {name}") == other, "what stays at home is left to suspects"
         bench.accept(next(s for s in reversed(bench.submissions()) if s.body.sequence == f"{name}.0"))
+        work(3, running)
         bench.tokens(home, chunk("a", sequence=f"{name}.0", epoch=1))
         tried.append(name)
-        for _ in range(4):
-            bench.summary(home, running=running, running_tokens=50 * running)
-            pass_busy(bench, 0.25, other)
-    for _ in range(12):
-        bench.summary(home, running=2, running_tokens=100)
-        pass_busy(bench, 0.25, other)
-    busy(bench, home)
-    assert bench.run_call("latest") == home
+        busy(bench, home)
+        assert bench.run_call(f"after {name}") == (other if running == 1 else home), "a suspect waits, then none"
+        work(1, running)
     assert not bench.made(FailCall)
+
+
+def test_a_trial_whose_client_leaves_holds_up_no_other_suspect():
+    bench, home, other = bench_with_neighbour()
+    assert bench.run_call("worse") == home
+    give_back(bench, home)
+    bench.come_back(home)
+    pass_busy(bench, 2, other, idle=home)
+    (tried,) = (name for name in ("bad", "worse") if sent_to(bench, name) == [home, home])
+    bench.send(CallAbandoned(request=tried, reason="client_gone"))
+    pass_busy(bench, 2, other, idle=home)
+    assert sent_to(bench, "bad") == sent_to(bench, "worse") == [home, home]
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_stream_that_lost_two_engines_takes_any_if_none_is_idle_and_waits_a_second_for_anothers_trial(idle: bool):
+    bench = Bench(instances=3)
+    home = bench.run_call("a")
+    for name in "abc":
+        busy(bench, home)
+        assert name == "a" or bench.run_call(name) == home
+        bench.tokens(home, chunk("ab", sequence=f"{name}.0"))
+        bench.actor.state.sequences[f"{name}.0"].retry.deaths = 1
+    first, other = sorted(bench.summary_at.keys() - {home})
+    bench.summary(first, running=0 if idle else 3)
+    bench.die(home)
+    assert sent_to(bench, "a") == [home, first]
+    assert bench.run_call("late") == (other if idle else first), "its trial stays alone where it began alone"
+    bench.summary(other)
+    assert bench.run_call("later") == other, "nothing is kept free for streams"
+    pass_busy(bench, 0.75, other, idle=first)
+    assert sent_to(bench, "b") == [home] or not idle
+    pass_busy(bench, 0.75, other, idle=first)
+    assert [len(sent_to(bench, name)) for name in "bc"] == [2, 2]
 
 
 def test_a_trial_that_others_joined_holds_up_no_other_suspect():
@@ -154,16 +193,32 @@ def test_a_trial_that_others_joined_holds_up_no_other_suspect():
     bench.come_back(other)
     pass_busy(bench, 4, home, idle=other)
     assert sent_to(bench, waiting) == [home, other]
+    give_back(bench, home)
+    assert not bench.made(FailCall), "what was there beside others is not to blame"
 
 
-def test_a_suspect_of_a_process_that_ended_is_tried_beside_others_where_no_instance_gets_idle():
-    bench, home, other = bench_with_neighbour()
-    bench.die(home)
-    pass_busy(bench, 3, other)
+@pytest.mark.parametrize(("answered", "restarts"), [(True, False), (False, False), (True, True)])
+def test_a_suspect_of_a_process_that_ended_is_tried_beside_others_where_no_instance_gets_idle(answered, restarts):
+    bench = Bench(instances=2)
+    bench.call("bad")
+    (home,), (other,) = sent_to(bench, "bad"), bench.summary_at.keys() - set(sent_to(bench, "bad"))
+    if answered:
+        bench.accept()
+    pass_busy(bench, 3.5, home, other)
+    if restarts:
+        bench.incarnations[home] += 1
+        bench.summary(home, running=3)
+    else:
+        bench.die(home)
+    alive = (home, other) if restarts else (other,)
+    pass_busy(bench, 3.75, *alive)
     assert sent_to(bench, "bad") == [home]
-    pass_busy(bench, 3, other)
-    assert sent_to(bench, "bad") == [home, other]
-    assert not bench.made(FailCall)
+    pass_busy(bench, 2, *alive)
+    assert len(sent_to(bench, "bad")) == 2
+    for name in alive:
+        bench.die(name)
+    bench.pass_time(30, alive=())
+    assert not bench.made(FailCall) + bench.made(RefuseCall), "it waits as long as what had been answered"
 
 
 def test_a_suspect_that_holds_its_instance_up_in_its_trial_is_refused():

@@ -45,8 +45,7 @@ def must_wait(state: IngressState, sequence: OpenSequence) -> bool:
         retry.suspect = False
     if not needs_trial(sequence):
         return False
-    other = _on_trial(state)
-    if other is None or other is sequence:
+    if _on_trial(state) is None:  # its own is over while it waits
         state.on_trial = sequence
         return False
     _note_waiting(state, sequence)
