@@ -102,8 +102,7 @@ def test_a_malformed_file_is_refused_with_file_and_key(content: bytes, words: st
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("abacus", "a30-llama-2-7b"), ("nowhere/abacus.toml", r"nowhere/abacus\.toml: cannot be read")],
+    ("name", "words"), [("abacus", "a30-llama-2-7b"), ("nowhere/abacus.toml", r"nowhere/abacus\.toml: cannot be read")]
 )
 def test_what_is_not_there_is_refused_by_its_name_or_with_the_names_that_are(name: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
