@@ -37,11 +37,11 @@ def run_tables(outcome: ScenarioOutcome, summary: Summary) -> Group:
 def sweep_table(summaries: Sequence[Summary]) -> Table:
     """Many runs, a row each."""
     title = "runs: rates in requests/s, TTFT and e2e in s, TPOT in ms"
-    table = Table(title=title, title_justify="left", box=HORIZONTALS, padding=0, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=HORIZONTALS, padding=(0, 1, 0, 0), pad_edge=False)
     heads = "seed, rate, TTFT mean, TTFT p99, TPOT mean, e2e mean, e2e p99, goodput, preempt., lost"
     table.add_column("run", overflow="fold")
     for column in heads.split(", "):
-        table.add_column(column, justify="right", no_wrap=" " not in column)
+        table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True)
     for s in summaries:
         table.add_row(
             s.name,

@@ -11,8 +11,17 @@ from millrace.cli import recording as verb
 from millrace.cli.running import run_verb
 from millrace.workloads import recording
 from millrace.workloads.readers import READERS
-from millrace.workloads.recording import RecordingBegan, RecordingFolder, RequestServed, read_recording, write_recording
+from millrace.workloads.recording import (
+    InstanceSeen,
+    RecordingBegan,
+    RecordingFolder,
+    RequestServed,
+    read_recording,
+    write_recording,
+)
 from millrace.workloads.shape import WorkloadError
+
+from tests.testbed.messages import plain_record
 
 S = 1_000_000_000
 
@@ -54,6 +63,15 @@ def test_the_cluster_is_the_one_that_was_applied_last(tmp_path: Path) -> None:
     assert read_recording(tmp_path).began.cluster == "# 2"
     assert len(read_recording(tmp_path).requests) == 3
     assert [each.number for _, each in read_recording(tmp_path, latest=True).requests] == [2]
+
+
+def test_instances_of_the_cluster_before_are_none_of_the_latest(tmp_path: Path) -> None:
+    for number, name in enumerate(("before", "now")):
+        folder = RecordingFolder(tmp_path, RecordingBegan(run=number, cluster=name))
+        folder.append([InstanceSeen(record=plain_record(name)), row(number)], number * S)
+        folder.close()
+    assert list(read_recording(tmp_path).instances) == ["before", "now"]
+    assert list(read_recording(tmp_path, latest=True).instances) == ["now"]
 
 
 def test_only_the_last_requests_are_read(tmp_path: Path) -> None:

@@ -246,6 +246,7 @@ def read_recording(path: Path, *, last_s: float = 0.0, requests_max: int = 0, la
                         former |= requests
                         requests.clear()
                         steps.clear()
+                        instances.clear()  # each segment names its own
                     began = row
                 case InstanceSeen():
                     instances[row.record.instance] = row.record
