@@ -346,9 +346,7 @@ class Asks:
 
     def _within_ms(self, own: OwnInstance, intent: Intent, now_ns: int) -> int:
         order = own.orders.get(intent.status.sequence) if intent.reason is MoveReason.ORDER else None
-        if order is None:
-            return ASK_MS
-        return max(ASK_MS, min(ORDER_ASK_MS, (order.until_ns - now_ns) // MS))
+        return ASK_MS if order is None else max(ASK_MS, min(ORDER_ASK_MS, (order.until_ns - now_ns) // MS))
 
     def _body(self, own: OwnInstance, record: InstanceRecord, intent: Intent, within_ms: int, why: str) -> AskForMove:
         status = intent.status

@@ -80,9 +80,6 @@ AWAY_S = 60.0
 #: A service starts in a second, on a loaded machine in ten; an engine may compile its model.
 SERVICE_START_S, ENGINE_START_S = 60.0, 600.0
 
-#: A person waits so long for the autopilot's change: as long as one engine may take to start.
-TURN_S = 600
-
 #: So often a process may end before it was ready: its configuration or its model is wrong.
 START_FAILURES_MAX = 2
 
@@ -127,18 +124,18 @@ def take_turn(lock: IO[bytes], *, person: bool, sleep: Callable[[float], None] =
     """Take the lock of changes: persons share it, the autopilot has it alone and does not wait for it.
 
     Raises:
-        CliError: somebody else's change is under way, and for a person has been for TURN_S.
+        CliError: somebody else's change is under way, and for a person has been for ENGINE_START_S.
     """
-    for waited_s in range(TURN_S):
+    for waited_s in range(int(ENGINE_START_S)):
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_NB | (fcntl.LOCK_SH if person else fcntl.LOCK_EX))
             return
         if not person:
             raise CliError(UNDER_WAY)
         if not waited_s:
-            print(f"the autopilot is changing the cluster: waits for that, {TURN_S} s at most", flush=True)
+            print(f"the autopilot is changing the cluster: waits for that, {ENGINE_START_S:g} s at most", flush=True)
         sleep(1.0)
-    raise CliError(f"the autopilot's change has not ended in {TURN_S} s")
+    raise CliError(f"the autopilot's change has not ended in {ENGINE_START_S:g} s")
 
 
 async def apply(folder: Path, arguments: argparse.Namespace) -> int:

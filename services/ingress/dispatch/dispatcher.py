@@ -268,8 +268,7 @@ def defer(state: IngressState, sequences: list[OpenSequence]) -> None:
         return
     pause_ns = min(PAUSE_MAX_NS, PAUSE_MIN_NS << min(first.retry.rounds, 10))
     left_ns = first.retry.since_ns + _longest_wait_ns(state, first) - state.now_ns
-    if left_ns > 0:
-        pause_ns = min(pause_ns, max(PAUSE_MIN_NS, left_ns))
+    pause_ns = min(pause_ns, max(PAUSE_MIN_NS, left_ns)) if left_ns > 0 else pause_ns
     for sequence in sequences:
         state.fire(sequence, Deferred(pause_ns))
     assert first.call.request in state.calls
@@ -305,9 +304,8 @@ def _end_if_waited_out(state: IngressState, sequence: OpenSequence) -> bool:
 
 def _is_late(state: IngressState, sequence: OpenSequence) -> bool:
     """Whether an instance lives that could take it, and is only late, with its heartbeats or its answer."""
-    model = sequence.call.call.model
+    model, needed = sequence.call.call.model, len(sequence.prompt) + sequence.sampling.room
     unanswered = sequence.retry.why in _UNANSWERED and state.cluster.usable(model) > 0
-    needed = len(sequence.prompt) + sequence.sampling.room
     return sequence.call.patience_ns is None and (unanswered or state.cluster.late(model, needed))
 
 

@@ -38,8 +38,6 @@ from services.ingress.times import MILLISECOND_NS, SECOND_NS
 SUSPECTS_MAX = 8
 #: How long suspects stay with a silent instance, and what was moved in vain twice.
 HOLD_NS = 3 * SECOND_NS
-#: Why a sequence left a silent instance.
-SILENT = "instance_silent"
 #: A sequence that came so long after the last sign of life was not taken up any more. Summaries come more often.
 SIGN_NS = 250 * MILLISECOND_NS
 
@@ -70,14 +68,14 @@ def clear_suspects(state: IngressState, instance: KnownInstance) -> None:
     """The instance is heard again: what stayed there, or left it as silent, did nothing to it that lasts."""
     for sequence in state.owned.get(instance.name, {}).values():
         sequence.retry.suspect = False
-    for sequence in state.waiting.values():
-        if sequence.retry.why == SILENT and sequence.retry.excluded.get(instance.name) == instance.member.incarnation:
-            sequence.retry.suspect = False
+    for retry in (sequence.retry for sequence in state.waiting.values()):
+        if retry.why == "instance_silent" and retry.excluded.get(instance.name) == instance.member.incarnation:
+            retry.suspect = False
 
 
 def lose_silent(state: IngressState, instances: list[KnownInstance]) -> None:
     """Fail over what instances have that have just fallen silent, and suspects that stayed with a silent one."""
-    event = InstanceLost(SILENT, LossCause.ENGINE_SILENT)
+    event = InstanceLost("instance_silent", LossCause.ENGINE_SILENT)
     for instance in instances:
         mark_suspects(state, instance, instance.member.heard_ns)
         lose_instance(state, instance, event)

@@ -358,8 +358,7 @@ class Responses:
             while True:
                 with contextlib.suppress(StoreAway):
                     found, revision = await self._stored(identity, holder)
-                    ours = found.owner in (owner, self._owner) and identity not in self._logs
-                    if found.status in _OPEN and ours:
+                    if found.status in _OPEN and found.owner in (owner, self._owner) and identity not in self._logs:
                         await self._go_on(identity, found, revision, holder)
                     return
                 await asyncio.sleep(BEAT_S)
