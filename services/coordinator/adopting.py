@@ -84,7 +84,7 @@ class Adoptions:
 
     def restore(self, adoptions: Iterable[Adoption]) -> None:
         """Those of a plan."""
-        self.by_policy = {_policy(each.settings): each for each in adoptions}
+        self.by_policy = {policy_of(each.settings): each for each in adoptions}
 
     def on_cluster(self, text: str) -> None:
         """The cluster's file is this one now."""
@@ -105,7 +105,7 @@ class Adoptions:
         compared with it.
         """
         advice = body.advice
-        last, before = self.by_policy.get(_policy(advice.settings)), self._present(advice.settings)
+        last, before = self.by_policy.get(policy_of(advice.settings)), self._present(advice.settings)
         alone = last is not None and (last.phase is OVERRULED or now_ns < last.until_ns)
         if self.open is not None or alone or not before or not body.missed.keys() >= DECIDING:
             return []
@@ -155,7 +155,7 @@ class Adoptions:
         return [ApplySettings(settings=settings, reason=reason)]
 
     def _set(self, adoption: Adoption, phase: AdoptionPhase, **fields: object) -> None:
-        self.by_policy[_policy(adoption.settings)] = msgspec.structs.replace(adoption, phase=phase, **fields)
+        self.by_policy[policy_of(adoption.settings)] = msgspec.structs.replace(adoption, phase=phase, **fields)
 
 
 def over(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
@@ -179,6 +179,6 @@ def shortfall(live: Mapping[str, float]) -> str:
     return "nothing is better than before" if live[WITHIN] <= 0 and live["e2e_p99"] >= 1 else ""
 
 
-def _policy(settings: str) -> str:
+def policy_of(settings: str) -> str:
     """The policy that settings are about, such as ``policies.dispatch``."""
     return ".".join(settings.partition("=")[0].split(".")[:2])

@@ -32,7 +32,7 @@ from millrace.contracts.plan import Advice
 from millrace.policies.objectives import configured_objectives, objectives_text
 from millrace.workloads.recording import ADVISED_MIN
 
-from services.coordinator.adopting import Adoptions, LoadReplayed
+from services.coordinator.adopting import Adoptions, LoadReplayed, policy_of
 from services.coordinator.config import CoordinatorConfig
 from services.coordinator.led_models import Controller
 from services.coordinator.metrics import AutopilotMetrics
@@ -94,7 +94,7 @@ class AutopilotActor(Controller):
         self._due_ns = 0
         self._requests = 0
         self._began_ns = 0  # of the replay under way; 0 for none
-        self._last: str | None = None
+        self._last: str | None = None  # the policy that the last window's advice is about
         self._given = Advice()
         self._cluster = ""  # its file, as last heard
         self._adopts = config.autopilot == "on"
@@ -154,14 +154,15 @@ class AutopilotActor(Controller):
 
     def _on_replayed(self, body: LoadReplayed, now_ns: int) -> list[Effect]:
         settings, given, stale = body.advice.settings, self._given.settings, self._began_ns != self._window_ns
+        policy = policy_of(settings)
         self._ended(body.cpu_s, "better" if settings else "as_is", now_ns)
         fields = {"settings": settings, "requests": body.requests, "cpu_s": round(body.cpu_s, 1)}
         log = Log(level="info", event="load_replayed", fields=fields | {"evidence": body.advice.evidence})
         if stale:
             return [log]
-        again, self._last = settings == self._last, settings
+        again, self._last = policy == self._last, policy
         adopted = self._adopted(body, now_ns, again=again)
-        if given and (settings == given or not again):
+        if given and (policy == policy_of(given) or not again):
             advice = self._given
         elif again or not settings:
             advice = body.advice
