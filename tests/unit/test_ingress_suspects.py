@@ -88,17 +88,6 @@ def test_a_suspect_that_nobody_can_take_alone_is_refused_and_says_why():
     assert sent_to(bench, "bad") == [home]
 
 
-def test_a_request_is_a_suspect_before_its_worker_answers_and_waits_as_long_as_another():
-    bench = Bench(instances=2)
-    home = bench.run_call("stream")
-    busy(bench, home)
-    bench.call("bad")  # no answer comes
-    (other,) = bench.summary_at.keys() - {home}
-    pass_busy(bench, 15, other)
-    assert sent_to(bench, "bad") == [home]
-    assert not bench.made(RefuseCall)
-
-
 def test_a_suspect_of_a_dead_instance_waits_for_its_return_and_is_refused_with_the_next_death():
     bench, home, other = bench_with_neighbour()
     bench.die(home)
