@@ -85,8 +85,7 @@ def test_equal_candidates_are_chosen_by_the_rng(policy):
 
 
 def test_round_robin_takes_turns_and_stays_fair_when_instances_come_and_go():
-    state = None
-    turns = []
+    state, turns = None, []
     for names in ("abc", "abc", "abc", "abc", "ac", "abcd", "abcd", "abcd"):
         decision, state = decide("round_robin", view(*(InstanceView(name=n) for n in names)), state=state)
         turns.append(decision.chosen)
@@ -113,7 +112,6 @@ def forecast(asked: DispatchView, **parameters):
 
 def test_the_forecast_policy_takes_the_least_of_its_metric():
     asked = futures(a=predicted(50, 400), b=predicted(10, 500), c=predicted(90, 300))
-    assert forecast(asked, ttft_weight=0).chosen == "c"
     assert forecast(asked, ttft_weight=2).chosen == "c"  # 500, 520, 480
     assert forecast(asked, ttft_weight=20).chosen == "b"  # 1,400, 700, 2,100
     assert forecast(asked, metric="ttft").chosen == "b"
@@ -126,9 +124,10 @@ def test_the_delay_of_others_counts_by_its_weight():
     asked = futures(a=predicted(1, 100, others_delay=80), b=predicted(1, 130, others_delay=5))
     assert forecast(asked, others_weight=0).chosen == "a", "Block's rule looks at the request alone"
     assert forecast(asked, others_weight=0.3).chosen == "a"
-    decision = forecast(asked, others_weight=1.0)
-    assert decision.chosen == "b"
-    assert "1 x mean delay of other requests" in decision.reason
+    assert "1 x mean delay of other requests" in forecast(asked, others_weight=1.0).reason
+    unknown = forecast(msgspec.structs.replace(asked, expected_output_tokens=None))
+    assert unknown.chosen == "a", "where the length is a guess it counts nothing"
+    assert "other requests" not in unknown.reason
 
 
 def test_the_delay_of_others_is_summed_only_where_somebody_would_preempt():
@@ -141,15 +140,18 @@ def test_the_delay_of_others_is_summed_only_where_somebody_would_preempt():
         asked = futures(**calm.predictions | {short: replace(calm.predictions[short], preemptions=1)})
         decision = forecast(asked)
         assert decision.chosen == "b", "where memory is short every candidate's others count, whoever is short of it"
-        assert "1 x delay of other requests" in decision.reason
+        assert "2 x delay of other requests" in decision.reason
 
 
-def test_the_delay_of_others_counts_nothing_where_the_length_is_a_guess():
-    asked = futures(a=predicted(1, 100, others_delay=80), b=predicted(1, 130, others_delay=5))
-    unknown = msgspec.structs.replace(asked, expected_output_tokens=None)
-    decision = forecast(unknown, others_weight=1.0)
-    assert decision.chosen == "a"
-    assert "other requests" not in decision.reason
+def test_a_first_token_later_than_nearly_all_counts_six_times():
+    asked = futures(a=predicted(50, 8_000), b=predicted(200, 4_000))
+    decision, state = decide("forecast", asked)
+    assert decision.chosen == "b", "9,000 and 8,000 ms: nothing is late before anything was placed"
+    for ttft in Random(1).choices(range(1, 101), k=2_000):
+        _, state = decide("forecast", futures(a=predicted(ttft, 500)), state=state)
+    assert 90 * MS < state.late_ns < 110 * MS
+    decision, _ = decide("forecast", asked, state=state)
+    assert (decision.chosen, "+ 100 x TTFT beyond" in decision.reason) == ("a", True), "200 ms is late"
 
 
 def test_what_was_placed_since_counts_one_first_token_each():
@@ -160,11 +162,9 @@ def test_what_was_placed_since_counts_one_first_token_each():
 
 def test_those_without_a_prediction_are_left_out_with_a_note():
     whole = futures(a=predicted(1, 10), b=predicted(1, 5))
-    asked = msgspec.structs.replace(whole, predictions={"a": predicted(1, 10)})
-    assert forecast(asked).chosen == "a"
+    assert forecast(msgspec.structs.replace(whole, predictions={"a": predicted(1, 10)})).chosen == "a"
     nobody = forecast(msgspec.structs.replace(whole, predictions={}))
-    assert nobody.chosen is None
-    assert [(s.name, s.note) for s in nobody.scores] == [("a", UNPREDICTED), ("b", UNPREDICTED)]
+    assert (nobody.chosen, [s.note for s in nobody.scores]) == (None, [UNPREDICTED] * 2)
 
 
 @given(count=st.integers(0, 12), instances=st.integers(1, 12), seed=st.integers(0, 20))
