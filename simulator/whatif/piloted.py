@@ -16,7 +16,7 @@ from millrace.contracts.local import StopRequested
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim.process import Handlers, SimProcess
 from millrace.sim.runtime_sim import SECOND
-from millrace.workloads.recording import SUFFIX, RecordingBegan, RecordingRow, read_recording, write_recording
+from millrace.workloads.recording import RecordingBegan, RecordingFolder, read_recording
 from millrace.workloads.shape import Arrival
 
 from services.coordinator.adopting import ApplySettings, LoadReplayed
@@ -37,6 +37,7 @@ class PilotedCluster(ScenarioCluster):
 
     Attributes:
         text: The cluster's file.
+        recording: Its folder.
         done: What the replays said, and what came of it.
     """
 
@@ -46,7 +47,8 @@ class PilotedCluster(ScenarioCluster):
         """Starts it. ``scenario``: of a cluster's file; ``interval_s``: of the autopilot, 0 for none."""
         self.text, self._scenario, self._interval_s = text, scenario, interval_s
         self.done: list[str] = []
-        self._rows: list[RecordingRow] = []
+        self._scratch = tempfile.TemporaryDirectory(prefix="millrace-piloted-")
+        self.recording = Path(self._scratch.name)
         super().__init__(
             scenario(text),
             step_times=load_step_time,
@@ -65,23 +67,22 @@ class PilotedCluster(ScenarioCluster):
         return msgspec.structs.replace(super()._coordinator(name), **(on if self._interval_s else {}))
 
     def _handlers(self, process: SimProcess) -> Handlers:
-        heard = [""]
+        began, heard = RecordingBegan(run=process.incarnation), [""]
+        recording = RecordingFolder(self.recording, began, f"{process.incarnation}")
 
         def keep(effect: KeepRows) -> None:
             if heard[0] != self.text:
                 heard[0] = self.text
-                self._rows.append(RecordingBegan(run=process.incarnation, cluster=self.text))
+                recording.on_cluster(self.text)
                 process.deliver(ClusterChanged(text=self.text))
-            self._rows.extend(effect.rows)
+            recording.append(effect.rows, self.simulation.now_ns)
 
         replay, apply = partial(self._replay, process), partial(self._apply, process)
         return {KeepRows: keep, ReplayLoad: replay, ApplySettings: apply}
 
     def _replay(self, process: SimProcess, effect: ReplayLoad) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            (recording := Path(folder) / "recording").mkdir()
-            write_recording(recording / f"0{SUFFIX}", self._rows)
-            load = read_recording(recording, last_s=effect.last_s, requests_max=effect.requests_max, latest=True)
+            load = read_recording(self.recording, last_s=effect.last_s, requests_max=effect.requests_max, latest=True)
             cluster = recorded_cluster(load)
             question = asked(load, cluster, Path(folder))
             beside = [with_setting(cluster, effect.beside)] if effect.beside else []

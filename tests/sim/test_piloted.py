@@ -7,6 +7,7 @@ from millrace.contracts.plan import Advice
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import MILLISECOND, SECOND
+from millrace.workloads.recording import read_recording
 from millrace.workloads.shape import Arrival, AskedRequest, RequestShape
 
 from services.coordinator import autopilot
@@ -59,4 +60,6 @@ def test_what_is_advised_twice_is_put_in_force_and_no_request_is_lost(
     assert cluster.clients.outcomes == {"completed": len(LOAD)}
     assert f"{settings}: adopted: said the test" in cluster.done[0]
     assert cluster.text != FILE
+    load = read_recording(cluster.recording, latest=True)
+    assert (load.began.cluster, len(load.instances)) == (cluster.text, 4)
     assert cluster.spec == scenario(cluster.text)
