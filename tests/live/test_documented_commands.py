@@ -51,7 +51,7 @@ ELSEWHERE = {
     r"millrace apply .*": "tests/live/test_apply.py",
     r"millrace certs .*": "tests/live/test_bus_tls.py",
     r"millrace join .*": "tests/live/test_join.py",
-    r"hf download .*": "needs a model hub; tests/unit/test_cli_cluster_flags.py: models in the hub's cache",
+    r".*hf download .*": "needs a model hub; tests/unit/test_cli_cluster_flags.py: models in the hub's cache",
     r"\./task compose:prepare .*|docker .*": "needs docker: ./task test:compose",
     r"python -m bench .*": "minutes: tests/unit/test_bench_*.py",
     r"\./task up": "real engines: tests/engine",
