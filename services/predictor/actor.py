@@ -229,7 +229,8 @@ class PredictorActor:
 
     def _on_presence(self, body: ServicePresence) -> list[Effect]:
         instance = self._instances.get(subject_token(body.name)) if body.name else None
-        if instance is not None and self._members.on_presence(body).moved and _has_ended(instance):
+        moved = instance is not None and self._members.on_presence(body).moved
+        if instance is not None and moved and instance.member.state in (MemberState.DEAD, MemberState.GONE):
             self._end_incarnation(instance)
         return []
 
@@ -270,7 +271,8 @@ class PredictorActor:
         statistics = self._statistics_of(body.model)
         statistics.observe_lengths(body)
         stayed = not body.continuations and not body.migrations
-        if body.outcome == "completed" and stayed and body.placed_ns and self._judges(body):
+        here = len(body.instances) == 1 and subject_token(body.instances[0] or "-") in self._instances
+        if body.outcome == "completed" and stayed and body.placed_ns and here:
             statistics.observe_times(body, now_ns)
         return []
 
@@ -279,9 +281,6 @@ class PredictorActor:
             if (instance := self._instances.get(subject_token(name or "-"))) is not None:
                 take(instance.prefixes, body, at_ns=now_ns)
         return []
-
-    def _judges(self, body: RequestFinished) -> bool:
-        return len(body.instances) == 1 and subject_token(body.instances[0] or "-") in self._instances
 
     # questions
 
@@ -360,7 +359,3 @@ class PredictorActor:
         for instance in self._instances.values():
             instance.prefixes.check_invariants()
         self._placements.check(self._instances.values())
-
-
-def _has_ended(instance: Instance) -> bool:
-    return instance.member.state in (MemberState.DEAD, MemberState.GONE)

@@ -34,11 +34,9 @@ def fault(body: PredictLatency) -> str:
     prompt, output, bound = body.prompt_tokens, body.output_tokens, body.max_tokens
     if 0 < prompt < LENGTH_MAX and 0 <= output < LENGTH_MAX > bound > 0 < body.sequences <= SEQUENCES_MAX:
         return ""
-    for name in ("prompt_tokens", "max_tokens", "sequences"):
-        if not 1 <= getattr(body, name) < LENGTH_MAX:
-            return f"{name} must be at least 1 and below {LENGTH_MAX}, is {getattr(body, name)}"
-    if not 0 <= output < LENGTH_MAX:
-        return f"output_tokens must be at least 0 and below {LENGTH_MAX}, is {output}"
+    for name, least in (("prompt_tokens", 1), ("max_tokens", 1), ("sequences", 1), ("output_tokens", 0)):
+        if not least <= getattr(body, name) < LENGTH_MAX:
+            return f"{name} must be at least {least} and below {LENGTH_MAX}, is {getattr(body, name)}"
     return f"sequences must be at most {SEQUENCES_MAX}"
 
 
@@ -75,19 +73,23 @@ class Answers:
         self, body: PredictLatency, instance: Instance, statistics: OutcomeStatistics, now_ns: int
     ) -> LatencyPrediction | NoPrediction:
         """Forecast for the request if the instance took it now, or the reason why there is none."""
-        lengths = body.prompt_tokens, body.output_tokens, body.max_tokens
+        lengths, prefixes = (body.prompt_tokens, body.output_tokens, body.max_tokens), instance.prefixes
+        if body.block_hashes and instance.snapshot is not None:
+            prefixes.see(instance.snapshot)
         asked = candidate(
             *lengths,
             expected=body.expected_output_tokens,
             default=statistics.default_output_tokens,
             sequences=body.sequences,
-            cached=instance.cached_tokens(body.block_hashes, body.block_size, lengths[0] + lengths[1]),
+            cached=prefixes.cached_tokens(body.block_hashes, body.block_size, lengths[0] + lengths[1]),
         )
         obstacle = self._obstacle(body, instance, asked, now_ns)
         if obstacle is not None:
             reason, detail = obstacle
             return NoPrediction(request=body.request, instance=instance.record.instance, reason=reason, detail=detail)
-        _rescale(instance, now_ns)
+        scale = instance.calibration.scale(now_ns)  # an idle instance's changes with what its kin show
+        if abs(scale / instance.scale - 1) > SCALE_STEP:
+            instance.scale, instance.rolled = scale, None
         forecaster = self._rolled(instance, statistics, now_ns + self._transit_ns)
         ttft, e2e, tpot_mean, tpot_worst, blocks, preemptions, others, delay, output = forecaster.figures(asked)
         return LatencyPrediction(
@@ -162,11 +164,3 @@ class Answers:
         instance.rolled, instance.rolled_ns = snapshot, snapshot.at_ns
         for sequence, placement in instance.placements.items():
             forecaster.add(sequence, placement.candidate, max(placement.at_ns, snapshot.at_ns))
-
-
-def _rescale(instance: Instance, now_ns: int) -> None:
-    """Takes the scale of this moment: an idle instance's changes with what its kin show, without a word of its own."""
-    scale = instance.calibration.scale(now_ns)
-    if abs(scale / instance.scale - 1) > SCALE_STEP:
-        instance.scale = scale
-        instance.rolled = None

@@ -106,6 +106,8 @@ class OutcomeStatistics:
 
     def _in_force(self, at_ns: int) -> Correction:
         """The correction of predictions made at that time."""
+        if at_ns >= self.correction.at_ns:
+            return self.correction
         index = bisect_right(self._before, at_ns, key=lambda each: each.at_ns)
         return self._before[max(0, index - 1)]
 

@@ -121,12 +121,6 @@ class Instance:
         self.placements.clear()
         self.prefixes = prefixes_of(self.parameters)
 
-    def cached_tokens(self, packed: bytes, block_size: int, tokens: int) -> int:
-        """Tokens of a prompt with these hashes that its engine would find cached."""
-        if packed and self.snapshot is not None:
-            self.prefixes.see(self.snapshot)
-        return self.prefixes.cached_tokens(packed, block_size, tokens)
-
     def place(self, sequence: str, placement: PlacedSequence) -> None:
         self.placements[sequence] = placement
         if self.rolled is not None and self.forecaster is not None:

@@ -85,9 +85,7 @@ class Forecaster:
         self._at_ns, self._placed = snapshot.at_ns, 0
 
     def _current(self) -> enginemodel.Forecaster:
-        """The compiled forecaster with the placements as they are now. One that goes costs nothing until here, as
-        others go and come before the next question.
-        """
+        """The compiled forecaster with the placements as they are now. One that goes costs nothing until here."""
         if self._placed < 0:
             assert self._snapshot is not None
             self._restart(self._snapshot)
@@ -115,6 +113,12 @@ class Forecaster:
         Args:
             key: A sequence id, or a request id for all of its sequences.
         """
+        known = self._placements.get(key)
+        if known is not None and known[0] is candidate:  # at another time: who loads a snapshot says all of them again
+            del self._placements[key]
+            self._placements[key] = candidate, at_ns, known[2]
+            self._placed = -1 if self._placed else 0
+            return
         if candidate.refusal(self.parameters) is not None:
             return
         self.forget(key)
