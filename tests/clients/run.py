@@ -73,7 +73,9 @@ def environment(name: str, *, on_top: bool = False) -> Path:
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", lock], check=True)
         if on_top:
             packages = sysconfig.get_path("purelib", vars={"base": str(folder)})
-            Path(packages, "on_top.pth").write_text(sysconfig.get_path("purelib") + "\n")
+            Path(packages, "on_top.pth").write_text(
+                f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+            )
         stamp.write_text(digest)
     return python
 
