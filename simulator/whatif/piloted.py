@@ -77,8 +77,8 @@ class PilotedCluster(ScenarioCluster):
                 process.deliver(ClusterChanged(text=self.text))
             recording.append(effect.rows, self.simulation.now_ns)
 
-        replay, apply = partial(self._replay, process), partial(self._apply, process)
-        return {KeepRows: keep, ReplayLoad: replay, ApplySettings: apply}
+        replay = partial(process.after, SECOND // 2, self._replay, process)  # a child begins when this tick is written
+        return {KeepRows: keep, ReplayLoad: replay, ApplySettings: partial(self._apply, process)}
 
     def _replay(self, process: SimProcess, effect: ReplayLoad) -> None:
         with tempfile.TemporaryDirectory() as folder:
