@@ -105,12 +105,13 @@ def measure(served: Served, load: Load) -> dict[str, Any]:
     # The processes' clocks ran through the warm-up too, in which the generator does not count.
     share = load.seconds / (load.seconds + load.warm_s)
     used = {name: (cpu - before.get(name, 0.0)) * share for name, cpu in after.items()}
-    count = max(1, result["events_per_s"] * result["seconds"] if result["events_per_s"] else result["requests"])
+    streamed = load.body.get("stream", False)
+    count = max(1, result["events_per_s"] * result["seconds"] if streamed else result["requests"])
     per, messages = 1e6 / count, (served.token_messages() - messages) * share
     placed, fell_back = (now - then for now, then in zip(now_decided, decided, strict=True))
     return {
         "requests_per_s": result["requests_per_s"],
-        "tokens_per_s": result["events_per_s"],
+        "tokens_per_s": result["events_per_s"] if streamed else 0,
         "gateway_us": sum(cpu for name, cpu in used.items() if name.startswith("ingress")) * per,
         "all_us": sum(used.values()) * per,
         "by_policy": 1 - fell_back / placed if placed else 0.0,
