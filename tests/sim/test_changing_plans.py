@@ -47,11 +47,11 @@ class PlanLog:
         self._cluster.simulation.after(100 * MILLISECOND, self.look)
 
 
-@pytest.mark.parametrize("seed", soak_seeds(2))
+@pytest.mark.parametrize("seed", [1, *soak_seeds(2)[1:]])
 def test_changing_plans_break_no_promise(seed: int, request: pytest.FixtureRequest) -> None:
     run = SoakRun(seed, shape=SHAPE, rate=30.0)
     log = PlanLog(run.cluster)
     with replayed_by(pytest_command(request)):
         assert run.run().outcomes["completed"] > 50
-    assert len(log.cuts) > (2 if seed == 0 else 1), log.cuts  # a drawn seed may have traffic that keeps its plan
+    assert len(log.cuts) > (2 if seed == 1 else 1), log.cuts  # a drawn seed may have traffic that keeps its plan
     assert max(len(cuts) for cuts in log.cuts) >= 1

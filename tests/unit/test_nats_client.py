@@ -2,8 +2,10 @@
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from millrace.actor import nats_client
 from millrace.actor.nats_client import PENDING_BYTES_MAX, DirectClient, close_client
 from nats.aio.transport import TcpTransport
 
@@ -81,6 +83,15 @@ async def test_keeps_what_cannot_be_written(connected: bool, closing: bool, monk
     await asyncio.sleep(0)
     assert socket.written == []
     assert len(client._pending) == 1
+
+
+async def test_a_socket_that_never_says_that_it_has_closed_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_client, "CLOSED_S", 0.01)
+    client: Any = DirectClient()
+    client._flush_queue, client._transport = asyncio.Queue(), Mock()
+    client._transport.wait_closed.return_value = asyncio.get_running_loop().create_future()
+    await asyncio.wait_for(close_client(client), 5)
+    client._transport.close.assert_called_once()
 
 
 async def test_a_closed_client_does_not_go_on_to_reconnect() -> None:

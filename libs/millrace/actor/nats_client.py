@@ -16,6 +16,7 @@ suite fails where one of them changes): ``_ps`` (its parser, called with what wa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from nats.aio.client import Client
@@ -32,6 +33,8 @@ PENDING_BYTES_MAX = 8 * 1024 * 1024
 
 #: A task that has not ended by then is cancelled again, seconds.
 AGAIN_S = 0.1
+#: Longest wait for the end of a socket.
+CLOSED_S = 2.0
 
 
 async def settle(client: Client, timeout_s: float = 3.0) -> None:
@@ -138,12 +141,12 @@ async def close_client(client: Client) -> None:
         await end_task(reconnecting)  # nats-py cancels it once; it then goes on, and the process never ends
     if not client.is_connected:
         client._pending, client._pending_data_size = [], 0  # nats-py would write it to a socket that is closed
-    try:
-        await client.close()
-    except (NatsError, OSError, RuntimeError):
-        pass  # it went away while the client wrote what was left
-    except asyncio.CancelledError:
-        # A client that cancels its attempt to reconnect may cancel the end of the socket, too, which it awaits next.
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
+    closing = asyncio.ensure_future(client.close())
+    await asyncio.wait([closing], timeout=CLOSED_S)
+    if not closing.done():
+        await end_task(closing)  # asyncio never says that a socket has closed that was given up amid TLS
+        return
+    # It went away while the client wrote what was left, or the client, which cancels its attempt to reconnect, cancelled
+    # the end of the socket, too, which it awaits next.
+    with contextlib.suppress(NatsError, OSError, RuntimeError, asyncio.CancelledError):
+        closing.result()
