@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import nats
 import openai
+import psutil
 import pytest
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.observers import DecisionMade
@@ -143,7 +144,9 @@ def answered_by(rig: UpRig) -> set[str]:
 def test_ingresses_share_a_port_and_the_other_goes_on_when_one_is_killed(rig: UpRig):
     before = answered_by(rig)
     assert len(before) == 2
-    kill(rig.pids("ingress-0.json")[0])
+    ended = psutil.Process(rig.pids("ingress-0.json")[0])
+    ended.kill()
+    ended.wait(PATIENCE_S)  # until then the system still gives it connections
     body = {"model": MODEL, "prompt": "x", "max_tokens": 5, "ignore_eos": True}
     for _ in range(5):
         answer = httpx.post(f"{rig.url}/v1/completions", json=body, timeout=60)

@@ -146,7 +146,7 @@ async def close_client(client: Client) -> None:
     if not closing.done():
         await end_task(closing)  # asyncio never says that a socket has closed that was given up amid TLS
         return
-    # It went away while the client wrote what was left, or the client, which cancels its attempt to reconnect, cancelled
-    # the end of the socket, too, which it awaits next.
+    # It went away while the client wrote what was left, or the client, which cancels its attempt to reconnect,
+    # cancelled the end of the socket, too, which it awaits next.
     with contextlib.suppress(NatsError, OSError, RuntimeError, asyncio.CancelledError):
         closing.result()
