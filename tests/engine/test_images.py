@@ -27,7 +27,7 @@ PICTURES = [png(seed) for seed in range(4)]
 SHARED: dict[str, Any] = {"model": "m", "temperature": 0, "max_tokens": 40, "ignore_eos": True}
 #: Text and prompt tokens of each request.
 Plain = list[tuple[str, int]]
-LONG: dict[str, Any] = {"max_tokens": 400}
+LONG: dict[str, Any] = {"max_tokens": 560}
 
 
 def url_of(image: bytes) -> str:
