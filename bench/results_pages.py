@@ -16,7 +16,7 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Arguments that make a run of its own; all others vary the same one.
-PARTS = frozenset({"--parts", "--unequal", "--router"})
+PARTS = frozenset({"--parts", "--unequal", "--router", "--engine"})
 
 _HEAD = "<!-- Generated from {source} by `python -m bench --pages`; edit that. -->"
 _INTRODUCTION = """# Results

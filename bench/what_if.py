@@ -1,4 +1,4 @@
-"""Gains that ``millrace what-if`` tells, against the same changes tried live on two real vLLM engines.
+"""Gains that ``millrace what-if`` tells, against the same changes tried live on two vLLM engines, or modelled ones.
 
 ``--play NAME`` starts the cluster of a change, plays the load and keeps its recording; ``unchanged`` comes first.
 Without it the recording of the unchanged cluster is asked, and its answers are compared with the other ones. Every
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--play", choices=list(CHANGES), action="append", default=[], help="try it live")
     parser.add_argument("--rate", type=float, default=2.5, help="requests/s (default %(default)s)")
     parser.add_argument("--count", type=int, default=800, help="requests of the unchanged cluster")
-    parser.add_argument("--engine", default="vllm", help="or modelled, to try the bench")
+    parser.add_argument("--engine", default="vllm", help="or modelled")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.play:
