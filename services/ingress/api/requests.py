@@ -41,8 +41,10 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=256)]
 #: Entries (tokens times alternatives) of a prompt's log-probabilities: they travel in one message.
 PROMPT_LOGPROBS_MAX = 40_000
 Salt = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^@/\\\x00]+$")]
+#: Its keys are looked at in ``sampling.py``, which names those that are wrong.
 LogitBias = Annotated[
-    dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1_024)
+    dict[Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9]{1,10}$"})], Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(max_length=1_024),
 ]
 TopLogprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
 JsonObject = dict[str, Any]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from millrace.contracts.worker import Adapter, Sampling, StructuredOutput
 
 from services.ingress.api.errors import ApiError, bad_value
@@ -10,6 +12,7 @@ from services.ingress.api.tokenizer import ModelTokenizer
 
 #: vLLM's and OpenAI's default of the completions endpoint.
 COMPLETION_TOKENS_DEFAULT = 16
+_TOKEN_ID = re.compile("[0-9]{1,10}")
 #: Fields that engines have under the same name.
 _SAME = (
     "temperature", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -97,6 +100,9 @@ def _too_long(param: str, detail: str, max_model_len: int) -> ApiError:
 def _bias(request: Shared, vocabulary: int) -> dict[int, float] | None:
     if not request.logit_bias:
         return None
+    wrong = [key[:100] for key in request.logit_bias if not _TOKEN_ID.fullmatch(key)]
+    if wrong:
+        raise bad_value("logit_bias", f"Invalid value for `logit_bias`: {', '.join(wrong[:10])} are no token ids.")
     bias = {int(token): value for token, value in request.logit_bias.items()}
     for token in bias:
         if token >= vocabulary:
