@@ -178,7 +178,7 @@ class RecorderActor(Controller):
         if before.indicators is None or body.indicators is None:
             return
         was, now = before.indicators.totals, body.indicators.totals
-        # An engine that was idle at either end paused meanwhile; most prompts come to one, and their steps count too.
+        # An engine that was idle at either end paused meanwhile: its time in steps counts. Most prompts come to one.
         paused = not (before.running and body.running)
         busy.wall_ns += now.busy_ns - was.busy_ns if paused else max(0, body.at_ns - before.at_ns)
         pairs = zip(*map(msgspec.structs.astuple, (busy.counted, was, now)), strict=True)

@@ -93,7 +93,7 @@ def decide(
 
 
 def _late_after(late_ns: float, ttft_ns: int) -> float:
-    """The quantile's estimate after one more first token: it stays where as many rise it as its share says."""
+    """The quantile's estimate after one more first token. It settles where two of a hundred are above it."""
     if not late_ns:
         return float(ttft_ns)
     return late_ns * (1 + _STEP * ((ttft_ns > late_ns) - (1 - _LATE_QUANTILE)))
