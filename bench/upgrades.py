@@ -1,7 +1,8 @@
-"""Streams on modelled engines that `millrace apply` replaces one after the other: failures, pauses, recompute.
+"""Streams on engines that `millrace apply` replaces one after the other: failures, pauses, recompute.
 
 Every change touches a setting of all engines, so each drains and starts anew. So many streams are always open; the
-prompts are few, and all streams of one prompt must have the same text. Prints one line a change, then a summary.
+prompts are few, and all streams of one prompt must have the same text. Prints one line a change, then a summary. Real
+engines may be full long before their places are: their load is their rate by that of --changes 0 with more streams.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ path = "{model}"
 [[models.groups]]
 count = {engines}
 processes = {engines}
-engine = "modelled"
+engine = "{engine}"
 
 [models.groups.settings]
 max_num_seqs = {places}
 kv_blocks = {blocks}
 limits.linger_ms = 200
-modelled.speed = {speed}
 """
 
 #: A continuation as ingress logs it.
 CONTINUED = re.compile(r" continuation .* why=(\w+) .* tokens=(\d+)")
+#: When an engine was started, or was ready, as `apply` says it.
+STARTED = re.compile(r"([\d.]+) s  (worker-\d+) (starts|ready)$", re.MULTILINE)
 
 
 class Load:
@@ -75,9 +77,10 @@ def changed(ended: list[tuple[int, TimedStream]]) -> int:
 
 async def measure(rig: UpRig, options: argparse.Namespace, write: object) -> None:
     """All changes under load, and the summary."""
-    load, done, took = Load(rig, options), asyncio.Event(), []
+    load, done, took, shares = Load(rig, options), asyncio.Event(), [], []
     streams = asyncio.create_task(load.until(done))
     await asyncio.sleep(options.settle)
+    settled = time.monotonic()
     for change in range(1, options.changes + 1):
         write(change)  # type: ignore[operator]
         began = time.monotonic()
@@ -86,8 +89,11 @@ async def measure(rig: UpRig, options: argparse.Namespace, write: object) -> Non
             output_of, command_line(), words, environment=os.environ | {"MILLRACE_DIR": str(rig.folder)}, limit_s=600
         )
         took.append(time.monotonic() - began)
+        starts = sum(float(at) * (1 if what == "ready" else -1) for at, _, what in STARTED.findall(said))
+        shares.append(took[-1] / (starts or took[-1]))
         failed = sum(bool(result.error) for _, result in load.ended)
-        print(f"  change {change}: {took[-1]:.0f} s, code {code}, {failed} failed so far", flush=True)
+        print(f"  change {change}: {took[-1]:.1f} s, of which engines start {starts:.1f} s, code {code}, "
+              f"{failed} failed so far", flush=True)  # fmt: skip
         if code:
             print(said)
     done.set()
@@ -96,6 +102,7 @@ async def measure(rig: UpRig, options: argparse.Namespace, write: object) -> Non
     errors = [result.error for result in results if result.error]
     pauses = sorted(max(result.intervals(0, 1e12), default=0.0) for result in results)
     tokens = sum(result.tokens for result in results)
+    rate = sum(settled - options.settle / 2 < at < settled for each in results for at in each.times)
     moved = await rig.metric("millrace_ingress_migrations_total", 'outcome="moved"')
     logs = "".join(file.read_text(errors="replace") for file in (rig.folder / "logs").glob("ingress*.log*"))
     anew = CONTINUED.findall(logs)
@@ -105,7 +112,10 @@ async def measure(rig: UpRig, options: argparse.Namespace, write: object) -> Non
           f"({dict(Counter(why for why, _ in anew))}), "
           f"{again} of {tokens} tokens ({again / max(1, tokens):.1%})")  # fmt: skip
     print(f"  longest pause p50 {_at(pauses, 0.5):.2f} s, p99 {_at(pauses, 0.99):.2f} s, max {pauses[-1]:.2f} s; "
-          f"a change took p50 {_at(sorted(took), 0.5):.0f} s, max {max(took):.0f} s")  # fmt: skip
+          f"before the changes {rate * 2 / options.settle:.0f} tokens/s")  # fmt: skip
+    if took:
+        print(f"  a change took p50 {_at(sorted(took), 0.5):.1f} s, max {max(took):.1f} s; by its engines' starts "
+              f"p50 {_at(sorted(shares), 0.5):.2f}, max {max(shares):.2f}")  # fmt: skip
     for error in errors[:3]:
         print(f"    {error[:200]}")
 
@@ -117,8 +127,11 @@ def _at(ordered: list[float], share: float) -> float:
 def main() -> int:
     """Runs and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("modelled", "vllm"), default="modelled")
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--places", type=int, default=3, help="sequences that one engine decodes at a time")
+    parser.add_argument("--blocks", type=int, default=2048, help="of an engine's KV")
     parser.add_argument("--streams", type=int, default=17, help="open at a time")
     parser.add_argument("--tokens", type=int, default=2000, help="output tokens of the longest; the shortest has half")
     parser.add_argument("--changes", type=int, default=20)
@@ -132,11 +145,12 @@ def main() -> int:
         folder.mkdir(exist_ok=True)
 
         def write(change: int) -> None:
-            fields = {"engines": options.engines, "places": options.places, "speed": options.speed}
-            (folder / "cluster.toml").write_text(CLUSTER.format(model=MODEL, blocks=2048 + change % 2, **fields))
+            text = CLUSTER.format(**vars(options) | {"blocks": options.blocks + change % 2})
+            speed = f"modelled.speed = {options.speed}\n" if options.engine == "modelled" else ""
+            (folder / "cluster.toml").write_text(text + speed)
 
         write(0)
-        print(f"{options.engines} modelled engines of {options.places} places, {options.streams} streams open, "
+        print(f"{options.engines} {options.engine} engines of {options.places} places, {options.streams} streams open, "
               f"seed {options.seed}")  # fmt: skip
         with UpRig.of_words(folder / "cluster", ("--cluster", str(folder / "cluster.toml")), "m") as rig:
             asyncio.run(measure(rig, options, write))
