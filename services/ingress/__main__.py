@@ -353,8 +353,10 @@ def main() -> int:
     """Parse the command line; returns the exit code. What went wrong at start is said on stderr."""
     parser = argparse.ArgumentParser(prog="python -m services.ingress")
     parser.add_argument("--config", required=True, help="TOML or JSON file, see services/ingress/config.py")
+    parser.add_argument("--name", default="", help="in place of the file's")
     try:
-        run_to_end(serve(load_config(IngressConfig, parser.parse_args().config)))
+        asked = parser.parse_args()
+        run_to_end(serve(load_config(IngressConfig, asked.config, name=asked.name)))
     except (ConfigError, BusError, OSError) as error:
         sys.stderr.write(f"ingress: {error}\n")
         return 1

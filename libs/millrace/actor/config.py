@@ -68,8 +68,8 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     telemetry: TelemetryConfig = TelemetryConfig()
 
 
-def load_config(kind: type[T], path: str | Path) -> T:
-    """Reads ``path`` (``.toml`` or ``.json``) into ``kind``.
+def load_config(kind: type[T], path: str | Path, *, name: str = "") -> T:
+    """Reads ``path`` (``.toml`` or ``.json``) into ``kind``, with ``name`` in place of the file's unless it is empty.
 
     Raises:
         ConfigError: the file is missing or unreadable, or a key or value is wrong; the message names file and key.
@@ -82,7 +82,7 @@ def load_config(kind: type[T], path: str | Path) -> T:
     try:
         table = (msgspec.toml if file.suffix == ".toml" else msgspec.json).decode(payload)
         refuse_constants(table, kind)
-        return msgspec.convert(table, kind)
+        return msgspec.convert(table | {"name": name} if name else table, kind)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     except msgspec.DecodeError as error:

@@ -87,7 +87,7 @@ def host(
     shell_of: Callable[[C], Shell] | None = None,
     companions: Mapping[str, Callable[[str], Joining]] = MappingProxyType({}),
 ) -> int:
-    """Reads ``--config``, connects, runs the actor until it stops; returns the exit code.
+    """Reads ``--config`` and ``--name``, connects, runs the actor until it stops; returns the exit code.
 
     Args:
         role: Name of the service, for logs.
@@ -101,11 +101,12 @@ def host(
     """
     parser = argparse.ArgumentParser(prog=f"python -m services.{role}")
     parser.add_argument("--config", required=True, help="TOML or JSON file")
+    parser.add_argument("--name", default="", help="in place of the file's")
     for name in companions:
         parser.add_argument(f"--{name}", default="", help=f"configuration of a {name} that it hosts")
     try:
         arguments = vars(parser.parse_args())
-        config = load_config(kind, arguments["config"])
+        config = load_config(kind, arguments["config"], name=arguments["name"])
         hosted = [make_companion(arguments[name]) for name, make_companion in companions.items() if arguments[name]]
         shell = shell_of(config) if shell_of is not None else None
 
