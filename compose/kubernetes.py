@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import yaml
 from millrace.actor.errors import ConfigError
 from millrace.cluster.checks import check_spec
@@ -31,25 +33,29 @@ from millrace.cluster.settings import with_cluster_settings
 from millrace.cluster.spec import ClusterSpec, ModelSpec
 from millrace.cluster.workers import WorkerSlot, workers_of
 
+from compose.chart import ChartValues, write_chart, write_private
 from compose.containers import broker_of, migrator_of, mount_point
 from compose.model_mounts import mount_source
 from compose.prepare import GENERATED, kept_passwords, not_for_containers
 from compose.service_files import METRICS_PORT, NATS, nats_file, service_files
 from deployment.config_check import check_settings
+from services.ingress.config import IngressConfig
+from services.worker.config import WorkerConfig
 
 SECRETS = "/run/secrets"
 
 #: A migrator shares its worker's network.
 MIGRATOR_METRICS_PORT = METRICS_PORT + 1
 
-#: A worker drains for 10 s (WorkerConfig.limits.drain_limit_ms), and its migrator ends after it.
-GRACE_S = 40
+#: What a pod gets to end in, beside the time of its drain.
+GRACE_S = 20
 
 #: A large model takes minutes to load.
 LOADING_S = 1200
 
 #: User of the containers (Dockerfile), and what they may not.
 USER = {"runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001}
+USER |= {"fsGroupChangePolicy": "OnRootMismatch"}  # a claim with models has many files
 CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 #: Cores and memory by container: asked for, and at most.
@@ -57,7 +63,15 @@ CONTROL = ("100m", "96Mi", "1", "512Mi")
 CPU_WORKER = ("500m", "1Gi", "1", "6Gi")
 RESOURCES = {"ingress": ("500m", "256Mi", "2", "2Gi"), "nats": ("250m", "128Mi", "2", "1Gi")}
 
+#: Size of the volumes in memory: what vLLM's processes share, as under docker compose, and sockets for KV.
+SHARED = {"shm": "8Gi", "kv": "16Mi"}
+
+#: Label of every object; where pods of one set go.
+PART = {"app.kubernetes.io/part-of": "millrace"}
 SPREAD = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+
+#: Names that are taken.
+OWN = ("nats", "buckets", "tagger", "predictor", "coordinator", "judge", "page", "ingress", "migrator", "images")
 
 Object = dict[str, Any]
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -73,6 +87,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--worker-image", default="millrace-worker:latest")
     parser.add_argument("--new-passwords", action="store_true")
     parser.add_argument("--out", type=Path, default=GENERATED / "kubernetes", help="folder for the files")
+    parser.add_argument("--chart", type=Path, metavar="FOLDER", help="writes a Helm chart there too, with passwords")
     arguments = parser.parse_args(words)
     try:
         spec = with_model_folders(with_cluster_settings(read_cluster(arguments.cluster), arguments.set))
@@ -85,13 +100,17 @@ def main(words: list[str] | None = None) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     arguments.out.chmod(0o700)
     file = arguments.out / "manifests.yaml"
-    file.touch(mode=0o600)
     images = {"control": arguments.control_image, "worker": arguments.worker_image}
     passwords = kept_passwords(arguments.out, new=arguments.new_passwords)
-    objects = Manifests(spec, passwords, images, arguments.models_claim).objects()
-    file.write_text(yaml.safe_dump_all(objects, sort_keys=False))
+    claim, plain, marked = arguments.models_claim, ChartValues(), ChartValues(marked=True)
+    made, templates = (Manifests(spec, passwords, images, claim, values).objects() for values in (plain, marked))
+    objects = [each for each in made if each.pop("when", True)]
+    write_private(file, yaml.safe_dump_all(objects, sort_keys=False))
     print(f"kubernetes: {len(objects)} objects for {len(workers_of(spec))} worker(s), with passwords; next:")
     print(f"  kubectl apply -f {file}")
+    if arguments.chart:
+        write_chart(arguments.chart, templates, marked)
+        print(f"or\n  helm install millrace {arguments.chart}")
     return 0
 
 
@@ -107,8 +126,10 @@ def _not_for_kubernetes(spec: ClusterSpec) -> str:
             if group.names:
                 return f"{where}.names: pods are numbered; give name and count"
     names = [group.name for model in spec.models for group in model.groups]
-    if len(set(names)) < len(names):
-        return "models[].groups[].name: each group is a StatefulSet and has a name of its own"
+    if len({*names, *OWN}) < len(names) + len(OWN):
+        return f"models[].groups[].name: each group is a StatefulSet and has a name of its own, not {', '.join(OWN)}"
+    if wrong := [name for name in names if not re.fullmatch("[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?", name)]:
+        return f"models[].groups[].name: {wrong[0]}; a pod's name has small letters, digits and '-'"
     return ""
 
 
@@ -121,70 +142,86 @@ class Manifests:
         images: ``control`` and ``worker``.
         claim: PersistentVolumeClaim with the models' folders, each under its own name; empty for folders of the nodes,
             at the same path as here.
+        over: What an installer of a chart may change.
     """
 
-    def __init__(self, spec: ClusterSpec, passwords: Mapping[str, str], images: Mapping[str, str], claim: str) -> None:
-        self._spec, self._passwords, self._images, self._claim = spec, passwords, images, claim
+    def __init__(
+        self, spec: ClusterSpec, passwords: Mapping[str, str], images: Mapping[str, str], claim: str, over: ChartValues
+    ) -> None:
+        self._spec, self._passwords, self._claim = spec, passwords, claim
+        self._values, self._value = over, over.value
+        self._images = {name: over.value(f"images/{name}", image) for name, image in images.items()}
         self._nats = [f"nats-{index}" for index in range(spec.nats.servers)]
         servers = tuple(f"nats://{name}.nats:4222" for name in self._nats) if len(self._nats) > 1 else NATS
         self._files = service_files(spec, passwords, otlp=spec.telemetry.otlp, servers=servers)
 
     def objects(self) -> list[Object]:
-        """In the order in which they are best created; any other does."""
+        """In any order; one with a key ``when`` only where that is true."""
         spec = self._spec
         counts = {"tagger": 1, "predictor": 1, "coordinator": spec.services.coordinators}
         counts |= {"judge": 1} if spec.cascade is not None and spec.cascade.judge_processes else {}
         groups = groupby(workers_of(spec), key=lambda slot: slot.group.name)
         return [
             *self._servers(),
-            *(each for name, count in counts.items() for each in self._service(name, self._numbered(name, count))),
-            *self._service("page", {"page-0.json": self._files["page.json"]}, {"http": 8001}),
+            *(each for name, count in counts.items() for each in self._service(name, count)),
+            *self._service("page", 1, {"http": 8001}),
             _front("page", {"http": 8001}),
             *(each for name, slots in groups for each in self._workers(name, list(slots))),
             *self._ingresses(),
+            *self._around(),
+            *self._buckets(),
         ]
 
     def _servers(self) -> list[Object]:
-        """Of NATS, and the job that creates buckets which are not there: services that come first are started again."""
+        """Of NATS."""
         ports = {"client": 4222, "route": 6222}
-        nats = self._container("nats", [], ports, {"data": "/data"})
+        nats = self._container("nats", ports, {"data": "/data"}, ["-c", f"{SECRETS}/$(POD_NAME).conf"])
         asked = ["python", "-m", "millrace.cli", "probe", "http://127.0.0.1:8222/healthz"]
-        nats["command"] = ["nats-server", "-c", f"{SECRETS}/$(POD_NAME).conf"]
+        nats["command"] = ["nats-server"]
         nats["readinessProbe"] = {"exec": {"command": asked}, "periodSeconds": 10, "timeoutSeconds": 5}
         nats["livenessProbe"] = {"tcpSocket": {"port": "client"}, "periodSeconds": 10, "failureThreshold": 6}
-        service = _front("nats", ports)
         # Servers find each other before they are ready.
-        service["spec"] |= {"clusterIP": "None", "publishNotReadyAddresses": True}
+        service = _front("nats", ports, clusterIP="None", publishNotReadyAddresses=True)
         room = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}}
-        claims = [{"metadata": {"name": "data"}, "spec": room}]
+        claims = [{"metadata": {"name": "data"}, "spec": self._value("nats/claim", room)}]
         files = {f"{name}.conf": self._nats_file(name) for name in self._nats}
+        return [service, *_set("nats", len(self._nats), self._pod("nats", [nats]), files, claims), _budget("nats")]
+
+    def _buckets(self) -> list[Object]:
+        """The job that creates buckets which are not there: services that come first are started again. A job cannot
+        change, so that another image makes another one.
+        """
         words = ["services.supervisor.buckets", "--config", f"{SECRETS}/buckets.json"]
-        buckets = self._container("buckets", [*words, "--replicas", str(len(self._nats))])
-        template = {"metadata": _labels("buckets"), "spec": _pod("buckets", [buckets]) | {"restartPolicy": "OnFailure"}}
-        job = {"backoffLimit": 30, "ttlSecondsAfterFinished": 600, "template": template}
+        buckets = self._container("buckets", words=[*words, "--replicas", str(len(self._nats))])
+        pod = self._pod("buckets", [buckets]) | {"restartPolicy": "OnFailure"}
+        template = {"metadata": _labels("buckets"), "spec": pod}
+        spec = {"backoffLimit": 30, "ttlSecondsAfterFinished": 600, "template": template}
+        job = _object("batch/v1", "Job", "buckets", spec=spec)
+        job["metadata"]["name"] += f"-{self._values.digest()}"
+        return [_secret("buckets", {"buckets.json": self._files["buckets.json"]}), job]
+
+    def _around(self) -> list[Object]:
+        """Pods reach each other; from elsewhere the API, the page and metrics are reached, not the bus. Prometheus'
+        operator reads the second; without it the annotations of the pods say the same.
+        """
+        matching = {"matchLabels": PART}
+        ports = [{"port": port} for port in (8000, 8001, METRICS_PORT, MIGRATOR_METRICS_PORT)]
+        reached = [{"from": [{"podSelector": matching}]}, {"ports": ports}]
+        wall = {"podSelector": matching, "policyTypes": ["Ingress"], "ingress": reached}
+        read = {"selector": matching, "podMetricsEndpoints": [{"port": "metrics"}, {"port": "migrator"}]}
         return [
-            service,
-            *_set("nats", len(self._nats), _pod("nats", [nats]), files, claims),
-            _budget("nats"),
-            _secret("buckets", {"buckets.json": self._files["buckets.json"]}),
-            _object("batch/v1", "Job", "buckets", spec=job),
+            _object("networking.k8s.io/v1", "NetworkPolicy", spec=wall, when=self._value("networkPolicy", True)),
+            _object("monitoring.coreos.com/v1", "PodMonitor", spec=read, when=self._value("podMonitor", False)),
         ]
 
     def _nats_file(self, name: str) -> str:
-        if len(self._nats) == 1:
-            return nats_file(self._spec, self._passwords)
         routes = ["0.0.0.0:6222", *(f"{each}.nats:6222" for each in self._nats if each != name)]
-        return nats_file(self._spec, self._passwords, name=name, routes=tuple(routes))
+        several = {"name": name, "routes": tuple(routes)} if len(self._nats) > 1 else {}
+        return nats_file(self._spec, self._passwords, **several)
 
-    def _numbered(self, name: str, count: int) -> dict[str, str]:
-        """A file per pod, which gives the service the pod's name."""
-        fields = json.loads(self._files[f"{name}.json"])
-        return {f"{name}-{n}.json": json.dumps(fields | {"name": f"{name}-{n}"}, indent=1) for n in range(count)}
-
-    def _service(self, name: str, files: dict[str, str], ports: Mapping[str, int] = NONE) -> list[Object]:
-        words = [f"services.{name}", "--config", f"{SECRETS}/$(POD_NAME).json"]
-        container = self._container(name, words, {"metrics": METRICS_PORT, **ports}) | _probed("metrics")
-        return _set(name, len(files), _pod(name, [container]), files)
+    def _service(self, name: str, count: Any, ports: Mapping[str, int] = NONE) -> list[Object]:
+        container = self._container(name, {"metrics": METRICS_PORT, **ports}) | _probed("metrics")
+        return _set(name, count, self._pod(name, [container]), {f"{name}.json": self._files[f"{name}.json"]})
 
     def _workers(self, name: str, slots: list[WorkerSlot]) -> list[Object]:
         files = {}
@@ -196,38 +233,44 @@ class Manifests:
             files[f"{slot.name}.broker.json"] = self._files[f"{broker_of(slot.name)}.json"]
         own, group, models = f"{SECRETS}/$(POD_NAME)", slots[0].group, [slots[0].model]
         mounts = {"cache": "/cache", "kv": "/kv", "shm": "/dev/shm"}
-        worker = self._container(
-            name, ["services.worker", "--config", f"{own}.json"], {"metrics": METRICS_PORT}, mounts
-        )
-        worker |= {"image": self._images["worker"], "resources": _bounds(*CPU_WORKER)} | _probed("metrics", LOADING_S)
+        words = ["services.worker", "--config", f"{own}.json"]
+        worker = self._container(name, {"metrics": METRICS_PORT}, mounts, words) | _probed("metrics", LOADING_S)
+        # A GPU's asks for memory, too: what asks for nothing is the first to go where a node is short of it.
+        needed, gpus = _bounds(*CPU_WORKER), group.tensor_parallel
         if group.device != "cpu":
-            worker["resources"] = {"limits": {"nvidia.com/gpu": group.tensor_parallel}}
+            asked = {"cpu": str(2 * gpus), "memory": f"{8 * gpus}Gi"}
+            needed = {"requests": asked, "limits": {"nvidia.com/gpu": gpus}}
+        worker |= {"image": self._images["worker"], "resources": self._value(f"{name}/resources", needed)}
         worker["volumeMounts"] += self._model_mounts(models)
         words = ["deployment.migrator", "--config", f"{own}.migrator.json", "--broker", f"{own}.broker.json"]
-        migrator = self._container("migrator", words, {"migrator": MIGRATOR_METRICS_PORT}) | _probed("migrator")
-        memory = {"emptyDir": {"medium": "Memory"}}
-        volumes = [{"name": "kv"} | memory, {"name": "shm"} | memory, {"name": "cache", "emptyDir": {}}]
-        pod = _pod(name, [worker], [*volumes, *self._model_volumes(models)])
+        migrator = self._container("migrator", {"migrator": MIGRATOR_METRICS_PORT}, words=words) | _probed("migrator")
+        volumes: list[Object] = [{"name": "cache", "emptyDir": {}}, *self._model_volumes(models)]
+        volumes += [{"name": n, "emptyDir": {"medium": "Memory", "sizeLimit": size}} for n, size in SHARED.items()]
+        limits = [msgspec.json.decode(files[f"{slot.name}.json"], type=WorkerConfig).limits for slot in slots]
+        drain_ms = max(each.drain_limit_ms + each.linger_ms for each in limits)
+        pod = self._pod(name, [worker], volumes, drain_s=2 * drain_ms / 1000)  # its migrator ends after it
         pod["initContainers"] = [migrator | {"restartPolicy": "Always"}]
         return [*_set(name, len(slots), pod, files), _budget(name)]
 
     def _ingresses(self) -> list[Object]:
-        words = ["services.ingress", "--config", f"{SECRETS}/$(POD_NAME).json"]
-        ingress = self._container("ingress", words, {"http": 8000, "metrics": METRICS_PORT})
+        ingress = self._container("ingress", {"http": 8000, "metrics": METRICS_PORT})
         # A new one gets requests once every model has an instance; later it waits for one, or answers why it has none.
         ingress |= _probed("http", path="/health") | {"startupProbe": _probe("http", LOADING_S // 5, "/ready")}
         # It accepts nothing after SIGTERM, and a Service sends connections for a while longer.
         ingress["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", "5"]}}}
         ingress["volumeMounts"] += self._model_mounts(self._spec.models)
-        pod = _pod("ingress", [ingress], self._model_volumes(self._spec.models))
-        count = self._spec.services.ingresses
-        files = self._numbered("ingress", count)
-        files |= {name: text for name, text in self._files.items() if name == "keys.toml"}
-        return [*_set("ingress", count, pod, files), _front("ingress", {"http": 8000}), _budget("ingress")]
+        limits = msgspec.json.decode(self._files["ingress.json"], type=IngressConfig).limits
+        pod = self._pod("ingress", [ingress], self._model_volumes(self._spec.models), drain_s=limits.drain_s)
+        files = {name: text for name, text in self._files.items() if name in ("ingress.json", "keys.toml")}
+        front = _front("ingress", {"http": 8000}, type=self._value("ingress/serviceType", "ClusterIP"))
+        count = self._value("ingress/replicas", self._spec.services.ingresses)
+        return [*_set("ingress", count, pod, files), front, _budget("ingress")]
 
     def _container(
-        self, name: str, words: list[str], ports: Mapping[str, int] = NONE, mounts: Mapping[str, str] = NONE
+        self, name: str, ports: Mapping[str, int] = NONE, mounts: Mapping[str, str] = NONE, words: Sequence[str] = ()
     ) -> Object:
+        """A service in whose pods only the names differ, unless ``words`` say what to run."""
+        words = list(words) or [f"services.{name}", "--config", f"{SECRETS}/{name}.json", "--name", "$(POD_NAME)"]
         paths = {"files": SECRETS, "tmp": "/tmp", **mounts}
         return {
             "name": name,
@@ -236,8 +279,26 @@ class Manifests:
             "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
             "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
             "volumeMounts": [{"name": volume, "mountPath": path} for volume, path in paths.items()],
-            "resources": _bounds(*RESOURCES.get(name, CONTROL)),
+            "resources": self._value(f"{name}/resources", _bounds(*RESOURCES.get(name, CONTROL))),
             "securityContext": CONFINED,
+        }
+
+    def _pod(
+        self, name: str, containers: list[Object], volumes: Sequence[Object] = (), *, drain_s: float = 0
+    ) -> Object:
+        files = {"name": "files", "secret": {"secretName": name, "defaultMode": 0o440}}
+        return {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "shareProcessNamespace": True,  # Python as process 1 would not hear a SIGTERM while it loads a model
+            "terminationGracePeriodSeconds": GRACE_S + int(drain_s),
+            "topologySpreadConstraints": [SPREAD | {"labelSelector": _matching(name)}],
+            "nodeSelector": self._value(f"{name}/nodeSelector", {}),
+            "tolerations": self._value(f"{name}/tolerations", []),
+            "imagePullSecrets": self._value("imagePullSecrets", []),
+            "securityContext": USER | {"seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": containers,
+            "volumes": [files, {"name": "tmp", "emptyDir": {}}, *volumes],
         }
 
     def _model_mounts(self, models: Sequence[ModelSpec]) -> list[Object]:
@@ -255,37 +316,24 @@ class Manifests:
         return [{"name": name, "hostPath": {"path": path, "type": "Directory"}} for name, path in paths.items()]
 
 
-def _pod(name: str, containers: list[Object], volumes: Sequence[Object] = ()) -> Object:
-    files = {"name": "files", "secret": {"secretName": name, "defaultMode": 0o440}}
-    return {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "shareProcessNamespace": True,  # Python as process 1 would not hear a SIGTERM while it loads a model
-        "terminationGracePeriodSeconds": GRACE_S,
-        "topologySpreadConstraints": [SPREAD | {"labelSelector": _matching(name)}],
-        "securityContext": USER | {"seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": containers,
-        "volumes": [files, {"name": "tmp", "emptyDir": {}}, *volumes],
-    }
-
-
-def _set(name: str, count: int, pod: Object, files: dict[str, str], claims: Sequence[Object] = ()) -> list[Object]:
+def _set(name: str, count: Any, pod: Object, files: dict[str, str], claims: Sequence[Object] = ()) -> list[Object]:
     """A Secret with the files of its pods, and the StatefulSet, whose pods roll when one of them changes."""
     digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+    watched = {} if name == "nats" else {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS_PORT)}
     spec = {
         "replicas": count,
         "serviceName": name,
         "podManagementPolicy": "Parallel",
         "selector": _matching(name),
-        "template": {"metadata": _labels(name) | {"annotations": {"millrace/files": digest}}, "spec": pod},
+        "template": {"metadata": _labels(name) | {"annotations": {"millrace/files": digest} | watched}, "spec": pod},
         "volumeClaimTemplates": list(claims),
     }
     return [_secret(name, files), _object("apps/v1", "StatefulSet", name, spec=spec)]
 
 
-def _front(name: str, ports: dict[str, int]) -> Object:
+def _front(name: str, ports: dict[str, int], **more: Any) -> Object:
     told = [{"name": port, "port": number, "targetPort": port} for port, number in ports.items()]
-    return _object("v1", "Service", name, spec={"selector": _labels(name)["labels"], "ports": told})
+    return _object("v1", "Service", name, spec={"selector": _labels(name)["labels"], "ports": told, **more})
 
 
 def _secret(name: str, files: dict[str, str]) -> Object:
@@ -293,16 +341,16 @@ def _secret(name: str, files: dict[str, str]) -> Object:
 
 
 def _budget(name: str) -> Object:
-    spec = {"maxUnavailable": 1, "selector": _matching(name)}
+    spec = {"maxUnavailable": 1, "selector": _matching(name), "unhealthyPodEvictionPolicy": "AlwaysAllow"}
     return _object("policy/v1", "PodDisruptionBudget", name, spec=spec)
 
 
-def _object(version: str, kind: str, name: str, **content: Any) -> Object:
+def _object(version: str, kind: str, name: str = "millrace", **content: Any) -> Object:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name} | _labels(name), **content}
 
 
 def _labels(name: str) -> Object:
-    return {"labels": {"app.kubernetes.io/part-of": "millrace", "app.kubernetes.io/name": name}}
+    return {"labels": PART | {"app.kubernetes.io/name": name}}
 
 
 def _matching(name: str) -> Object:

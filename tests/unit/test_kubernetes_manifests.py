@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
         (tmp_path / name / "config.json").chmod(0o644)
-    (tmp_path / "keys.toml").write_text("")
+    (tmp_path / "keys.toml").write_text("# {{ .Values }}")
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     return tmp_path
 
@@ -67,11 +68,21 @@ def pods(objects: Objects) -> Iterator[tuple[str, str, dict[str, Any]]]:
             for n in range(each["spec"]["replicas"]):
                 yield name, f"{name}-{n}", each["spec"]["template"]["spec"]
         if kind == "Job":
-            yield name, name, each["spec"]["template"]["spec"]
+            yield "buckets", name, each["spec"]["template"]["spec"]
 
 
-def files_of(pod: str, container: dict[str, Any]) -> list[str]:
-    words = [word.replace("$(POD_NAME)", pod) for word in [*container.get("command", []), *container["args"]]]
+def rendered(folder: Path, values: dict[str, Any]) -> Objects:
+    helm = pytest.importorskip("helm_python", reason="./task check:kubernetes installs it")
+    with helm.Chart.load(folder / "chart") as chart:
+        found = [each for text in chart.render(values).values() for each in yaml.safe_load_all(text) if each]
+    return {(each["kind"], each["metadata"]["name"]): each for each in found}
+
+
+def words_of(pod: str, container: dict[str, Any]) -> list[str]:
+    return [word.replace("$(POD_NAME)", pod) for word in [*container.get("command", []), *container["args"]]]
+
+
+def files_of(words: list[str]) -> list[str]:
     return [word.removeprefix("/run/secrets/") for word in words if word.startswith("/run/secrets/")]
 
 
@@ -90,15 +101,17 @@ def test_every_container_s_files_are_in_its_secret_and_its_service_takes_them(fo
         for container in [*spec.get("initContainers", []), *spec["containers"]]:
             assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
             ports += [port["containerPort"] for port in container["ports"]]
-            assert files_of(pod, container)
-            for file in files_of(pod, container):
+            words = words_of(pod, container)
+            name_given = words[words.index("--name") + 1] if "--name" in words else ""
+            assert files_of(words)
+            for file in files_of(words):
                 seen.add(file)
                 if not file.endswith(".json"):
                     assert file in secret
                     continue
                 (tmp_path / file).write_text(secret[file])
-                config: Any = load_config(kind_of(file), tmp_path / file)
-                if name not in ("page", "buckets") and file.count(".") == 1:
+                config: Any = load_config(kind_of(file), tmp_path / file, name=name_given)
+                if name != "buckets" and file.count(".") == 1:
                     assert config.name == pod
                 if "broker" not in file and name != "buckets":
                     assert config.telemetry.metrics_port in [port["containerPort"] for port in container["ports"]]
@@ -132,7 +145,7 @@ def test_instances_get_gpus_a_migrator_time_to_drain_and_models_from_the_claim_o
     assert spec["terminationGracePeriodSeconds"] * 1000 > 2 * (limits.drain_limit_ms + limits.linger_ms)
     for name, gpus, path in (("wide", 2, "big"), ("narrow", 1, "small")):
         spec = objects["StatefulSet", name]["spec"]["template"]["spec"]
-        assert spec["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": gpus}}
+        assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": gpus}
         assert [v["hostPath"]["path"] for v in spec["volumes"] if "hostPath" in v] == [str(folder / path)]
     ingress = written(folder, "--models-claim", "shared")["StatefulSet", "ingress"]["spec"]["template"]["spec"]
     mounted = {m["mountPath"]: m["subPath"] for m in ingress["containers"][0]["volumeMounts"] if m["name"] == "models"}
@@ -145,9 +158,9 @@ def test_three_nats_servers_know_each_other_and_keep_each_bucket_together(folder
     assert sorted(files) == ["nats-0.conf", "nats-1.conf", "nats-2.conf"]
     assert "@nats-0.nats:6222" not in files["nats-0.conf"]
     assert all(f"@nats-{n}.nats:6222" in files["nats-0.conf"] for n in (1, 2))
-    (job,) = objects["Job", "buckets"]["spec"]["template"]["spec"]["containers"]
+    ((job,),) = (e["spec"]["template"]["spec"]["containers"] for (kind, _), e in objects.items() if kind == "Job")
     assert job["args"][-2:] == ["--replicas", "3"]
-    bus = msgspec.json.decode(objects["Secret", "tagger"]["stringData"]["tagger-0.json"])["bus"]
+    bus = msgspec.json.decode(objects["Secret", "tagger"]["stringData"]["tagger.json"])["bus"]
     assert bus["servers"] == [f"nats://nats-{n}.nats:4222" for n in range(3)]
 
 
@@ -157,6 +170,8 @@ def test_three_nats_servers_know_each_other_and_keep_each_bucket_together(folder
         ("count = 2", "count = 2, spares = 1", "models[0].groups[0].spares: 1"),
         ("count = 2", 'names = ["a"]', "models[0].groups[0].names: pods are numbered"),
         ('name = "narrow"', 'name = "wide"', "models[].groups[].name: each group is a StatefulSet"),
+        ('name = "narrow"', 'name = "nats"', "models[].groups[].name: each group is a StatefulSet"),
+        ('name = "narrow"', 'name = "Na_rrow"', "models[].groups[].name: Na_rrow; a pod's name has small letters"),
         ("coordinators = 2", "predictors = 2", "services.predictors: 2"),
         ('path = "big"', 'path = "nowhere"', "models[0].path: no model"),
     ],
@@ -181,3 +196,29 @@ def test_objects_are_what_the_schemas_of_kubernetes_say(folder: Path, version: s
     wrong["spec"]["template"]["spec"]["containers"][0]["livenessProb"] = {}
     with pytest.raises(schemas.ValidationError):
         schemas.validate(wrong, version, strict=True)
+
+
+def test_a_chart_renders_what_the_manifests_say_and_each_value_changes_what_it_names(folder: Path) -> None:
+    plain = written(folder, "--chart", str(folder / "chart"))
+    assert rendered(folder, {}) == plain
+    report = importlib.import_module("helm_python").lint(folder / "chart", strict=True, kube_version="v1.37.0")
+    assert [each["error"] for each in report["messages"]] == ["icon is recommended"]
+    assert not [path for path in (folder / "chart").rglob("*.yaml") if path.stat().st_mode & 0o077]
+    sets = {name for kind, name in plain if kind == "StatefulSet"}
+    schemas = pytest.importorskip("kubernetes_validate", reason="./task check:kubernetes installs it")
+    for values, kind, names in (
+        ({"ingress": {"replicas": 5}}, "StatefulSet", {"ingress"}),
+        ({"ingress": {"serviceType": "LoadBalancer"}}, "Service", {"ingress"}),
+        ({"wide": {"nodeSelector": {"gpu": "a"}}}, "StatefulSet", {"wide"}),
+        ({"nats": {"claim": {"storageClassName": "fast"}}}, "StatefulSet", {"nats"}),
+        ({"images": {"worker": "r/w"}}, "StatefulSet", {"wide", "narrow"}),
+        ({"imagePullSecrets": [{"name": "r"}]}, "StatefulSet", sets),
+        ({"networkPolicy": False}, "NetworkPolicy", {"millrace"}),
+        ({"podMonitor": True}, "PodMonitor", {"millrace"}),
+    ):
+        found = rendered(folder, values)
+        changed = {key for key in {*plain, *found} if key[0] != "Job" and plain.get(key) != found.get(key)}
+        assert changed == {(kind, name) for name in names}
+        assert not [key for key in plain if key[0] == "Job" and key in found]  # a job cannot change
+        for key in changed - {("NetworkPolicy", "millrace"), ("PodMonitor", "millrace")}:
+            schemas.validate(found[key], "1.37", strict=True)
