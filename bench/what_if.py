@@ -2,7 +2,8 @@
 
 ``--play NAME`` starts the cluster of a change, plays the load and keeps its recording; ``unchanged`` comes first.
 Without it the recording of the unchanged cluster is asked, and its answers are compared with the other ones. Every
-play has the same requests at the same times; the unchanged cluster gets more of them, and half of them are fitted.
+play has the same requests at the same times; the unchanged cluster gets more of them, and half of them are fitted. A
+change is measured against the unchanged cluster played directly before it: a shared machine's speed drifts.
 """
 
 from __future__ import annotations
@@ -65,7 +66,11 @@ def main() -> int:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.play:
-        _play(name, options)
+        if name == "unchanged":
+            _play(name, name, options.count, options)
+        else:
+            _play("unchanged", _before(name), COUNT, options)
+            _play(name, name, COUNT, options)
     if not options.play:
         _report(options.folder)
     return 0
@@ -83,7 +88,11 @@ def load(rate: float, count: int, seed: int) -> list[Planned]:
     return found
 
 
-def _play(name: str, options: argparse.Namespace) -> None:
+def _before(name: str) -> str:
+    return f"{name}-before"
+
+
+def _play(name: str, file: str, count: int, options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         words = ["--set", "telemetry.trace_sample=0", *(("--set", CHANGES[name]) if CHANGES[name] else ())]
         rig = UpRig(
@@ -97,18 +106,17 @@ def _play(name: str, options: argparse.Namespace) -> None:
         try:
             warm = [msgspec.structs.replace(each, at_s=0.5 * n) for n, each in enumerate(load(1.0, WARM_UP, 999))]
             asyncio.run(play(warm, port=rig.port, model=rig.model))
-            count = options.count if name == "unchanged" else COUNT
             before = os.getloadavg()[0]
             played = asyncio.run(play(load(options.rate, count, 1), port=rig.port, model=rig.model))
             failed = sum(bool(each.error) for each in played)
-            print(f"{name}: {count} requests, {failed} failed, load average {before:.1f} to {os.getloadavg()[0]:.1f}")
+            print(f"{file}: {count} requests, {failed} failed, load average {before:.1f} to {os.getloadavg()[0]:.1f}")
             asyncio.run(asyncio.sleep(2.5))  # the recorder writes each second
         finally:
             rig.stop()
         whole = read_recording(Path(folder) / "recording")
         kept = msgspec.structs.replace(whole, requests=whole.requests[WARM_UP:])
-        write_recording(options.folder / f"{name}.jsonl.gz", kept.rows())
-        shutil.copy(Path(folder) / "run" / "cluster.toml", options.folder / f"{name}.toml")
+        write_recording(options.folder / f"{file}.jsonl.gz", kept.rows())
+        shutil.copy(Path(folder) / "run" / "cluster.toml", options.folder / f"{file}.toml")
 
 
 def _report(folder: Path) -> None:
@@ -121,7 +129,7 @@ def _report(folder: Path) -> None:
         changes = [_change(name, question) for name in tried]
         right, lost = 0, []
         for name, answer in zip(tried, answers(question, changes, speed=1.0, jobs=1), strict=True):
-            live = _live(base, read_recording(folder / f"{name}.jsonl.gz"))
+            live = _live(*(read_recording(folder / f"{file}.jsonl.gz") for file in (_before(name), name)))
             right += _tell_change(name, answer.figures, live)
             lost += [f"{name} {f}" for f in FIGURES if answer.figures[f].ratio < 0.95 and live[f].ratio > 1]
         told = f"{right} of {len(tried)} within 30 % or 5 points of the measured change of mean end-to-end time"
