@@ -1,5 +1,6 @@
 """The parser of what a NATS server sends: whole and torn messages, control lines between them, and refusals."""
 
+import asyncio
 from random import Random
 from typing import Any
 
@@ -12,6 +13,8 @@ HEAD = b"NATS/1.0\r\nMr-Type: A/1\r\n\r\n"
 
 
 class Client:
+    is_connected = True
+
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
 
@@ -25,6 +28,7 @@ class Client:
         self.heard.append((sid, subject.decode(), reply.decode(), data, headers or b""))
 
     async def _process_ping(self) -> None:
+        await asyncio.sleep(0)
         self.heard.append(("ping",))
 
     async def _process_pong(self) -> None:
@@ -62,12 +66,23 @@ def spoken() -> bytes:
     )
 
 
-async def heard(pieces: list[bytes], takers: tuple[int, ...]) -> list[tuple[Any, ...]]:
-    """Calls that a client with takers of these subscriptions gets."""
-    client = Client()
+async def heard(pieces: list[bytes], takers: tuple[int, ...], rng: Random) -> list[tuple[Any, ...]]:
+    """Calls that a client with takers of these subscriptions gets, whose loop reads some pieces late."""
+    client, reader = Client(), asyncio.StreamReader()
     parser = DirectParser(client, {number: client.taker(number) for number in takers})
+
+    async def read() -> None:
+        while data := await reader.read(40):
+            await parser.parse(data)
+
+    parser.read_from(reader)
+    reading = asyncio.create_task(read())
     for piece in pieces:
-        await parser.parse(piece)
+        reader.feed_data(piece)
+        for _ in range(rng.choice((0, 0, 1, 4))):
+            await asyncio.sleep(0)
+    reader.feed_eof()
+    await reading
     assert not parser.buf
     return client.heard
 
@@ -80,7 +95,16 @@ async def test_says_what_nats_py_says_torn_anywhere_or_whole(seed: int) -> None:
     client = Client()
     await Parser(client).parse(data)
     assert len(client.heard) == 10
-    assert await heard(pieces, (1, 2)) == client.heard
+    assert await heard(pieces, (1, 2), rng) == client.heard
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_message_is_taken_as_it_comes_where_the_connection_stands(connected: bool) -> None:
+    client, reader = Client(), asyncio.StreamReader()
+    client.is_connected = connected
+    DirectParser(client, {1: client.taker(1)}).read_from(reader)
+    reader.feed_data(message(1, b"now", headers=HEAD))
+    assert [each[3] for each in client.heard] == [b"now"] * connected
 
 
 @pytest.mark.parametrize(
@@ -88,7 +112,7 @@ async def test_says_what_nats_py_says_torn_anywhere_or_whole(seed: int) -> None:
 )
 async def test_refuses_what_is_no_protocol(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        await heard([data], (1,))
+        await heard([data], (1,), Random(0))
 
 
 async def test_a_new_connection_begins_anew() -> None:

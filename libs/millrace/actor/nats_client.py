@@ -9,8 +9,9 @@ the socket is behind, since it waits for it.
 Everything of nats-py that is not its public interface and that this module relies on (nats-py 2.16; the bus contract
 suite fails where one of them changes): ``_ps`` (its parser, called with what was read), ``Client._process_msg``,
 ``_subs``, ``_sid`` (replayed after a reconnect), ``_pending``, ``_pending_data_size``, ``_flush_queue``, ``_transport``
-(the write buffer, its flusher and the socket), ``_reconnection_task``, ``_server_pool`` and ``_resp_sub_prefix``
-(cleared before a closed client is opened again), and ``nats.protocol.command``.
+(the write buffer, its flusher and the socket), ``_process_connect_init`` (makes the socket's reader),
+``_reconnection_task``, ``_server_pool`` and ``_resp_sub_prefix`` (cleared before a closed client is opened again), and
+``nats.protocol.command``.
 """
 
 from __future__ import annotations
@@ -57,8 +58,13 @@ class DirectClient(Client):
         super().__init__()
         self._takers: dict[int, Taker] = {}
         self._wanted: dict[int, tuple[str, str]] = {}
-        self._ps = DirectParser(self, self._takers)
+        self._ps: DirectParser = DirectParser(self, self._takers)
         self._writing = False  # the end of this turn writes
+
+    async def _process_connect_init(self) -> None:
+        await super()._process_connect_init()
+        if isinstance(self._transport, TcpTransport) and self._transport._io_reader is not None:
+            self._ps.read_from(self._transport._io_reader)
 
     async def reopen(self, **options: Any) -> None:
         """Connects again after the client gave a connection up, with all subscriptions; tries for ever.
