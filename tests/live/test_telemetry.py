@@ -206,6 +206,18 @@ def test_an_outbox_drops_and_counts_when_its_sink_hangs() -> None:
     assert delivered == list(range(taken))
 
 
+def test_an_outbox_that_is_flushed_or_closed_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.telemetry.outbox.GATHER_S", 3_600)
+    delivered: list[int] = []
+    box = Outbox("test", delivered.extend, items_max=10, batch_max=10)
+    for index in range(3):
+        box.put(index)
+        assert box.flush(10)
+    box.put(3)
+    box.close(10)
+    assert delivered == [0, 1, 2, 3]
+
+
 def test_an_outbox_outlives_a_sink_that_fails() -> None:
     delivered: list[int] = []
 

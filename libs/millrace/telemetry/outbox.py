@@ -13,8 +13,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: After the first item the thread waits this long, so that a burst becomes one write. What a kill -9 can lose.
-GATHER_S = 0.02
+#: Time between two deliveries: what a kill -9 can lose. The thread takes the interpreter from the event loop each time,
+#: and the loop waits for it; so items wake it only where none came for that long.
+GATHER_S = 0.1
 
 
 class Outbox(Generic[T]):
@@ -31,6 +32,7 @@ class Outbox(Generic[T]):
         self._batch_max = batch_max
         self._items: deque[T] = deque()
         self._awake = threading.Event()
+        self._hurried = threading.Event()
         self._closing = False
         self._accepted = 0
         self._settled = 0
@@ -52,6 +54,7 @@ class Outbox(Generic[T]):
     def flush(self, timeout_s: float) -> bool:
         """Waits until everything appended so far is delivered; False where that took too long."""
         target, deadline = self._accepted, time.monotonic() + timeout_s
+        self._hurried.set()
         while self._settled < target and time.monotonic() < deadline:
             time.sleep(0.002)
         return self._settled >= target
@@ -59,6 +62,7 @@ class Outbox(Generic[T]):
     def close(self, timeout_s: float) -> None:
         """Delivers what waits, for at most ``timeout_s``, and ends the thread; the rest counts as dropped."""
         self._closing = True
+        self._hurried.set()
         self._awake.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -68,9 +72,11 @@ class Outbox(Generic[T]):
         while True:
             self._awake.wait()
             if not self._closing:
-                time.sleep(GATHER_S)
-            # Cleared before the queue is emptied: an item appended meanwhile sets it again.
-            self._awake.clear()
+                self._hurried.wait(GATHER_S)
+                self._hurried.clear()
+            if not self._items:
+                # Cleared before the queue is emptied: an item appended meanwhile is in it, or sets it again.
+                self._awake.clear()
             self._empty_queue()
             if self._closing and not self._items:
                 return
