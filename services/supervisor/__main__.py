@@ -63,6 +63,9 @@ from services.supervisor.probes import http_ready
 from services.supervisor.rereading import CheckFiles, reread
 from services.supervisor.store_guard import CHECK_S, StoreGuard
 
+#: nats-server runs on so many times fewer cores than there are. Go keeps idle ones spinning for work: with two of two
+#: it takes half as much time again for each message, from processes that have something to do, and delivers it later.
+NATS_SHARE = 4
 #: How long nats-server may take to say that it is well, seconds. It takes 0.1 s.
 NATS_START_LIMIT_S = 15.0
 
@@ -362,6 +365,7 @@ def launch(options: LaunchOptions, check_files: CheckFiles, fork_servers: ForkSe
         stack.enter_context(store_folder(directory))
         os.environ.setdefault("VLLM_RPC_BASE_PATH", stack.enter_context(socket_folder(directory)))
         cores = options.cores or sorted(os.sched_getaffinity(0))
+        os.environ.setdefault("GOMAXPROCS", str(max(1, len(cores) // NATS_SHARE)))
         if not living:
             spec = stack.enter_context(free_ports(spec))
         options = msgspec.structs.replace(options, spec=spec, cores=cores)

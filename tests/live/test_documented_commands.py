@@ -160,6 +160,11 @@ def busy(rig: UpRig) -> Iterator[Busy]:
     load.stop()
 
 
+def test_nats_server_leaves_most_cores_to_the_others(rig: UpRig) -> None:
+    server = next(each for each in rig.processes() if "".join(each.cmdline()[:1]).endswith("nats-server"))
+    assert server.environ()["GOMAXPROCS"] == str(max(1, len(os.sched_getaffinity(0)) // 4))
+
+
 def filled_in(command: str, busy: Busy) -> str:
     command = command.replace("127.0.0.1:8000", f"127.0.0.1:{busy.rig.port}")
     if "REQUEST" in command:
