@@ -67,11 +67,7 @@ def main() -> int:
         extra = ["--set", "worker=" + options.worker_set]
         extra += ["--processes", "2"] if options.engine == "modelled" else []
         rig = UpRig(
-            Path(folder) / "cluster",
-            model_path=MODELS / options.model,
-            engine=options.engine,
-            instances=2,
-            extra=extra,
+            Path(folder) / "cluster", model_path=MODELS / options.model, engine=options.engine, instances=2, extra=extra
         )
         rig.start()
         try:

@@ -116,12 +116,7 @@ def held_out_lines(kind: str, recordings: Sequence[Recording]) -> list[str]:
 
 
 def compare(
-    policy: str,
-    runs: Sequence[Recording],
-    fits: Sequence[dict[str, EngineFit]],
-    way: Transit,
-    *,
-    whole: bool = False,
+    policy: str, runs: Sequence[Recording], fits: Sequence[dict[str, EngineFit]], way: Transit, *, whole: bool = False
 ) -> Compared:
     """A policy's runs in both worlds.
 

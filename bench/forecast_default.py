@@ -114,10 +114,7 @@ def base(name: str, requests: int, seed: int) -> tuple[str, list[str]]:
     if kind == "block":
         return "block", [*common, rate]
     if kind == "burst":
-        return "block", [
-            *common,
-            f'workload.arrivals={{kind="gamma", rate_per_s={BURST_RATE}, cv={value}}}',
-        ]
+        return "block", [*common, f'workload.arrivals={{kind="gamma", rate_per_s={BURST_RATE}, cv={value}}}']
     if kind == "halves":
         return "block", [*common, rate, f"cluster.groups={halves()}"]
     trace = TRACES[value]

@@ -55,9 +55,7 @@ def main() -> int:
 def _told(instances: int, arguments: argparse.Namespace) -> str:
     if not arguments.counted:
         return f"{_run(_timed, instances, arguments):7.1f} µs per request"
-    words = ["--under-callgrind", "--instances", str(instances), "--requests", str(arguments.requests)]
-    words += ["--policy", arguments.policy, "--tokens", str(arguments.tokens), "--steps", str(arguments.steps)]
-    words += ["--api", arguments.api, *["--stream"] * arguments.stream, *["--parsed"] * arguments.parsed]
+    words = [*sys.argv[1:], "--under-callgrind", "--instances", str(instances)]
     return f"{instructions.counted('bench.hot_path', words) / arguments.requests:,.0f} instructions per request"
 
 

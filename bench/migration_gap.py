@@ -151,14 +151,8 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = stretched(options.model, Path(folder), tokens=max(options.contexts) + 4096)
-        extra = [
-            "--policy",
-            "join_shortest_queue",
-            "--set",
-            "telemetry.trace_sample=0",
-            "--set",
-            "worker=" + options.worker_set,
-        ]
+        extra = ["--policy", "join_shortest_queue", "--set", "telemetry.trace_sample=0"]
+        extra += ["--set", "worker=" + options.worker_set]
         extra += ["--processes", "2"] if options.engine == "modelled" else []
         rig = UpRig(Path(folder) / "cluster", model_path=model, engine=options.engine, instances=2, extra=extra)
         rig.start()

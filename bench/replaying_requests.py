@@ -76,19 +76,11 @@ def comparison(measured: Latencies, modelled: Latencies) -> str:
     lines = [f"{'':<6}{'':<6}{'measured':>10}{'modelled':>10}{'off':>8}"]
     for name, scale, unit in (("ttft", 1.0, "s"), ("tpot", 1e3, "ms"), ("e2e", 1.0, "s")):
         real, model = getattr(measured, name), getattr(modelled, name)
-        for word, of in (("mean", statistics.fmean), ("p50", _p50), ("p90", _p90), ("p99", _p99)):
-            a, b = of(real) * scale, of(model) * scale
+        for word in ("mean", "p50", "p90", "p99"):
+            a, b = (_statistic(values, word) * scale for values in (real, model))
             lines.append(f"{name:<6}{word:<6}{a:10.2f}{b:10.2f}{b / a - 1:+8.1%}  {unit}")
     return "\n".join(lines)
 
 
-def _p50(values: list[float]) -> float:
-    return float(np.quantile(values, 0.5))
-
-
-def _p90(values: list[float]) -> float:
-    return float(np.quantile(values, 0.9))
-
-
-def _p99(values: list[float]) -> float:
-    return float(np.quantile(values, 0.99))
+def _statistic(values: list[float], word: str) -> float:
+    return statistics.fmean(values) if word == "mean" else float(np.percentile(values, int(word[1:])))

@@ -20,16 +20,8 @@ BLOCK = "../../papers/block/testbed.toml"
 #: Label -> (scenario, settings, goal in seconds on one core).
 SMALL = {
     "12 x 10,000, round robin": (BLOCK, ("dispatch.policy=round_robin",), 6),
-    "12 x 10,000, join_shortest_queue": (
-        BLOCK,
-        ("dispatch.policy=join_shortest_queue",),
-        6,
-    ),
-    "12 x 10,000, forecast of all": (
-        BLOCK,
-        ("dispatch.policy=forecast", "dispatch.parameters.candidates=0"),
-        20,
-    ),
+    "12 x 10,000, join_shortest_queue": (BLOCK, ("dispatch.policy=join_shortest_queue",), 6),
+    "12 x 10,000, forecast of all": (BLOCK, ("dispatch.policy=forecast", "dispatch.parameters.candidates=0"), 20),
 }
 LARGE = {"1,000 x 100,000, forecast of 2": ("thousand.toml", (), 1200)}
 

@@ -15,12 +15,7 @@ from bench.replaying_requests import Recorded, comparison, latencies, replay
 
 #: As vLLM 0.19 was configured in that run; it counts its null block among its 2,588.
 PARAMETERS = EngineParameters(
-    max_model_len=32_768,
-    block_size=16,
-    blocks_total=2587,
-    max_sequences=256,
-    token_budget=2048,
-    async_scheduling=True,
+    max_model_len=32_768, block_size=16, blocks_total=2587, max_sequences=256, token_budget=2048, async_scheduling=True
 )
 
 

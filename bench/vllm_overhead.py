@@ -2,9 +2,8 @@
 
 One engine on one core; all of Millrace (ingress, NATS, coordinator, tagger, the worker's front) and the load
 generator on the other, as vLLM's own API server and the load generator are in turn. With `--rate` requests come at
-random at so many a second instead of `--concurrency` at once. `--both` compares two engines on two cores: Millrace's,
-as `./task up` starts them, against two of vLLM's servers that get requests in turn, as from a router that costs
-nothing; with `--router` they stand behind vLLM's router (`vllm-router` on the path, with its defaults).
+random at so many a second instead of `--concurrency` at once. `--router` compares two engines on two cores: Millrace's,
+as `./task up` starts them, against two of vLLM's servers behind its router (`vllm-router` on the path, its defaults).
 
 vLLM's servers have `vllm serve`'s defaults but for the length of contexts and the size of the KV cache, of which vLLM
 would take nearly all memory, and one thread per engine.
@@ -42,8 +41,8 @@ class Target:
         pids: Its processes without their children.
     """
 
-    def __init__(self, name: str, model: str, *urls: str, pids: Iterable[int] = ()) -> None:
-        self.name, self.model, self.urls = name, model, urls
+    def __init__(self, name: str, model: str, url: str, *, pids: Iterable[int]) -> None:
+        self.name, self.model, self.url = name, model, url
         self.pids = tuple(pids)
 
     def cpu_s(self) -> float:
@@ -117,7 +116,7 @@ async def _request(
     }
     began = last = time.monotonic()
     first = 0.0
-    async with client.stream("POST", f"{target.urls[number % len(target.urls)]}/v1/completions", json=body) as answer:
+    async with client.stream("POST", f"{target.url}/v1/completions", json=body) as answer:
         assert answer.status_code == 200, (await answer.aread()).decode()
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):
@@ -159,7 +158,7 @@ def vllm_direct(folder: Path, model: Path, cores: list[int]) -> Iterator[Target]
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     target = Target("vLLM's own server", "m", f"http://127.0.0.1:{port}", pids=[server.pid])
     try:
-        _wait(f"{target.urls[0]}/health", server, told)
+        _wait(f"{target.url}/health", server, told)
         _pin(server.pid, cores)
         yield target
     finally:
@@ -168,13 +167,9 @@ def vllm_direct(folder: Path, model: Path, cores: list[int]) -> Iterator[Target]
 
 
 @contextmanager
-def in_turn(folder: Path, servers: list[Target], *, router: bool) -> Iterator[Target]:
-    """Several servers that get requests in turn, or behind vLLM's router."""
-    urls, pids = [url for server in servers for url in server.urls], [pid for server in servers for pid in server.pids]
-    if not router:
-        yield Target("vLLM's own server, two in turn", "m", *urls, pids=pids)
-        return
-    port = free_port()
+def routed(folder: Path, servers: list[Target]) -> Iterator[Target]:
+    """Several servers behind vLLM's router."""
+    port, urls, pids = free_port(), [each.url for each in servers], [pid for each in servers for pid in each.pids]
     executable = shutil.which("vllm-router")
     assert executable, "vllm-router is not on the path"
     told = folder / f"router-{port}.log"
@@ -245,10 +240,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0 for a closed load")
-    parser.add_argument("--both", action="store_true", help="two engines on two cores instead of one")
-    parser.add_argument("--router", action="store_true", help="the same, vLLM's behind its router")
+    parser.add_argument("--router", action="store_true", help="two engines on two cores, vLLM's behind its router")
     options = parser.parse_args()
-    options.both |= options.router
     cores = sorted(os.sched_getaffinity(0))[:2]
     model = MODELS / options.model if (MODELS / options.model).is_dir() else Path(options.model)
     print(f"{model.name}, {options.requests} requests, {options.concurrency} at once, "
@@ -260,16 +253,16 @@ def main() -> int:
     ratios = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        os.sched_setaffinity(0, set(cores) if options.both else {cores[0]})  # what starts here until it pins itself
+        os.sched_setaffinity(0, set(cores) if options.router else {cores[0]})  # what starts here until it pins itself
         for _ in range(options.turns):
             with ExitStack() as stack:
-                pairs = [[core, core] for core in cores] if options.both else [cores]
+                pairs = [[core, core] for core in cores] if options.router else [cores]
                 servers = [stack.enter_context(vllm_direct(folder, model, pair)) for pair in pairs]
                 target = servers[0]
-                if options.both:
-                    target = stack.enter_context(in_turn(folder, servers, router=options.router))
+                if options.router:
+                    target = stack.enter_context(routed(folder, servers))
                 direct = _measure(target, options)
-            with millrace(folder, model, instances=1 + options.both, cores=cores) as target:
+            with millrace(folder, model, instances=1 + options.router, cores=cores) as target:
                 through = _measure(target, options)
             ratios.append([_figures(through)[what] / told for what, told in _figures(direct).items()])
     for what, column in zip(_figures(direct), zip(*ratios, strict=True), strict=True):

@@ -117,10 +117,7 @@ def _add(engine: Any, name: str, request: PlannedRequest) -> None:
         detokenize=False,
     )
     engine.add_request(
-        name,
-        {"prompt_token_ids": prompt_tokens(request.prompt)},
-        sampling,
-        arrival_time=float(request.at_step),
+        name, {"prompt_token_ids": prompt_tokens(request.prompt)}, sampling, arrival_time=float(request.at_step)
     )
 
 

@@ -101,11 +101,7 @@ def _group_runs() -> list[PlannedRun]:
     window = KvGroup(need=KvNeed.WINDOW, block_tokens=32, block_bytes=0, window=64)
     state = KvGroup(need=KvNeed.STATE, block_tokens=512, block_bytes=0)
     parameters = msgspec.structs.replace(
-        PLAIN,
-        groups=(full, window, window),
-        prefix_caching=False,
-        blocks_total=60,
-        token_budget=96,
+        PLAIN, groups=(full, window, window), prefix_caching=False, blocks_total=60, token_budget=96
     )
     model = {
         "architectures": ["Gemma3ForCausalLM"],

@@ -15,15 +15,7 @@ from bench.published.surface import MeasuredCurve, Surface
 from bench.published.tables import US, profile, rows, surface
 
 #: How often each dense layer runs within one transformer layer.
-DENSE = {
-    "qkv_proj": 1,
-    "o_proj": 1,
-    "gate_up_proj": 1,
-    "down_proj": 1,
-    "act_fn": 1,
-    "rotary_emb": 1,
-    "layernorm": 2,
-}
+DENSE = {"qkv_proj": 1, "o_proj": 1, "gate_up_proj": 1, "down_proj": 1, "act_fn": 1, "rotary_emb": 1, "layernorm": 2}
 
 
 class Skew(msgspec.Struct, frozen=True, kw_only=True):
