@@ -1,26 +1,21 @@
-"""Ways of serving that `bench as_shipped` compares: clusters of `millrace up`, and Dynamo with its modelled engines."""
+"""Ways of serving that `bench as_shipped` compares: clusters of `millrace up`. Others are in as_shipped_peers.py."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 import httpx
 
 from tests.testbed.up_cluster import UpRig
 
-#: Further lines of the cluster's file by way; those before the first table are the model's.
-WAYS = MappingProxyType(
-    {
-        "shipped": "",
-        "parsed": 'reasoning_parser = "qwen3"\n',
-        "jsq": '[services]\npredictors = 0\n[policies]\ndispatch = { name = "join_shortest_queue" }\n',
-    }
-)
+#: Lines of the cluster's file for a policy that needs no predictor.
+POLICY = '[services]\npredictors = 0\n[policies]\ndispatch = {{ name = "{}" }}\n'
 
 
 class Served:
@@ -38,6 +33,13 @@ class Served:
         self._processes = processes
         self._rig = rig
         self._worker_pages = tuple(worker_pages)
+
+    def keep_apart(self) -> None:
+        """Ingress, or what stands in its place, on the first core of the machine; all else on the others."""
+        for name, pid in self._processes.items():
+            cores = {0} if name.startswith("ingress") else set(range(1, os.cpu_count() or 1))
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), cores)
 
     def cpu_s(self) -> dict[str, float]:
         """CPU time of every process so far, seconds."""
@@ -59,33 +61,36 @@ class Served:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time that a process has used so far, seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """CPU time that a process has used so far, seconds: by its clock, as /proc counts in hundredths of a second."""
+    return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid makes it
+
+
+def ask(port: int) -> bool:
+    """Whether a request of one token is answered."""
+    chat = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    try:
+        return httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=chat, timeout=120).is_success
+    except httpx.ConnectError:
+        return False
 
 
 @contextmanager
-def open_way(lines: str, folder: Path, instances: int, ingresses: int) -> Iterator[Served]:
+def open_way(lines: str, folder: Path, instances: int) -> Iterator[Served]:
     """Starts a cluster with these lines in its file, and ends it."""
-    rig = UpRig.of_words(folder / "up", ("--cluster", str(_cluster_file(lines, folder, instances, ingresses))), "m")
+    rig = UpRig.of_words(folder / "up", ("--cluster", str(_cluster_file(lines, folder, instances))), "m")
     try:
         rig.start()
-        # One request waits for the parser process, where there is one.
-        chat = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-        httpx.post(f"{rig.url}/v1/chat/completions", json=chat, timeout=120).raise_for_status()
+        assert ask(rig.port), rig.logs()
         yield Served(rig.port, _named(rig), rig, _worker_pages(rig))
     finally:
         rig.stop()
 
 
-def _cluster_file(lines: str, folder: Path, instances: int, ingresses: int) -> Path:
-    own, bracket, rest = lines.partition("[")
-    services = f"[services]\ningresses = {ingresses}\n"
-    lines = f"{bracket}{rest}".replace("[services]\n", services) if rest else services
+def _cluster_file(lines: str, folder: Path, instances: int) -> Path:
     path = folder / "cluster.toml"
     path.write_text(
         '[[models]]\nname = "m"\npath = "millrace-nano"\n'
-        f'{own}[[models.groups]]\nengine = "modelled"\n'
+        '[[models.groups]]\nengine = "modelled"\n'
         f"count = {instances}\nprocesses = {min(instances, 2)}\nsettings = {{ modelled = {{ speed = 0.0 }} }}\n{lines}"
     )
     return path
@@ -109,3 +114,11 @@ def _worker_pages(rig: UpRig) -> list[str]:
     files = [file for file in _configurations(rig).values() if file.stem.startswith("worker")]
     ports = [json.loads(file.read_text())["telemetry"]["metrics_port"] for file in files]
     return [f"http://127.0.0.1:{port}/metrics" for port in ports]
+
+
+#: Ways by name; each takes a folder and a number of instances.
+WAYS = {
+    "shipped": partial(open_way, ""),
+    "jsq": partial(open_way, POLICY.format("join_shortest_queue")),
+    "round_robin": partial(open_way, POLICY.format("round_robin")),
+}
