@@ -1,7 +1,8 @@
 """Cost of the autopilot's replays: blocks of load on two real vLLM engines, every second one beside replays.
 
 A replay is what the autopilot starts, at the same priority, and in its blocks one follows the other: the autopilot
-itself takes 5 % of a core on average, so that its cost is a twentieth of this and less.
+itself takes 5 % of a core on average, so that its cost is a twentieth of this and less. ``--share-s`` measures that
+average in place of it, by the kernel's count of the coordinator's children.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import asyncio
 import contextlib
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 from millrace.actor.child_process import run_python
 
 from bench.live.play import Played, play
@@ -32,13 +35,32 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=80, help="requests of a block (default %(default)s)")
     parser.add_argument("--rate", type=float, default=2.5, help="requests/s (default %(default)s)")
     parser.add_argument("--engine", default="vllm", help="or modelled, to try the bench")
+    parser.add_argument("--share-s", type=float, default=0.0, help="measure its share of a core for so long")
+    parser.add_argument("--interval-s", type=float, default=300.0, help="from one of its replays to the next at least")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = Path("models/millrace-mini")
-        words = ("--set", "telemetry.trace_sample=0")
+        words = ("--set", "telemetry.trace_sample=0", "--set", f"coordinator.autopilot_interval_s={options.interval_s}")
         with UpRig(Path(folder), model_path=model, engine=options.engine, instances=2, extra=words) as rig:
-            asyncio.run(_measure(rig, options))
+            asyncio.run(_measure_share(rig, options) if options.share_s else _measure(rig, options))
     return 0
+
+
+async def _measure_share(rig: UpRig, options: argparse.Namespace) -> None:
+    """From the end of the first replay to the end of the last, so that each has its pause."""
+    requests = load(options.rate, round(options.rate * options.share_s), 0)
+    work = asyncio.create_task(play(requests, port=rig.port, model=rig.model))
+    coordinator, ends = psutil.Process(rig.pids("coordinator-0.json")[0]), [(0.0, 0.0)]
+    while not work.done():
+        cpu_s = sum(coordinator.cpu_times()[2:4])  # of children that have ended
+        if cpu_s > ends[-1][1]:
+            ends.append((time.monotonic(), cpu_s))
+        await asyncio.sleep(1)
+    assert len(ends) > 2, f"{len(ends) - 1} replays: measure for longer"
+    (first_s, before), (last_s, after) = ends[1], ends[-1]
+    share = f"{(after - before) / (last_s - first_s):.1%}"
+    print(f"{len(ends) - 2} replays in {last_s - first_s:.0f} s took {after - before:.1f} s of CPU: {share} of a core")
+    report("share", share)
 
 
 async def _measure(rig: UpRig, options: argparse.Namespace) -> None:
