@@ -70,6 +70,7 @@ def test_a_decision_shows_who_was_chosen_by_what_with_which_scores() -> None:
     scores = [CandidateScore("w0", 12.0), CandidateScore("w1", 0.0, "draining")]
     made = decision("r1", policy="least_tokens", reason="fewest tokens", scores=scores)
     assert "dispatch to w0 by least_tokens [w0:12 w1:draining] fewest tokens" in line(made)
+    assert " engine.w0.submit r1 dispatch to w0 by least_tokens [w0:12 w1" in line(made, width=80, headers=HEADERS)
 
 
 def test_an_unknown_version_is_read_without_types_and_wrong_fields_are_malformed() -> None:

@@ -79,7 +79,10 @@ def read_message(
 
 
 def message_line(reading: DecodedMessage, *, width: int, headers_only: bool = False, paint: bool = False) -> str:
-    """The line: time, subject, sender → type, request, fields; cut at ``width`` characters."""
+    """The line: time, subject, sender → type, request, fields; cut at ``width`` characters.
+
+    Where it is longer, it has no sender and no type, which mostly follow from the subject, so that fields are seen.
+    """
     at = datetime.fromtimestamp(reading.at_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]  # noqa: DTZ006  # a person's clock
     kind = reading.kind.removesuffix("/1") or "?"
     parts = [
@@ -93,6 +96,8 @@ def message_line(reading: DecodedMessage, *, width: int, headers_only: bool = Fa
         parts.append((_RED, f"{reading.trouble}: {reading.detail}"))
     if not headers_only:
         parts.append((_PLAIN, _fields(reading)))
+        if not reading.trouble and sum(len(text) + 1 for _, text in parts) > width:
+            parts = [(_DIM, at.partition(".")[0]), (_CYAN, reading.subject), *parts[4:]]
     return _fit([(color, text) for color, text in parts if text], width, paint)
 
 
