@@ -182,11 +182,11 @@ def _cells(row: InstanceRow) -> dict[str, str | Text]:
         "running": str(row.running),
         "waiting": str(row.waiting),
         "moving": _moving((row.leaving, "out"), (row.arriving, "in"), (row.replicated, "copied")),
-        "blocks": f"{row.blocks_used}/{row.blocks_total}",
-        "": _bar(row.blocks_used, row.blocks_total),
+        "blocks": f"{row.blocks_used}/{row.blocks_total}" if row.blocks_total else "-",
+        "": _bar(row.blocks_used, row.blocks_total) if row.blocks_total else "",
         "tok/s": "-" if row.output_tokens_per_s is None else f"{row.output_tokens_per_s:,.0f}",
         "preempted": str(row.preemptions),
-        "uptime": span(row.uptime_s),
+        "uptime": span(row.uptime_s) if row.uptime_s else "-",
         "kv moves by": _moves(row),
     }
 
