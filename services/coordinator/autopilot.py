@@ -135,6 +135,7 @@ class AutopilotActor(Controller):
         self._window_ns, self._due_ns, self._requests = now_ns, now_ns + round(self._interval_s * 1e9), 0
         self._last = None
         waits = f"waits for {ADVISED_MIN} requests, and for {self._interval_s:g} s, before the first replay"
+        waits += "; what two replays advise is put in force" if self._adopts else ""
         return self._give(Advice(evidence=f"{waits}; objectives: {self._objectives}"), now_ns)
 
     def _on_tick(self, now_ns: int) -> list[Effect]:

@@ -92,6 +92,7 @@ class Adopting(Autopilot):
 
 def test_what_two_windows_say_is_put_in_force_and_stands_in_the_plan() -> None:
     pilot = Adopting()
+    assert "; what two replays advise is put in force; " in pilot.proposed[0].evidence
     pilot.window(FORECAST)
     assert not pilot.applied
     pilot.window(FORECAST)
