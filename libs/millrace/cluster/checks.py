@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -55,6 +56,8 @@ def check_spec(spec: ClusterSpec) -> None:
     _check_policies(spec)
     _check_replicas(spec)
     _check_devices(spec)
+    if not re.match(r"$|https?://[^\s/]", spec.telemetry.otlp):
+        raise ConfigError(f"telemetry.otlp: {spec.telemetry.otlp!r} is no URL, such as http://127.0.0.1:4318")
     if spec.cascade is not None:
         check_cascade(spec.cascade, [model.name for model in spec.models])
 

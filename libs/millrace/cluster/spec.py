@@ -310,8 +310,8 @@ class TelemetrySpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     otlp: str = ""
     trace_first_per_s: Natural = 20
     trace_sample: Share = 0.01
-    log_format: str = "console"
-    log_level: str = "info"
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_port: PortNumber = 9100
 
 
