@@ -119,7 +119,7 @@ class Cluster:
         if self._living:
             title = f"taking over {len(self._living)} processes, which outlived their supervisor"
         try:
-            with Display(self._actor.snapshot, title=title) as display:
+            with Display(self._actor.snapshot, title=title, logs=self._directory / "logs") as display:
                 await self._start_nats()
                 runtime = NatsRuntime(
                     bus=self._config.bus, name=self._config.name, telemetry=telemetry, registry=telemetry.registry

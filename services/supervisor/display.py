@@ -25,15 +25,20 @@ _STYLES = {ChildState.READY: "green", ChildState.BACKING_OFF: "red", ChildState.
 #: Children shown by name while starting; the rest is summed up, so that 64 of them do not fill the screen.
 ROWS_MAX = 14
 
+#: A start that is quiet for so long says what it waits for, where no terminal shows it; and so many by name.
+QUIET_S, NAMES_MAX = 10.0, 4
+
+Snapshot, Clock = Callable[[], dict[str, Any]], Callable[[], float]
+
 
 class Display:
     """Draws the start on a terminal; prints a line per change elsewhere."""
 
-    def __init__(self, snapshot: Callable[[], dict[str, Any]], *, title: str) -> None:
-        self._snapshot = snapshot
-        self._title = title
+    def __init__(self, snapshot: Snapshot, *, title: str, logs: Path, clock_s: Clock = time.monotonic) -> None:
+        self._snapshot, self._title, self._logs, self._clock_s = snapshot, title, logs, clock_s
+        self._said_s, self._starts = 0.0, True
         self._console = Console(file=sys.stdout, highlight=False)
-        self._began = time.monotonic()
+        self._began = clock_s()
         self._live: Live | None = None
         self._said: dict[str, str] = {}
 
@@ -47,6 +52,7 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         """Takes the drawing away; from then on, changes are printed."""
+        self._starts = False
         if self._live is not None:
             self._said = {name: str(child["state"]) for name, child in self._snapshot().items()}
             self._live.stop()
@@ -60,15 +66,23 @@ class Display:
             state = str(child["state"])
             if self._said.get(name) != state and state in (ChildState.READY, ChildState.BACKING_OFF):
                 extra = f" ({child['last_exit']})" if child["last_exit"] and state != ChildState.READY else ""
-                self._console.print(f"  {time.monotonic() - self._began:5.1f} s  {name} {state}{extra}")
+                self._say_at(f"{name} {state}{extra}")
             self._said[name] = state
+        if self._starts and self.elapsed_s - self._said_s >= QUIET_S:
+            late = [name for name, state in self._said.items() if state != ChildState.READY]
+            rest = f" and {len(late) - NAMES_MAX} more" * (len(late) > NAMES_MAX)
+            self._say_at(f"waiting for {', '.join(late[:NAMES_MAX]) or 'the API'}{rest}; logs: {shown(self._logs)}")
+
+    def _say_at(self, text: str) -> None:
+        self._said_s = self.elapsed_s
+        self._console.print(f"  {self._said_s:5.1f} s  {text}", soft_wrap=True)
 
     def say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._began
+        return self._clock_s() - self._began
 
     def _draw(self) -> RenderableType:
         children = self._snapshot()

@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from millrace.actor.bus_tls import bus_context
 from millrace.actor.errors import ConfigError
 from millrace.cluster.checks import check_spec
 from millrace.cluster.model_folders import with_model_folders
-from millrace.cluster.spec import ClusterSpec, EngineName, NatsSpec, PageSpec
+from millrace.cluster.model_parsers import folder_json
+from millrace.cluster.spec import ClusterSpec, EngineName, ModelSpec, NatsSpec, PageSpec
 from millrace.http.certificate import Certificate
 from millrace.supervision.cluster_folder import command
 
@@ -192,6 +193,7 @@ def check(spec: ClusterSpec, free: Callable[[str, int], bool] | None = None) -> 
     for group in groups:
         if group.python and not os.access(group.python, os.X_OK):
             raise ConfigError(f"models[].groups[].python: no program {group.python}")
+    _check_models(spec.models)
     if (
         any(group.engine is EngineName.VLLM and not group.python for group in groups)
         and importlib.util.find_spec("vllm") is None
@@ -209,6 +211,19 @@ def check(spec: ClusterSpec, free: Callable[[str, int], bool] | None = None) -> 
     if not (free or _free)(spec.api.host, spec.api.port):
         raise ConfigError(f"port {spec.api.port} is taken by another program; choose one with --port")
     return spec
+
+
+def _check_models(models: Iterable[ModelSpec]) -> None:
+    """Whether ingress and engines can read what they read first."""
+    for index, model in enumerate(models):
+        folder = Path(model.path)
+        try:
+            _ = folder_json(folder / "config.json"), folder_json(folder / "tokenizer_config.json")
+            text = (folder / "tokenizer.json").read_bytes().strip()
+        except (ConfigError, OSError) as error:
+            raise ConfigError(f"models[{index}].path: {error}; a complete folder of a model is needed") from None
+        if text[:1] + text[-1:] != b"{}":  # of some MB: not parsed here
+            raise ConfigError(f"models[{index}].path: {folder}/tokenizer.json is no JSON object, or a part of one")
 
 
 def _check_certificate(spec: ClusterSpec) -> None:

@@ -1,6 +1,7 @@
 """The supervisor's actor and the layout of a local cluster."""
 
 import asyncio
+import itertools
 import os
 import signal
 import threading
@@ -31,7 +32,7 @@ from services.supervisor.actor import (
     SupervisorActor,
 )
 from services.supervisor.config import ChildSpec, Imports, Joined, LaunchOptions
-from services.supervisor.display import banner, open_api_warning
+from services.supervisor.display import QUIET_S, Display, banner, open_api_warning
 from services.supervisor.effects import ChildExited, ChildStarted, MachineChecked, SignalChild, StartChild
 from services.supervisor.launcher import _in_thread, bound_logs, last_lines
 from services.supervisor.layout import JOINING, Layout
@@ -43,6 +44,7 @@ from services.supervisor.preflight import (
     socket_folder,
     store_folder,
 )
+from services.supervisor.state import ChildState
 
 NATS = ChildSpec(name="nats", role="nats", command=["nats-server"], stop_order=9)
 WORKER = ChildSpec(name="w", role="worker", command=["worker"], presences=["w"], stop_order=2)
@@ -333,14 +335,20 @@ def test_every_process_gets_the_password_of_its_own_role_only_in_a_file_for_its_
 
 
 @pytest.mark.parametrize(
-    ("lines", "refusal"),
+    ("files", "lines", "refusal"),
     [
-        ([], "port 8000 is taken by another program"),
-        (['device = "h100"', "count = 2"], "several GPU engines on one machine need containers"),
+        ({}, [], "port 8000 is taken by another program"),
+        ({}, ['device = "h100"', "count = 2"], "several GPU engines on one machine need containers"),
+        ({"config.json": "{"}, [], r"models\[0\].path: .*config.json: Expecting .*; a complete folder of a model is"),
+        ({"tokenizer.json": '{"model": {'}, [], "tokenizer.json is no JSON object, or a part of one"),
+        ({"tokenizer.json": None}, [], "No such file or directory: '.*tokenizer.json'; a complete folder"),
     ],
 )
-def test_what_cannot_run_on_this_machine_is_refused(tmp_path: Path, lines: list[str], refusal: str) -> None:
-    (tmp_path / "config.json").write_text("{}")
+def test_what_cannot_run_on_this_machine_is_refused(
+    tmp_path: Path, files: dict[str, str | None], lines: list[str], refusal: str
+) -> None:
+    for name, text in ({"config.json": "{}", "tokenizer.json": "{}"} | files).items():
+        _ = text is None or (tmp_path / name).write_text(text)
     spec = cluster(MODELLED, *lines)
     spec = msgspec.structs.replace(spec, models=[msgspec.structs.replace(spec.models[0], path=str(tmp_path))])
     with pytest.raises(ConfigError, match=refusal):
@@ -367,6 +375,19 @@ def test_a_log_that_grows_is_begun_anew_while_its_process_appends(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"child.log", "child.log.1", "other.log"}
     assert (old.read_text(), log.read_text()) == ("6" * 1000 + "7" * 1000 + "8" * 1000, "9" * 1000)
     assert old.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_long_start_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    children = {f"w{number}": {"state": ChildState.STARTING, "last_exit": ""} for number in range(6)}
+    display = Display(lambda: children, title="starting", logs=Path("logs"), clock_s=itertools.count(step=0.25).__next__)
+    while display.elapsed_s < 25:
+        display.update()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" s ")[2] for line in said] == [" waiting for w0, w1, w2, w3 and 2 more; logs: logs"] * 2
+    display.__exit__()
+    while display.elapsed_s < 50:
+        display.update()
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "127.0.0.1", "localhost"])
