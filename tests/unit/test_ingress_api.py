@@ -458,7 +458,11 @@ def test_the_document_names_what_is_taken_and_the_models_and_not_what_is_refused
     assert "logit_bias" in properties
     assert "audio" not in properties
     assert schemas["ChatRequest"]["additionalProperties"] is False
-    assert schemas["ScoreRequest"]["properties"]["model"] == {"type": "string", "enum": ["m"]}
+    assert schemas["ScoreRequest"]["properties"]["model"] == {"enum": ["m", None]}
+    assert schemas["MessagesRequest"]["properties"]["model"] == {"enum": ["m"]}
+    tool = {"type": "function", "function": {"name": "f\n"}}
+    assert schemas["Function"]["properties"]["name"]["pattern"].endswith("+$")
+    assert error_of({"messages": USER, "tools": [tool]}).param == "tools[0].function.name"
     assert "model" not in schemas["LoadAdapterRequest"]["properties"]
 
 

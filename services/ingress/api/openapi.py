@@ -53,12 +53,15 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     """The document of an ingress that serves these models."""
     posts = _posts()
     kinds = dict.fromkeys(kind for _, _, kind, _ in posts.values())
-    _, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
+    components: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schemas).replace(rb'\\Z"', b'$"'))
     for name in OF_ONE_CHAT:
         del components["BatchRequest"]["properties"][name]
     for kind in kinds:
         if "model" in kind.__struct_fields__:
-            components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
+            properties = components[kind.__name__]["properties"]
+            unnamed = len(models) == 1 and "default" in properties["model"]
+            properties["model"] = {"enum": [*models, *[None] * unnamed]}
     components |= {
         "Error": _ERROR,
         "AnthropicError": _ANTHROPIC_ERROR,

@@ -48,8 +48,10 @@ LogitBias = Annotated[
 ]
 TopLogprobs = Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)]
 JsonObject = dict[str, Any]
+#: Python's `$`, which JSON Schema writes for this end, is also before a line feed there.
+_NAME = Meta(min_length=1, pattern=r"^[a-zA-Z0-9_.-]+\Z")
 #: A tool's name for agents, who put the name of its server before it.
-ToolName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[a-zA-Z0-9_.-]+$")]
+ToolName = Annotated[str, _NAME, Meta(max_length=128)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -90,7 +92,7 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
 class Function(Struct, kw_only=True, forbid_unknown_fields=True):
     """A function that the model may call; ``parameters`` is a JSON Schema."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_.-]+$")]
+    name: Annotated[str, _NAME, Meta(max_length=64)]
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
