@@ -56,10 +56,6 @@ JOINING = (Role.SUPERVISOR, Role.WORKER, Role.MIGRATOR, Role.BROKER, Role.OBSERV
 DRAIN_S, STOPPING_MS = 8.0, 2_000
 
 
-class _Limits(msgspec.Struct):
-    drain_s: float
-
-
 class _Kept(msgspec.Struct):
     passwords: dict[Role, str]
     ports: dict[str, int]
@@ -345,7 +341,9 @@ class Layout:
         """With the actors that each of them hosts."""
         own = self._ingress_fields()
         children = self._services("ingress", self.ingresses, own, stop_order=1)
-        stop_limit_ms = int(1e3 * msgspec.convert(own["limits"], _Limits).drain_s) + STOPPING_MS
+        drain_s = own["limits"].get("drain_s") if isinstance(own["limits"], dict) else None
+        # What is no number is refused, by its name, before anything starts.
+        stop_limit_ms = STOPPING_MS + (int(1e3 * drain_s) if isinstance(drain_s, int | float) else 0)
         children = [msgspec.structs.replace(child, stop_limit_ms=stop_limit_ms) for child in children]
         fields = {Role.PREDICTOR: self._predictor_fields(0, 1), Role.TAGGER: self._tagger_fields()}
         hosted = hosted_by_ingress(self.spec)

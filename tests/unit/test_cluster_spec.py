@@ -125,6 +125,7 @@ OF_ONE, OF_ALL = 'instances = ["worker-0"]', 'instances = ["worker-*"]'
         (SMALL + "[kv_replicas]\nenabled = true\nmemory_share = 0.0", "kv_replicas.memory_share: 0, but"),
         (SMALL + "[kv_replicas]\ninterval_ms = 9", "(set `settings.migrator.replicas.interval_ms`)"),
         (SMALL + "[telemetry]\ntrace_sample = 2.0", "telemetry.trace_sample: Expected `float` <= 1.0"),
+        (SMALL + "[settings.ingress.limits]\ndrain_s = inf", "inf and nan are no numbers of a cluster's file"),
         (SMALL + '[telemetry]\nlog_level = "loud"', "telemetry.log_level: Invalid enum value 'loud'"),
         (SMALL + '[telemetry]\notlp = "foo"', "telemetry.otlp: 'foo' is no URL, such as http://127"),
     ],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from millrace.actor.errors import ConfigError
 from millrace.cluster.cascade_checks import check_cascade
@@ -58,6 +61,10 @@ def check_spec(spec: ClusterSpec) -> None:
     _check_devices(spec)
     if not re.match(r"$|https?://[^\s/]", spec.telemetry.otlp):
         raise ConfigError(f"telemetry.otlp: {spec.telemetry.otlp!r} is no URL, such as http://127.0.0.1:4318")
+    try:
+        json.dumps(msgspec.to_builtins(spec), allow_nan=False)
+    except ValueError:
+        raise ConfigError("inf and nan are no numbers of a cluster's file") from None
     if spec.cascade is not None:
         check_cascade(spec.cascade, [model.name for model in spec.models])
 
