@@ -33,7 +33,7 @@ def up(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ("words", "refusal"),
     [
         (["--set", 'worker={"nope": 1}'], "millrace up: worker-0: Object contains unknown field `nope`"),
-        (["--set", "ingress.limits.drain_s=8s"], "millrace up: ingress-0: Expected `float`, got `str` - at `$.limits.drain_s`"),
+        (["--set", 'ingress={"limits": 3}'], "millrace up: ingress-0: Expected `object`, got `int` - at `$.limits`"),
         (["--instances", "0"], "millrace up: --instances 0: at least one per model, 1"),
         (["--dir", "/proc/x"], "millrace up: --dir /proc/x: No such file or directory"),
         (

@@ -379,7 +379,8 @@ def test_a_log_that_grows_is_begun_anew_while_its_process_appends(tmp_path: Path
 
 def test_a_long_start_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
     children = {f"w{number}": {"state": ChildState.STARTING, "last_exit": ""} for number in range(6)}
-    display = Display(lambda: children, title="starting", logs=Path("logs"), clock_s=itertools.count(step=0.25).__next__)
+    clock_s = itertools.count(step=0.25).__next__
+    display = Display(lambda: children, title="starting", logs=Path("logs"), clock_s=clock_s)
     while display.elapsed_s < 25:
         display.update()
     said = capsys.readouterr().out.splitlines()
