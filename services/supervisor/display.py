@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from millrace.actor.config import BusConfig
 from millrace.cluster.spec import NatsSpec
@@ -28,7 +28,8 @@ ROWS_MAX = 14
 #: A start that is quiet for so long says what it waits for, where no terminal shows it; and so many by name.
 QUIET_S, NAMES_MAX = 10.0, 4
 
-Snapshot, Clock = Callable[[], dict[str, Any]], Callable[[], float]
+Snapshot: TypeAlias = Callable[[], dict[str, Any]]
+Clock: TypeAlias = Callable[[], float]
 
 
 class Display:

@@ -32,7 +32,7 @@ from services.supervisor.actor import (
     SupervisorActor,
 )
 from services.supervisor.config import ChildSpec, Imports, Joined, LaunchOptions
-from services.supervisor.display import QUIET_S, Display, banner, open_api_warning
+from services.supervisor.display import Display, banner, open_api_warning
 from services.supervisor.effects import ChildExited, ChildStarted, MachineChecked, SignalChild, StartChild
 from services.supervisor.launcher import _in_thread, bound_logs, last_lines
 from services.supervisor.layout import JOINING, Layout
