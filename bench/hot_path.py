@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--steps", type=int, default=1, help="engine steps, and messages, that these tokens come in")
     parser.add_argument("--api", choices=API, default="chat")
+    parser.add_argument("--open", type=int, default=32, help="requests that are open at a time")
     parser.add_argument("--parsed", action="store_true", help="the output goes through a parser process")
     parser.add_argument("--counted", action="store_true", help="instructions, by valgrind, in place of CPU time")
     parser.add_argument("--under-callgrind", action="store_true", help=argparse.SUPPRESS)
@@ -73,6 +74,7 @@ def _run(measure: Measure[T], instances: int, arguments: argparse.Namespace) -> 
             policy=arguments.policy,
             steps=arguments.steps,
             parsed=arguments.parsed,
+            opened=arguments.open,
         )
         return run_by(_warmed(rig, measure, arguments), clock)
 

@@ -119,15 +119,17 @@ class EchoParser:
 
 
 class Engines:
-    """Accept every sequence and answer with all its tokens in so many steps.
+    """Accept every sequence and answer with all its tokens in so many steps, once so many others have come since.
 
     Attributes:
         taken_ns: CPU time that went into them.
     """
 
-    def __init__(self, names: list[str], now_ns: int, steps: int) -> None:
+    def __init__(self, names: list[str], now_ns: int, *, steps: int, held: int) -> None:
         self.names = names
         self._of_a_sequence = steps
+        self._held_max = held
+        self._held: deque[list[tuple[str, bytes, bytes]]] = deque()
         self.taken_ns = 0
         self.steps = 0
         self._incarnation = now_ns
@@ -154,20 +156,25 @@ class Engines:
     def _answer(self, instance: str, asked: SubmitSequence, reply: str) -> None:
         tokens = [97 + n % 26 for n in range(asked.sampling.max_tokens)]
         size = -(-len(tokens) // self._of_a_sequence)
-        self._queue(reply, SequenceAccepted(sequence=asked.sequence, epoch=asked.epoch), instance)
+        self._answers.append(_told(reply, SequenceAccepted(sequence=asked.sequence, epoch=asked.epoch), instance))
+        output = []
         for begin in range(0, len(tokens), size):
             self.steps += 1
             finish = FinishReason.LENGTH if begin + size >= len(tokens) else None
             chunk = TokenChunk(asked.sequence, asked.epoch, begin, tokens[begin : begin + size], finish)
             told = TokensGenerated(instance=instance, incarnation=self._incarnation, step=self.steps, chunks=[chunk])
-            self._queue(Subjects("local").tokens(asked.ingress), told, instance)
+            output.append(_told(Subjects("local").tokens(asked.ingress), told, instance))
+        self._held.append(output)
+        while len(self._held) > self._held_max:
+            self._answers += self._held.popleft()
 
     def tell(self, instance: str, now_ns: int) -> None:
         """A snapshot and a summary."""
         begun = time.thread_time_ns()
         subjects = Subjects("local")
-        self._queue(subjects.status(MODEL, instance), self._snapshot(instance, now_ns), instance)
-        self._queue(f"{subjects.prefix}.summary.{MODEL}.{instance}", self._summary(instance, now_ns), instance)
+        summary = f"{subjects.prefix}.summary.{MODEL}.{instance}"
+        self._answers.append(_told(subjects.status(MODEL, instance), self._snapshot(instance, now_ns), instance))
+        self._answers.append(_told(summary, self._summary(instance, now_ns), instance))
         self.taken_ns += time.thread_time_ns() - begun
 
     def pump(self) -> None:
@@ -183,9 +190,6 @@ class Engines:
         if subject not in self._routes:
             self._routes[subject] = [taker for pattern, taker in self._takers if covers(pattern, subject)]
         return self._routes[subject]
-
-    def _queue(self, subject: str, body: Body, sender: str) -> None:
-        self._answers.append((subject, write_headers(body.type_name(), sender, "", ""), encode(body)))
 
     def record(self, instance: str) -> InstanceRecord:
         """Its registration."""
@@ -242,6 +246,10 @@ class Engines:
         )
 
 
+def _told(subject: str, body: Body, sender: str) -> tuple[str, bytes, bytes]:
+    return subject, write_headers(body.type_name(), sender, "", ""), encode(body)
+
+
 def _traced_as_shipped(folder: Path) -> TelemetryConfig:
     shipped = TelemetrySpec()
     return TelemetryConfig(
@@ -260,8 +268,9 @@ class HotPathRig:
     """
 
     def __init__(
-        self, folder: Path, clock: RequestClock, *, instances: int, policy: str, steps: int, parsed: bool
+        self, folder: Path, clock: RequestClock, *, instances: int, policy: str, steps: int, parsed: bool, opened: int
     ) -> None:
+        """Args: opened: Requests that are open at a time, each on a connection of its own."""
         self.clock = clock
         write_tokenizer(folder / "model")
         (folder / "model" / "config.json").write_bytes(msgspec.json.encode({"max_position_embeddings": 4096}))
@@ -284,9 +293,13 @@ class HotPathRig:
         runtime = cast("Any", self._runtime)
         runtime.now_ns = self.clock.now_ns
         cast("Any", self._process)._calls._now_s = self.clock.now_s
-        self._engines = Engines([f"i{n:02}" for n in range(instances)], self.clock.now_ns(), steps)
+        self._engines = Engines(
+            [f"i{n:02}" for n in range(instances)], self.clock.now_ns(), steps=steps, held=opened - 1
+        )
         self._parser = EchoParser(cast("Any", self._process)._parsers) if parsed else None
         self._transport = SilentTransport()
+        self._connections: list[HttpConnection] = []
+        self._opened = opened
         self._served = 0
 
     @property
@@ -309,8 +322,9 @@ class HotPathRig:
         for cell in runtime._cells:
             cell.start(runtime.now_ns, runtime._carrier.carry_out)
             self._introduce(cell)
-        self._connection = HttpConnection(process.server())
-        self._connection.connection_made(cast("Any", self._transport))
+        self._connections = [HttpConnection(process.server()) for _ in range(self._opened)]
+        for connection in self._connections:
+            connection.connection_made(cast("Any", self._transport))
 
     def _join(self, companion: Companion) -> None:
         companion.join(self._runtime, self._telemetry)
@@ -330,7 +344,7 @@ class HotPathRig:
         self._engines.pump()
 
     async def serve(self, requests: int, *, api: str, tokens: int, stream: bool) -> None:
-        """So many requests, one after the other."""
+        """So many requests; as many end, after the first ones."""
         path, body, length = API[api]
         content = json.dumps(body | {"model": MODEL, length: tokens, "stream": stream}).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-length: {len(content)}\r\n"
@@ -341,7 +355,7 @@ class HotPathRig:
             self._served += 1
             self._tell_in_turn()
             self.clock.advance(REQUEST_EVERY_NS)
-            self._connection.data_received(whole)
+            self._connections[self._served % self._opened].data_received(whole)
             engines.pump()
             while self._parser is not None and self._parser.pump():
                 engines.pump()
