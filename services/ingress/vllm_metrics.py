@@ -53,32 +53,29 @@ class ModelFigures:
 
     def complete(self, call: OpenCall, now_ns: int) -> None:
         """Count a call that is complete."""
-        observe = self._observe
+        histograms = self.histograms
         outputs = [len(sequence.log) for sequence in call.sequences]
-        observe("e2e_request_latency_seconds", (now_ns - call.arrival_ns) / 1e9)
+        histograms["e2e_request_latency_seconds"].observe((now_ns - call.arrival_ns) / 1e9)
         if call.first_token_ns:
             decode_s = (now_ns - call.first_token_ns) / 1e9
-            observe("time_to_first_token_seconds", (call.first_token_ns - call.arrival_ns) / 1e9)
-            observe("request_decode_time_seconds", decode_s)
-            observe("request_time_per_output_token_seconds", decode_s / max(1, max(outputs) - 1))
+            histograms["time_to_first_token_seconds"].observe((call.first_token_ns - call.arrival_ns) / 1e9)
+            histograms["request_decode_time_seconds"].observe(decode_s)
+            histograms["request_time_per_output_token_seconds"].observe(decode_s / max(1, max(outputs) - 1))
         for prompt in call.call.prompts:
-            observe("request_prompt_tokens", len(prompt))
+            histograms["request_prompt_tokens"].observe(len(prompt))
         for tokens in outputs:
-            observe("request_generation_tokens", tokens)
-        observe("request_max_num_generation_tokens", max(outputs))
-        observe("request_params_n", call.call.n)
-        observe("request_params_max_tokens", call.call.sampling.max_tokens)
+            histograms["request_generation_tokens"].observe(tokens)
+        histograms["request_max_num_generation_tokens"].observe(max(outputs))
+        histograms["request_params_n"].observe(call.call.n)
+        histograms["request_params_max_tokens"].observe(call.call.sampling.max_tokens)
         self.cached_tokens += call.cached_tokens
         for sequence in call.sequences:
+            self.finished[sequence.output.finish_reason] += 1
             if (times := sequence.times) is not None:
-                observe("request_queue_time_seconds", times.queued_ns / 1e9)
-                observe("request_prefill_time_seconds", times.prefill_ns / 1e9)
-                observe("request_inference_time_seconds", times.running_ns / 1e9)
-                observe("request_num_preemptions", times.preemptions)
-        self.finished.update(sequence.output.finish_reason for sequence in call.sequences)
-
-    def _observe(self, name: str, value: float) -> None:
-        self.histograms[name].observe(value)
+                histograms["request_queue_time_seconds"].observe(times.queued_ns / 1e9)
+                histograms["request_prefill_time_seconds"].observe(times.prefill_ns / 1e9)
+                histograms["request_inference_time_seconds"].observe(times.running_ns / 1e9)
+                histograms["request_num_preemptions"].observe(times.preemptions)
 
 
 _COUNTERS: tuple[tuple[str, str, Callable[[ModelFigures], int]], ...] = (
