@@ -295,14 +295,17 @@ class PredictorActor:
         if wrong := fault(body):
             answers = [ErrorReply(reason="malformed", detail=wrong)] * len(subjects)
         else:
-            answers = [self._answer(body, subject, now_ns) for subject in subjects]
+            statistics = self._statistics_of(body.model)
+            answers = [self._answer(body, subject, statistics, now_ns) for subject in subjects]
         for answer in answers:
             self.metrics.predictions.add("predicted" if isinstance(answer, LatencyPrediction) else answer.reason)
         self.metrics.handling.observe(self.metrics.clock() - begun_ns)
         reply = AnsweredTogether(bodies=answers) if len(subjects) > 1 else answers[0]
         return [Reply(to=message.reply_to, body=reply, request=body.request, traceparent=message.traceparent)]
 
-    def _answer(self, body: PredictLatency, subject: str, now_ns: int) -> LatencyPrediction | NoPrediction:
+    def _answer(
+        self, body: PredictLatency, subject: str, statistics: OutcomeStatistics, now_ns: int
+    ) -> LatencyPrediction | NoPrediction:
         # One question may go to several instances at once: then only its subject says which one is meant here.
         token = subject_token(body.instance) if body.instance else subject.rpartition(".")[2]
         instance = self._instances.get(token)
@@ -311,9 +314,7 @@ class PredictorActor:
             detail = "no such instance is registered"
             return NoPrediction(request=body.request, instance=body.instance or token, reason=reason, detail=detail)
         self._members.state(instance.member, now_ns)
-        statistics = self._statistics_of(body.model)
-        answer = self._answers.answer(body, instance, statistics, now_ns)
-        return answer if isinstance(answer, NoPrediction) else statistics.correction.of(answer)
+        return self._answers.answer(body, instance, statistics, now_ns)
 
     # small things
 

@@ -68,21 +68,13 @@ class Answers:
     def __init__(self, metrics: PredictorMetrics, *, transit_ns: int) -> None:
         self._metrics = metrics
         self._transit_ns = transit_ns
+        self._last: tuple[PredictLatency, int, Candidate] | None = None
 
     def answer(
         self, body: PredictLatency, instance: Instance, statistics: OutcomeStatistics, now_ns: int
     ) -> LatencyPrediction | NoPrediction:
         """Forecast for the request if the instance took it now, or the reason why there is none."""
-        lengths, prefixes = (body.prompt_tokens, body.output_tokens, body.max_tokens), instance.prefixes
-        if body.block_hashes and instance.snapshot is not None:
-            prefixes.see(instance.snapshot)
-        asked = candidate(
-            *lengths,
-            expected=body.expected_output_tokens,
-            default=statistics.default_output_tokens,
-            sequences=body.sequences,
-            cached=prefixes.cached_tokens(body.block_hashes, body.block_size, lengths[0] + lengths[1]),
-        )
+        asked = self._candidate(body, instance, statistics)
         obstacle = self._obstacle(body, instance, asked, now_ns)
         if obstacle is not None:
             reason, detail = obstacle
@@ -91,13 +83,16 @@ class Answers:
         if abs(scale / instance.scale - 1) > SCALE_STEP:
             instance.scale, instance.rolled = scale, None
         forecaster = self._rolled(instance, statistics, now_ns + self._transit_ns)
+        transit_ns = self._transit_ns
         ttft, e2e, tpot_mean, tpot_worst, blocks, preemptions, others, delay, output = forecaster.figures(asked)
+        corrected = statistics.correction.of(ttft + transit_ns, e2e + transit_ns, tpot_mean, tpot_worst)
+        ttft, e2e, tpot_mean, tpot_worst = corrected
         return LatencyPrediction(
             request=body.request,
             instance=instance.record.instance,
             incarnation=instance.record.incarnation,
-            ttft_ns=ttft + self._transit_ns,
-            e2e_ns=e2e + self._transit_ns,
+            ttft_ns=ttft,
+            e2e_ns=e2e,
             tpot_mean_ns=tpot_mean,
             tpot_worst_ns=tpot_worst,
             blocks_peak=blocks,
@@ -108,6 +103,30 @@ class Answers:
             snapshot_age_ns=instance.age_ns(now_ns),
             cached_tokens=asked.cached_tokens,
         )
+
+    def _candidate(self, body: PredictLatency, instance: Instance, statistics: OutcomeStatistics) -> Candidate:
+        """The request with what this instance has cached of its prompt; often the same for all that are asked about."""
+        prefixes, cached = instance.prefixes, 0
+        if body.block_hashes:
+            if instance.snapshot is not None:
+                prefixes.see(instance.snapshot)
+            tokens = body.prompt_tokens + body.output_tokens
+            cached = prefixes.cached_tokens(body.block_hashes, body.block_size, tokens)
+        default = statistics.default_output_tokens
+        last = self._last
+        if last is not None and last[0] is body and last[1] == default and last[2].cached_tokens == cached:
+            return last[2]
+        asked = candidate(
+            body.prompt_tokens,
+            body.output_tokens,
+            body.max_tokens,
+            expected=body.expected_output_tokens,
+            default=default,
+            sequences=body.sequences,
+            cached=cached,
+        )
+        self._last = body, default, asked
+        return asked
 
     def _obstacle(
         self, body: PredictLatency, instance: Instance, asked: Candidate, now_ns: int

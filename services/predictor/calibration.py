@@ -173,7 +173,9 @@ class Calibration:
     def scale(self, now_ns: int) -> float:
         """Factor on the cost: its own, and its kin's where it has shown little, or nothing for a while."""
         scale = self._own
-        own = (scale.steps if scale.steps < OWN_STEPS_MAX else OWN_STEPS_MAX) * self._kept(now_ns)
+        own = scale.steps if scale.steps < OWN_STEPS_MAX else OWN_STEPS_MAX
+        if now_ns - self._shown_ns > GRACE_NS:
+            own *= self._kept(now_ns)
         return (own * scale.value + KIN_STEPS * self.kin.scale.value) / (own + KIN_STEPS)
 
     def _kept(self, now_ns: int) -> float:

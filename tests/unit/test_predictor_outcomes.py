@@ -4,22 +4,25 @@ from typing import Any
 
 import pytest
 from millrace.contracts.observers import RequestFinished
-from millrace.contracts.predictor import LatencyPrediction
+from millrace.contracts.predictor import Forecast
 
 from services.predictor.config import PredictorConfig
 from services.predictor.outcomes import PAUSE_NS_MAX, Correction, OutcomeStatistics
 from tests.unit.predictor_rig import MS, START_NS, Predictor, outcome, record, snapshot
 
-TOLD = LatencyPrediction(
-    request="q", instance="w0", incarnation=5, ttft_ns=20 * MS, e2e_ns=1_010 * MS, tpot_mean_ns=10 * MS
-)
+TOLD = Forecast(ttft_ns=20 * MS, e2e_ns=1_010 * MS, tpot_mean_ns=10 * MS)
+
+
+def corrected(by: Correction) -> Forecast:
+    times = by.of(TOLD.ttft_ns, TOLD.e2e_ns, TOLD.tpot_mean_ns, TOLD.tpot_worst_ns)
+    return Forecast(**dict(zip(Forecast.__struct_fields__, times, strict=False)))
 
 
 def statistics(**config: Any) -> OutcomeStatistics:
     return OutcomeStatistics(PredictorConfig(**config))
 
 
-def ended(told: LatencyPrediction, at_ns: int, **changes: Any) -> RequestFinished:
+def ended(told: Forecast, at_ns: int, **changes: Any) -> RequestFinished:
     """A request of 100 tokens that was predicted so, and had its first token 5 ms later and each other 20 % later."""
     fields: dict[str, Any] = {
         "arrival_ns": at_ns - 3 * MS,
@@ -34,13 +37,13 @@ def ended(told: LatencyPrediction, at_ns: int, **changes: Any) -> RequestFinishe
     return outcome("r", **fields | changes)
 
 
-def learnt(seen: OutcomeStatistics, count: int, **changes: Any) -> LatencyPrediction:
+def learnt(seen: OutcomeStatistics, count: int, **changes: Any) -> Forecast:
     """Return the correction of TOLD after so many outcomes, each predicted with what was known then."""
     at_ns = START_NS
     for _ in range(count):
         at_ns += 10 * MS
-        seen.observe_times(ended(seen.correction.of(TOLD), at_ns, **changes), at_ns + MS)
-    return seen.correction.of(TOLD)
+        seen.observe_times(ended(corrected(seen.correction), at_ns, **changes), at_ns + MS)
+    return corrected(seen.correction)
 
 
 def test_a_pause_and_a_factor_are_found_and_stay_where_they_are() -> None:
@@ -67,7 +70,7 @@ def test_one_stall_moves_it_little() -> None:
     seen = statistics()
     learnt(seen, 300)
     before = seen.correction
-    seen.observe_times(ended(before.of(TOLD), START_NS + 1, ttft_ns=60_000 * MS, e2e_ns=600_000 * MS), 2 * START_NS)
+    seen.observe_times(ended(corrected(before), START_NS + 1, ttft_ns=60_000 * MS, e2e_ns=600_000 * MS), 2 * START_NS)
     assert seen.correction.factor == pytest.approx(before.factor, rel=0.03)
     assert seen.correction.pause_ns - before.pause_ns < 0.02 * PAUSE_NS_MAX
 
@@ -87,7 +90,7 @@ def test_what_cannot_be_compared_says_nothing(changes: dict[str, Any]) -> None:
 
 
 def test_a_correction_keeps_the_parts_of_a_prediction_together() -> None:
-    told = Correction(0, -30 * MS, 1.5).of(TOLD)
+    told = corrected(Correction(0, -30 * MS, 1.5))
     assert told.ttft_ns == 1
     assert told.e2e_ns == 1 + 1_485 * MS
     assert told.tpot_mean_ns == 15 * MS

@@ -157,7 +157,8 @@ class Membership:
 
     def state(self, member: Member, now_ns: int) -> MemberState:
         """State now, its silence included."""
-        self._expire(member, now_ns)
+        if now_ns - member.heard_ns > self.silence_ns:
+            self._expire(member, now_ns)
         return member.state
 
     def expire(self, now_ns: int) -> list[Member]:

@@ -42,7 +42,7 @@ def run_decide(
         chosen = decision.chosen
     except Exception as error:  # noqa: BLE001 - whatever a user's policy raises
         return _fault(error, policy.decide)
-    if chosen is not None and all(candidate.name != chosen for candidate in view.candidates):
+    if chosen is not None and chosen not in map(_NAME, view.candidates):
         return PolicyFault(_location(policy.decide), f"decide chose {chosen!r}, which is no candidate")
     return decision, after
 

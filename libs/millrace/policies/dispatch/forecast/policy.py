@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from operator import attrgetter
 from random import Random
 from typing import Annotated, Literal
 
@@ -9,9 +11,10 @@ import msgspec
 
 from millrace.policies.dispatch.asking import QueryParameters, answered, draw
 from millrace.policies.dispatch.pick import nothing, pick_index, pick_lowest
-from millrace.policies.dispatch.view import Decision, DispatchView, Prediction
+from millrace.policies.dispatch.view import Decision, DispatchView
 
 _MS = 1e6
+_PREEMPTIONS, _TTFT_NS = attrgetter("preemptions"), attrgetter("ttft_ns")
 
 #: First tokens beyond this quantile are late. A second beyond it counts so many times more than one before it: the mean
 #: and a tenth of the expected shortfall, whose weight is 1 / (1 - quantile) = 50.
@@ -71,20 +74,27 @@ def decide(
         return nothing(known), state
     end_to_end = parameters.metric == "e2e"
     weight = parameters.others_weight if view.expected_output_tokens is not None else 0.0
-    summed = parameters.others_summed == "always" or any(p.preemptions for p in predictions)
+    summed = parameters.others_summed == "always" or any(map(_PREEMPTIONS, predictions))
     waiting = parameters.ttft_weight if end_to_end else 0.0
+    # A prediction cannot know what the asker placed there after it had asked: each such sequence has its prefill first,
+    # about as long as this one's own time to the first token. It keeps a burst, all of it asked about the same idle
+    # instance, from going there as a whole. It counts once: the weight of waiting is for memory that is short, and a
+    # burst's prefills are soon over.
+    # The sum of the delays keeps an instance from filling up until it preempts. Short of that it crowds those with
+    # short rests onto few instances, for the sake of the mean, and lengthens the tail.
     loads = [
-        ((p.e2e_ns if end_to_end else p.ttft_ns) + _behind_ns(p) + weight * _others_ns(p, summed) + waiting * p.ttft_ns)
+        (
+            (p.e2e_ns if end_to_end else p.ttft_ns)
+            + p.placed_since * p.ttft_ns
+            + weight * (p.others_delay_ns / (1 if summed else p.others or 1))
+            + waiting * p.ttft_ns
+        )
         / _MS
         for p in predictions
     ]
-    unit = "ms = predicted end to end" if end_to_end else "ms = predicted TTFT"
-    if waiting:
-        unit += f" + {waiting:g} x predicted TTFT"
-    if weight:
-        unit += f" + {weight:g} x {'' if summed else 'mean '}delay of other requests"
+    unit = _unit(end_to_end, waiting, weight, summed)
     late_ns, late = state.late_ns, _LATE_WEIGHT * waiting
-    if late and late_ns and any(p.ttft_ns > late_ns for p in predictions):
+    if late and 0 < late_ns < max(map(_TTFT_NS, predictions)):
         loads = [load + late * max(0.0, p.ttft_ns - late_ns) / _MS for load, p in zip(loads, predictions, strict=True)]
         unit += f" + {late:g} x TTFT beyond {late_ns / _MS:.3g} ms"
     decision = pick_lowest(known, loads, rng, unit=unit)
@@ -99,17 +109,11 @@ def _late_after(late_ns: float, ttft_ns: int) -> float:
     return late_ns * (1 + _STEP * ((ttft_ns > late_ns) - (1 - _LATE_QUANTILE)))
 
 
-def _others_ns(prediction: Prediction, summed: bool) -> float:
-    """Delay of those already there. The sum keeps an instance from filling up until it preempts. Short of that it
-    crowds those with short rests onto few instances, for the sake of the mean, and lengthens the tail.
-    """
-    return prediction.others_delay_ns / (1 if summed else prediction.others or 1)
-
-
-def _behind_ns(prediction: Prediction) -> int:
-    """Time for what the asker placed there after it had asked, which the prediction cannot know: each has its prefill
-    first, about as long as this one's own time to the first token. It keeps a burst, all of it asked about the same
-    idle instance, from going there as a whole. It counts once: the weight of waiting is for memory that is short, and
-    a burst's prefills are soon over.
-    """
-    return prediction.placed_since * prediction.ttft_ns
+@lru_cache(maxsize=64)
+def _unit(end_to_end: bool, waiting: float, weight: float, summed: bool) -> str:
+    unit = "ms = predicted end to end" if end_to_end else "ms = predicted TTFT"
+    if waiting:
+        unit += f" + {waiting:g} x predicted TTFT"
+    if weight:
+        unit += f" + {weight:g} x {'' if summed else 'mean '}delay of other requests"
+    return unit
