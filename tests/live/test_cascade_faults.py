@@ -4,7 +4,6 @@ attempt's text.
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from tests.live.faults import PATIENCE_S, kill
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.timed_streams import TimedStream, client, play
 from tests.testbed.up_cluster import UpRig, prompt_text, stream
+from tests.testbed.waiting import until
 
 TIERS = ("small", "middle", "large")
 JUDGE = "verdict"
@@ -200,13 +200,11 @@ async def _each_models_own(rig: UpRig) -> dict[tuple[str, str], str]:
 
 
 async def _until_every_tier_is_planned(rig: UpRig) -> CascadePlan:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+    async def planned() -> CascadePlan | None:
         async with plan_in_force(rig) as (plan, _):
-            if all(tier.instances for tier in plan.tiers):
-                return plan
-        assert time.monotonic() < deadline, plan
-        await asyncio.sleep(0.1)
+            return plan if all(tier.instances for tier in plan.tiers) else None
+
+    return await until(planned, PATIENCE_S, 0.1)
 
 
 async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRig) -> None:

@@ -14,13 +14,12 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.live import faults
 from tests.live.clusters import modelled_cluster
 from tests.live.faults import PATIENCE_S, PROMPTS, expect_identical, expected_outcomes, told
-from tests.testbed.timed_streams import client
+from tests.testbed.timed_streams import client, until_answered
 from tests.testbed.up_cluster import UpRig, free_port, prompt_text, stream
 from tests.testbed.waiting import until
 
@@ -93,19 +92,6 @@ async def moved(rig: UpRig, instance: str) -> int:
     return int(found.group(1))
 
 
-async def until_answers(url: str) -> None:
-    """Waits until an ingress is ready."""
-
-    async def answers() -> bool:
-        async with client(5) as http:
-            try:
-                return (await http.get(f"{url}/ready")).status_code == 200
-            except httpx.HTTPError:
-                return False
-
-    await until(answers, 2 * PATIENCE_S)
-
-
 async def until_placed(rig: UpRig, instance: str) -> None:
     """Waits until ingress gives an instance requests: it may hear of a new one later than the command line does."""
 
@@ -139,7 +125,7 @@ async def test_a_service_of_an_earlier_version_serves_beside_present_ones(rig: U
             asked.url = f"http://127.0.0.1:{asked.port}"
             beside.start(role, "ingress-1", "deployment.ingress", http={"host": "127.0.0.1", "port": asked.port})
         await rig.well(3)
-        await until_answers(asked.url)
+        await until_answered(f"{asked.url}/ready", 2 * PATIENCE_S)
         await until_placed(asked, "worker-2")
         async with client(120) as http:
             streams = [stream(http, asked, prompt_text(number), **LENGTH) for number in range(PROMPTS)]

@@ -4,9 +4,7 @@ import asyncio
 import os
 import random
 import signal
-import time
 
-import httpx
 import nats
 from millrace.contracts.catalog import CHANNELS, Role
 from millrace.contracts.codec import encode
@@ -16,7 +14,7 @@ from millrace.contracts.worker import CancelSequence
 
 from tests.live.clusters import modelled_cluster
 from tests.live.faults import PATIENCE_S, expect_identical, expected_outcomes, kill, told, under_fire
-from tests.testbed.timed_streams import client
+from tests.testbed.timed_streams import client, until_answered
 from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
 LENGTH = {"max_tokens": 60}
@@ -72,16 +70,8 @@ async def test_an_ingress_that_was_killed_is_back_and_workers_cancel_its_orphans
         orphan = asyncio.create_task(stream(http, rig, prompt_text(1), max_tokens=1500, ignore_eos=True))
         await told(rig, running=1)
         kill(rig.pids("services.ingress")[0])
-        deadline = time.monotonic() + PATIENCE_S
         assert (await orphan).error
-        while True:
-            try:
-                if (await http.get(f"{rig.url}/ready")).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            assert time.monotonic() < deadline, rig.cli("status")
-            await asyncio.sleep(0.02)
+        await until_answered(f"{rig.url}/ready", PATIENCE_S)
     await told(rig, running=0, waiting=0)
     assert not (await under_fire(rig, lambda: None, seconds=0.5, shots=0, **LENGTH))[0][1].error
 

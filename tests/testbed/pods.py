@@ -16,16 +16,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import httpx
 import yaml
 
-from tests.testbed.timed_streams import TimedStream, client, play
+from tests.testbed.timed_streams import TimedStream, client, play, until_answered
 
 #: What the images bring, or a volume of a pod.
 FOLDERS = ("data", "kv", "cache", "model", "run/secrets")
@@ -137,7 +135,7 @@ async def run(cluster: Cluster) -> dict[str, Any]:
     keeping = asyncio.create_task(cluster.keep())
     async with client(120) as http:
         probes = dict(cluster.probes("ingress"))
-        await _until_answered(http, f"{cluster.url}{probes['startupProbe']['httpGet']['path']}")
+        await until_answered(f"{cluster.url}{probes['startupProbe']['httpGet']['path']}", LIMIT_S)
         healthy = (await http.get(f"{cluster.url}{probes['livenessProbe']['httpGet']['path']}")).status_code
         asked = dict(cluster.probes("nats"))["readinessProbe"]["exec"]["command"]
         nats = (await asyncio.to_thread(subprocess.run, asked, check=False)).returncode
@@ -162,18 +160,6 @@ async def run(cluster: Cluster) -> dict[str, Any]:
         "moved": [line for line in metrics if line.startswith("millrace_ingress_migrations_total{")],
         "recomputed": [line for line in metrics if line.startswith("millrace_ingress_continuations_total{")],
     }
-
-
-async def _until_answered(http: httpx.AsyncClient, url: str) -> None:
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until:
-        try:
-            if (await http.get(url)).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        await asyncio.sleep(0.5)
-    raise TimeoutError(url)
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 
 from tests.testbed.plain_http import PlainTransport
+from tests.testbed.waiting import until
 
 
 class Api(Protocol):
@@ -122,3 +123,16 @@ async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 def client(timeout_s: float = 600, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
     """A client for many streams at once, over plain HTTP."""
     return httpx.AsyncClient(timeout=timeout_s, headers=headers, transport=PlainTransport())
+
+
+async def until_answered(url: str, limit_s: float) -> None:
+    """Waits until a GET of this URL has status 200."""
+
+    async def answered() -> bool:
+        async with client(5) as http:
+            try:
+                return (await http.get(url)).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+    await until(answered, limit_s, 0.05)
