@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import subprocess
@@ -36,7 +35,7 @@ from operator import sub, truediv
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec import json, structs
 
 from bench.as_shipped_peers import PEERS
 from bench.as_shipped_ways import WAYS, Served
@@ -45,7 +44,7 @@ from bench.results_pages import report
 
 Result = dict[str, Any]
 PROMPT = "List five animals and say which of them is the largest."
-MODEL = "m"
+RATES = (5, 20, 50, 200, 800)
 #: Ways, numbers of instances, beginnings of loads' names, and what is summed up by part: values, quotients (/) or
 #: differences (-) to those of the last way.
 PARTS = {
@@ -94,25 +93,21 @@ def main() -> int:
 
 def loads(port: int, seconds: float) -> dict[str, Load]:
     """The loads by name."""
-    chat = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "ignore_eos": True}
+    chat = {"model": "m", "messages": [{"role": "user", "content": PROMPT}], "ignore_eos": True}
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     closed = Load(
         port=port, path="/v1/chat/completions", seconds=seconds, connections=32, body=chat | {"max_tokens": 4}
     )
-    streams = msgspec.structs.replace(closed, body=chat | usage | {"max_tokens": 512})
-    calm = msgspec.structs.replace(closed, rate=50.0, connections=64)
-    rates = {
-        f"{rate} a second": msgspec.structs.replace(calm, rate=float(rate), seconds=max(seconds, 60 / rate))
-        for rate in (5, 20, 50, 200, 800)
-    }
+    streams = structs.replace(closed, body=chat | usage | {"max_tokens": 512})
+    calm = structs.replace(closed, rate=50.0, connections=64)
     return {
         "short, 32 connections": closed,
-        "64 streams": msgspec.structs.replace(streams, connections=64),
-        "256 streams": msgspec.structs.replace(streams, connections=256),
+        "64 streams": structs.replace(streams, connections=64),
+        "256 streams": structs.replace(streams, connections=256),
         "whole, 50 a second": calm,
-        "stream, 50 a second": msgspec.structs.replace(calm, body=chat | usage | {"max_tokens": 32}),
-        "idle": msgspec.structs.replace(closed, connections=0),
-        **rates,
+        "stream, 50 a second": structs.replace(calm, body=chat | usage | {"max_tokens": 32}),
+        "idle": structs.replace(closed, connections=0),
+        **{f"{n} a second": structs.replace(calm, rate=float(n), seconds=max(seconds, 60 / n)) for n in RATES},
     }
 
 
@@ -146,9 +141,9 @@ def summary(part: str, ways: list[str], measured: Mapping[tuple[str, str], list[
 def measure(served: Served, load: Load) -> Result:
     """One load from a generator of its own process; with what each process used meanwhile."""
     decided, messages, before = asyncio.run(served.decisions()), served.token_messages(), served.cpu_s()
-    command = [sys.executable, "-m", "bench.loadgen", msgspec.json.encode(load).decode()]
+    command = [sys.executable, "-m", "bench.loadgen", json.encode(load).decode()]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=load.seconds + load.warm_s + 60)
-    result: Result = json.loads(done.stdout)
+    result: Result = json.decode(done.stdout)
     after, now_decided = served.cpu_s(), asyncio.run(served.decisions())
     # The processes' clocks ran through the warm-up too, in which the generator does not count.
     share = load.seconds / (load.seconds + load.warm_s)

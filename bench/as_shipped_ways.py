@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from bench.migration.separate_cores import pin
 from tests.testbed.up_cluster import UpRig
 
 #: Lines of the cluster's file for a policy that needs no predictor.
@@ -37,9 +38,7 @@ class Served:
     def keep_apart(self) -> None:
         """Ingress, or what stands in its place, on the first core of the machine; all else on the others."""
         for name, pid in self._processes.items():
-            cores = {0} if name.startswith("ingress") else set(range(1, os.cpu_count() or 1))
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setaffinity(int(thread.name), cores)
+            pin(pid, [0] if name.startswith("ingress") else list(range(1, os.cpu_count() or 1)))
 
     def cpu_s(self) -> dict[str, float]:
         """CPU time of every process so far, seconds."""

@@ -139,15 +139,9 @@ def main() -> int:
     parser.add_argument("--loads", type=int, nargs="+", default=[0, 4, 8], help="other streams per engine")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--moves", type=int, default=20, help="migrations per cell")
-    parser.add_argument(
-        "--separate-cores",
-        action="store_true",
-        help="both engines on one core, all else on the others; for idle rows, as the engines share theirs",
-    )
+    parser.add_argument("--separate-cores", action="store_true", help="both engines on one core, for idle rows")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--worker-set", default="{}", metavar="JSON", help="of each worker: two engines on one GPU share its memory"
-    )
+    parser.add_argument("--worker-set", default="{}", metavar="JSON", help="of each, as where two share a GPU's memory")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = stretched(options.model, Path(folder), tokens=max(options.contexts) + 4096)

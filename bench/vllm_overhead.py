@@ -29,6 +29,7 @@ import httpx
 import numpy as np
 import psutil
 
+from bench.migration.separate_cores import pin
 from tests.testbed.up_cluster import UpRig, free_port
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
@@ -200,14 +201,9 @@ def _wait(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
 def _pin(pid: int, cores: list[int]) -> None:
     """The server's front on the first core, its engine process and what that started on the second."""
     front = psutil.Process(pid)
-    _pin_threads(front.pid, cores[0])
+    pin(front.pid, cores[:1])
     for child in front.children(recursive=True):
-        _pin_threads(child.pid, cores[1])
-
-
-def _pin_threads(pid: int, core: int) -> None:
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {core})
+        pin(child.pid, cores[1:])
 
 
 @contextmanager
@@ -222,7 +218,7 @@ def millrace(folder: Path, model: Path, *, instances: int, cores: list[int]) -> 
         if instances == 1:
             engines = set(rig.log_pids("worker-0")[1:])
             for process in rig.processes():
-                _pin_threads(process.pid, cores[1] if process.pid in engines else cores[0])
+                pin(process.pid, cores[1:] if process.pid in engines else cores[:1])
         assert rig.process is not None
         name = f"Millrace, {instances} engine{'s' * (instances > 1)}"
         yield Target(name, rig.model, rig.url, pids=[rig.process.pid])

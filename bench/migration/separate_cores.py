@@ -27,12 +27,13 @@ def separate(rig: UpRig) -> int:
     for process in [*rig.processes(), psutil.Process()]:
         with suppress(psutil.Error):
             is_engine = any(word.startswith("VLLM::") for word in process.cmdline())
-            _pin(process.pid, [last] if is_engine else others)
+            pin(process.pid, [last] if is_engine else others)
             engines += is_engine
     return engines
 
 
-def _pin(pid: int, cores: list[int]) -> None:
+def pin(pid: int, cores: list[int]) -> None:
+    """Keep a process's threads on these cores."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cores)
