@@ -149,7 +149,7 @@ def measure(served: Served, load: Load) -> Result:
     share = load.seconds / (load.seconds + load.warm_s)
     used = {name: (cpu - before.get(name, 0.0)) * share for name, cpu in after.items()}
     streamed = load.body.get("stream", False)
-    count = result["events" if streamed else "requests"] or load.seconds
+    count = max(1, result["events" if streamed else "requests"]) if load.connections else load.seconds
     gateway = sum(cpu for name, cpu in used.items() if name.startswith("ingress"))
     per, messages = 1e6 / count, (served.token_messages() - messages) * share
     placed, fell_back = (now - then for now, then in zip(now_decided, decided, strict=True))

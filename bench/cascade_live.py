@@ -1,9 +1,8 @@
 """Quality, cost and latency of a cascade of the three trained models on real vLLM, against its plan.
 
-Starts ``millrace up --cascade nano,micro,mini`` and asks the prompts of the shipped recording (``--prompts recorded``,
-whose truth for every model is known: the plan's own sample) or others that are held out (``fresh``), greedily. Truth:
-the tasks' own checks. Each answer is kept in ``--state``, and the next call goes on; without ``--report`` a call serves
-for ``--minutes`` at most.
+Starts ``millrace up --cascade nano,micro,mini`` and asks the prompts of the shipped recording, whose truth for every
+model is known (the plan's own sample), greedily. Truth: the tasks' own checks. Each answer is kept in ``--state``, and
+the next call goes on; without ``--report`` a call serves for ``--minutes`` at most.
 """
 
 from __future__ import annotations
@@ -34,35 +33,26 @@ NAMES = "nano,micro,mini"
 CASCADE = "cascade"
 #: Requests under way at once.
 CONCURRENCY = 16
-#: Prompts of ``bench.judged.record``, and others.
-SEEDS = {"recorded": 23, "fresh": 97}
+#: Of the prompts of ``bench.judged.record``.
+SEED = 23
 
 
 def main() -> int:
     """Serve, or print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--thresholds", default="70,70")
-    parser.add_argument("--prompts", default="recorded", choices=sorted(SEEDS))
     parser.add_argument("--requests", type=int, default=1600)
     parser.add_argument("--minutes", type=float, default=6.0, help="of serving in this call")
     parser.add_argument("--state", type=Path, default=Path(".millrace/cascade_live"))
     parser.add_argument("--report", action="store_true")
     options = parser.parse_args()
     options.state.mkdir(parents=True, exist_ok=True)
-    path = options.state / f"{options.prompts}-{options.thresholds}.jsonl"
-    examples = _examples(options.prompts, options.requests)
+    path = options.state / f"recorded-{options.thresholds}.jsonl"
+    examples = draw(options.requests, SEED)
     if not options.report:
         asyncio.run(_serve(options, examples, path))
     _report(options, examples, _kept(path))
     return 0
-
-
-def _examples(prompts: str, count: int) -> list[Example]:
-    """The first prompts of a recording, or fresh ones that it does not have."""
-    if prompts == "recorded":
-        return draw(count, SEEDS[prompts])
-    known = set(recorded().prompts)
-    return [example for example in draw(2 * count, SEEDS[prompts]) if example.prompt not in known][:count]
 
 
 def _kept(path: Path) -> list[dict[str, Any]]:
@@ -140,21 +130,20 @@ def _report(options: argparse.Namespace, examples: list[Example], kept: list[dic
     errors = [row for row in kept if "error" in row]
     rows = [row for row in kept if "right" in row]
     calls = [row for row in kept if "served_s" in row]
-    print(f"{len(rows)} of {len(examples)} prompts ({options.prompts}) answered, {len(errors)} errors")
+    print(f"{len(rows)} of {len(examples)} prompts answered, {len(errors)} errors")
     if not rows:
         return
     thresholds = tuple(float(value) for value in options.thresholds.split(","))
     judges = [read_judge(ROOT / "models" / model / CONFIDENCE_FILE) for model in MODELS[:-1]]
     sample = recorded_sample(PATH, MODELS, judges)
-    same = np.array([row["index"] for row in rows]) if options.prompts == "recorded" else np.arange(sample.count)
+    same = np.array([row["index"] for row in rows])
     planned = route(sample.rows(same), thresholds)
     shares = [np.mean([tier in row["tiers"] for row in rows]) for tier in range(len(MODELS))]
     quality = 100 * float(np.mean([row["right"] for row in rows]))
     deviation = 100 * float(np.std([row["right"] for row in rows])) / len(rows) ** 0.5
-    whose = "on these very prompts" if options.prompts == "recorded" else "on the recorded ones"
     live = f"quality {quality:.2f} (one standard error of the draw: {deviation:.2f})"
     bound = f"95 % lower bound {planned.quality_low:.2f}"
-    print(f"{live}, planned {planned.quality:.2f} {whose} ({bound})")
+    print(f"{live}, planned {planned.quality:.2f} on these very prompts ({bound})")
     print(f"reach each tier: live {_percent(shares)}, planned {_percent(planned.shares)}")
     print(f"delivered because: {dict(Counter(row['reason'] for row in rows))}")
     took = np.array([row["took_s"] for row in rows])
@@ -174,9 +163,8 @@ def _costs(rows: list[dict[str, Any]], same: NDArray[np.int64], recorded_quality
     print(f"{'':<30}{'quality':>9}{'ms a request':>14}")
     spent = [sum(costs[t] * n for t, n in zip(row["tiers"], row["tokens"], strict=True)) for row in rows]
     print(f"{'cascade, live':<30}{100 * np.mean([row['right'] for row in rows]):>9.2f}{np.mean(spent):>14.2f}")
-    if len(same) == len(rows):
-        whole = [sum(costs[t] * tokens[i, t] for t in row["tiers"]) for i, row in enumerate(rows)]
-        print(f"{'without early rejection':<30}{'':>9}{np.mean(whole):>14.2f}")
+    whole = [sum(costs[t] * tokens[i, t] for t in row["tiers"]) for i, row in enumerate(rows)]
+    print(f"{'without early rejection':<30}{'':>9}{np.mean(whole):>14.2f}")
     for index, model in enumerate(MODELS):
         cost = float(costs[index] * tokens[:, index].mean())
         print(f"{model + ' alone, recorded':<30}{float(recorded_quality[:, index].mean()):>9.2f}{cost:>14.2f}")

@@ -59,9 +59,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument(
-        "--worker-set", default="{}", metavar="JSON", help="of each worker: two engines on one GPU share its memory"
-    )
+    parser.add_argument("--worker-set", default="{}", metavar="JSON", help="of each, as where two share a GPU's memory")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         extra = ["--set", "worker=" + options.worker_set]

@@ -55,9 +55,7 @@ def main() -> int:
     add_options(parser)
     parser.add_argument("--recordings", type=Path, help="replay these instead of running")
     parser.add_argument("--keep", type=Path, help="keep the recordings here")
-    parser.add_argument(
-        "--hold-out", action="store_true", help="each policy by times that were fitted to the others' runs alone"
-    )
+    parser.add_argument("--hold-out", action="store_true", help="each policy by times fitted to the others' runs alone")
     parser.set_defaults(kinds="stated")
     options = parser.parse_args()
     try:

@@ -62,13 +62,8 @@ def add_options(parser: argparse.ArgumentParser, *, requests: int, seeds: int) -
     parser.add_argument("--seeds", type=int, default=seeds, help="runs with different arrivals (default %(default)s)")
     parser.add_argument("--cores", type=int, default=cores, help="processes (default: all, %(default)s here)")
     parser.add_argument("--rows", type=Path, help="keep each run's figures here, JSON lines, and make no run twice")
-    parser.add_argument(
-        "--stop-after",
-        type=float,
-        default=math.inf,
-        metavar="S",
-        help=f"seconds; begin no run later, exit with {OUT_OF_TIME}: the same command with the same --rows goes on",
-    )
+    told = f"s; begin no run later, exit with {OUT_OF_TIME}: the same command with the same --rows goes on"
+    parser.add_argument("--stop-after", type=float, default=math.inf, metavar="S", help=told)
 
 
 def options(arguments: argparse.Namespace) -> Options:
