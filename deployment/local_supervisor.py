@@ -9,12 +9,15 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pathlib import Path
+import msgspec
 
+if TYPE_CHECKING:
     from millrace.cluster.spec import ClusterSpec
+    from millrace.supervision.fork_server import ForkServer
 
     from services.supervisor.launcher import ForkServers
 
@@ -40,27 +43,37 @@ VLLM = (
 def start() -> int:
     """Import the supervisor and run it; Ctrl-C ends the process without a traceback while modules load."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from services.supervisor.config import LaunchOptions
+
+    early = None  # imports take longest of all that a start with engines waits for
+    with contextlib.suppress(msgspec.MsgspecError):  # the supervisor says what is wrong
+        options = msgspec.json.decode(sys.argv[-1], type=LaunchOptions)
+        early = _for_engines(options.spec, Path(options.directory) / "logs")
     from deployment.config_check import check_files
     from services.supervisor.__main__ import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    return main(check_files, fork_servers)
+    return main(check_files, partial(fork_servers, early))
+
+
+def _for_engines(spec: ClusterSpec, logs: Path) -> ForkServer | None:
+    from millrace.cluster.spec import EngineName
+    from millrace.supervision.fork_server import ForkServer
+
+    groups = [group for model in spec.models for group in model.groups]
+    if any(group.engine is EngineName.VLLM and not group.python for group in groups):
+        return ForkServer.open(VLLM, logs / "worker-fork-server.log")
+    return None
 
 
 @contextlib.contextmanager
-def fork_servers(spec: ClusterSpec, logs: Path) -> Iterator[ForkServers]:
-    """One for services; where there may be vLLM engines, one for these, which imports meanwhile."""
-    from millrace.cluster.spec import EngineName
+def fork_servers(early: ForkServer | None, spec: ClusterSpec, logs: Path) -> Iterator[ForkServers]:
+    """One for services; where there may be vLLM engines, one for these, which imports meanwhile or has begun early."""
     from millrace.supervision.fork_server import ForkServer
 
     from services.supervisor.config import Imports
 
-    groups = [group for model in spec.models for group in model.groups]
-    wanted: dict[Imports, tuple[str, ...]] = {Imports.SERVICES: SERVICES}
-    if any(group.engine is EngineName.VLLM and not group.python for group in groups):
-        wanted[Imports.VLLM] = VLLM
-    printing = {Imports.VLLM: logs / "worker-fork-server.log"}
-    opened = {imports: ForkServer.open(preload, printing.get(imports)) for imports, preload in wanted.items()}
+    opened = {Imports.SERVICES: ForkServer.open(SERVICES), Imports.VLLM: early or _for_engines(spec, logs)}
     servers = {imports: server for imports, server in opened.items() if server is not None}
     try:
         yield servers

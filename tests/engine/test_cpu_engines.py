@@ -2,11 +2,15 @@
 
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+from vllm.multimodal import audio
 from vllm.platforms import current_platform
 
+from services.worker.vllm_engine import compiling, preload
 from tests.testbed.programs import output_of
 
 pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="vLLM's build for the CPU only")
@@ -38,3 +42,15 @@ def test_forked_engines_do_not_look_for_kernels_again(monkeypatch: pytest.Monkey
     current_platform.register_triton_kernel_overrides()
     assert not read
     assert HAS_TRITON or dispatcher._registry, "they are replaced already"
+
+
+def test_what_hardly_a_model_calls_is_imported_when_it_is_called() -> None:
+    preload.preload()  # once more, as the fork server of a cluster of these tests
+    assert isinstance(audio.scipy_signal, preload._Later)
+    assert audio.resample_audio_scipy(np.ones(8), orig_sr=2, target_sr=1).shape == (4,)
+
+
+def test_an_instruction_set_that_loads_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers = iter((False, True))
+    monkeypatch.setattr(compiling, "_probe", lambda isa, path: next(answers))
+    assert [compiling._probe_once(None, str(tmp_path / "isa.so")) for _ in range(3)] == [False, True, True]

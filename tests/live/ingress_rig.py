@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import pytest
+import uvloop
 from millrace.actor.effects import RecordSpan
 from millrace.actor.store_link import StoreAway
 from millrace.actor.stored_values import KeyConflict
@@ -59,6 +61,12 @@ TOOL_TEMPLATE = (
     "{% endif %}" + TEMPLATE
 )
 MAX_MODEL_LEN = 2048
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy() -> uvloop.EventLoopPolicy:
+    """The loop that ingress really runs on."""
+    return uvloop.EventLoopPolicy()
 
 
 def write_model_folder(folder: Path, template: str = TEMPLATE, max_model_len: int = MAX_MODEL_LEN) -> Path:

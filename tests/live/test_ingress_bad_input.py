@@ -7,10 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-import uvloop
 
 from services.ingress.calls.messages import RefusalKind
-from tests.live.ingress_rig import MAX_MODEL_LEN, Rig
+from tests.live.ingress_rig import MAX_MODEL_LEN, Rig, event_loop_policy  # noqa: F401
 
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
@@ -26,12 +25,6 @@ def complete(**fields: Any) -> bytes:
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the:pytest.PytestDeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    """The loop that ingress really runs on."""
-    return uvloop.EventLoopPolicy()
 
 
 #: What is sent, where, and what comes back: status, param, code.

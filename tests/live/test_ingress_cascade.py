@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvloop
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from millrace.contracts.observers import CascadeAttempt
@@ -21,7 +20,7 @@ from services.ingress.calls.messages import (
     DeliverDeltas,
     Usage,
 )
-from tests.live.ingress_rig import FakeCore, Rig, served
+from tests.live.ingress_rig import FakeCore, Rig, event_loop_policy, served  # noqa: F401
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
@@ -66,12 +65,6 @@ def _report(call: Call) -> CascadeReport:
     return CascadeReport(
         name=call.model, tier=1, model=last.model, score=92.25, reason="score", attempts=tried, usages=usages
     )
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    """The loop that ingress really runs on."""
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

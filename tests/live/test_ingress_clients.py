@@ -6,10 +6,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvloop
 from langchain_openai import ChatOpenAI, OpenAI
 
-from tests.live.ingress_rig import Rig
+from tests.live.ingress_rig import Rig, event_loop_policy  # noqa: F401
 
 MESSAGES: Any = [
     {"role": "system", "content": "be brief"},
@@ -26,12 +25,6 @@ WEATHER: Any = {
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the:pytest.PytestDeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    """The loop that ingress really runs on."""
-    return uvloop.EventLoopPolicy()
 
 
 async def test_openai_chat_with_all_its_fields(client: openai.AsyncOpenAI, rig: Rig):

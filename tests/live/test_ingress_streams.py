@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-import uvloop
 from millrace.cli.__main__ import main as millrace
 from millrace.http.exchange import Exchange, HttpRequest
 
@@ -17,7 +16,7 @@ from services.ingress.api.parsed_requests import parse_completion_request
 from services.ingress.api.tokenizer import LOOP_CHARACTERS_MAX
 from services.ingress.calls.messages import RefusalKind, RefuseCall
 from services.ingress.http.keys import ANYBODY, ApiKeyStore
-from tests.live.ingress_rig import LIMITS, Rig, served
+from tests.live.ingress_rig import LIMITS, Rig, event_loop_policy, served  # noqa: F401
 from tests.testbed.waiting import until
 
 CHAT = "/v1/chat/completions"
@@ -29,12 +28,6 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the:pytest.PytestDeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    """The loop that ingress really runs on."""
-    return uvloop.EventLoopPolicy()
 
 
 async def events(rig: Rig, path: str, body: dict[str, Any]) -> list[Any]:

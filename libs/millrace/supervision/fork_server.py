@@ -210,8 +210,7 @@ def _run(sock: socket.socket, owner: int, preload: Sequence[str], log: Path | No
             if function:
                 getattr(loaded, function)()
         _refuse_threads()
-        gc.collect()
-        gc.freeze()
+        gc.freeze()  # without a collection, half a second of it: children share what it would free
         gc.enable()
         if os.getppid() == owner:
             _serve(sock)

@@ -52,7 +52,19 @@ def preload() -> None:
     if not why_eager():
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(envs.VLLM_CACHE_ROOT, "inductor")))
         get_inductor_factors()
+        cpu_vec_isa.VecISA._probe_load = _probe_once
         cpu_vec_isa.pick_vec_isa()
+
+
+_probe = cpu_vec_isa.VecISA._probe_load
+
+
+def _probe_once(isa: cpu_vec_isa.VecISA, path: str) -> bool:
+    """Torch's trial of a file compiled for an instruction set, 0.3 s: once, as its versions are in the file's name."""
+    loads = Path(f"{path}.loads")
+    if not loads.exists() and _probe(isa, path):
+        loads.touch()
+    return loads.exists()
 
 
 def prepare() -> None:
