@@ -26,8 +26,6 @@ from millrace.cluster.settings import with_cluster_settings
 from millrace.cluster.toml_text import cluster_toml
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.sim.engine_sim import SimulatedEngine
-from millrace.sim.process import SimProcess
 from millrace.sim.runtime_sim import SECOND
 from millrace.supervision.service_fields import merged
 from millrace.workloads.recording import rows_of
@@ -40,7 +38,6 @@ from simulator.scenarios.cluster_file import cluster_tables
 from simulator.scenarios.load import arrivals, call_of
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.spec import ScenarioSpec
-from simulator.services import SimInstance
 from simulator.whatif.figures import kept_objectives, of_replay
 from simulator.whatif.objectives import objectives_of
 from simulator.whatif.piloted import PilotedCluster
@@ -89,8 +86,10 @@ def cluster_text(name: str, settings: str = "") -> str:
 
 
 def scenario(text: str) -> ScenarioSpec:
-    """The scenario of a cluster's file; migrators run as they do live."""
+    """The scenario of a cluster's file; migrators run as they do live. Engines are slower than they say."""
     tables = cluster_tables(with_model_folders(parse_cluster(text)), lambda _model, group: (ENGINE, group.step_time))
+    for group in tables["cluster"]["groups"]:
+        group |= {"speed": 1 / SLOWER, "told_step_time": group["step_time"]}
     own = {"migration": {"on": True}, "prediction": {"kind": "recorded", "asked": "always"}}
     return scenario_of(merged(tables, {**own, "intervals": {"status_ms": 50, "summary_ms": 50}}))
 
@@ -101,21 +100,12 @@ def load_of(name: str, count: int, seed: int) -> list[Arrival]:
     times = {"kind": "trace"} if lengths in ("conversation", "Mooncake") else {"kind": "poisson", "rate_per_s": 1.0}
     spec = scenario_of({"workload": {"lengths": LENGTHS[lengths], "arrivals": times, "count": count}})
     found = arrivals(spec.workload, seed=seed, folders=(data_folder(),))
-    rate = LOADS[load] * fluid_bound(scenario(cluster_text(name)), [each.shape for each in found]) / SLOWER
+    rate = LOADS[load] * fluid_bound(scenario(cluster_text(name)), [each.shape for each in found])
     pace, rng = count * 1e9 / rate / (found[-1].at_ns - found[0].at_ns), Random(seed)
     outputs = [each.shape.output_tokens for each in found]
     told = [AskedRequest(MODEL, (n,), 0, max(1.0, float(round(n * rng.lognormvariate(0.0, 0.5))))) for n in outputs]
     begin_ns = found[0].at_ns
     return [Arrival(int((a.at_ns - begin_ns) * pace), a.shape, asks) for a, asks in zip(found, told, strict=True)]
-
-
-class SlowerCluster(PilotedCluster):
-    """Its engines are slower than they say."""
-
-    def _make_engine(self, instance: SimInstance, process: SimProcess) -> SimulatedEngine:
-        name = f"{instance.step_time}, slower"
-        self._models[name] = self._models[instance.step_time].times(SLOWER)
-        return super()._make_engine(msgspec.structs.replace(instance, step_time=name), process)
 
 
 def serve(cluster: PilotedCluster, load: Sequence[Arrival]) -> Replayed:
@@ -152,7 +142,7 @@ def play(name: str, setting: str, count: int, seed: int) -> dict[str, Any]:
     ttft_ms, tpot_ms = goals[0].ttft_ms, goals[0].tpot_ms
     settings = FIXED.get(setting, "").format(ttft_ms, tpot_ms, ttft_ms / 1e3, tpot_ms / 1e3)
     interval_s = WINDOW * begins[-1] / 1e9 / len(load) if setting == "on" else 0.0
-    cluster = SlowerCluster(cluster_text(names[0], settings), load, scenario, interval_s=interval_s)
+    cluster = PilotedCluster(cluster_text(names[0], settings), load, scenario, interval_s=interval_s)
     latencies, phase = of_replay(serve(cluster, load), len(load)), np.arange(len(load)) // count
     kept = np.concatenate([kept_objectives(latencies.part(phase == i), goal) for i, goal in enumerate(goals)])
     parts = [phase >= 0, *(phase == i for i in range(len(goals)) if len(goals) > 1)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -112,7 +112,7 @@ def devices(model: ModelSpec) -> dict[str, int]:
 
 
 def _shape(
-    spec: ClusterSpec, model: ModelSpec, *, group: GroupSpec, sets: dict[str, StepTimeModel], bandwidth_gbps: float
+    spec: ClusterSpec, model: ModelSpec, *, group: GroupSpec, sets: Mapping[str, StepTimeModel], bandwidth_gbps: float
 ) -> InstanceShape:
     """The shape of a group. Limits that its settings do not name are those of the engine model."""
     folder = Path(model.path)

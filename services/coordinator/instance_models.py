@@ -66,4 +66,4 @@ def read_step_times(files: Mapping[str, str]) -> dict[str, StepTimeModel]:
     found, unreadable = load_step_times(files)
     if unreadable:
         raise ConfigError(f"stages.step_times: {next(iter(unreadable.values()))}")
-    return found
+    return {**found}

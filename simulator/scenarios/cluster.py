@@ -111,6 +111,8 @@ class ScenarioCluster(SimulatedCluster):
         self._expected = expected or truth
         self._asks = DISPATCH_POLICIES.load(spec.dispatch.policy).ask is not None
         self._models = {_set_name(group): _step_time(group, step_times) for group in spec.cluster.groups}
+        told = {group.told_step_time for group in spec.cluster.groups} - {""}
+        self._told = self._models | {name: step_times(name) for name in sorted(told)}
         self._groups: dict[str, Group] = {}
         self._unserved: list[str] = []  # instances without a migrator
         self._ingress_actors: list[IngressActor] = []
@@ -128,15 +130,15 @@ class ScenarioCluster(SimulatedCluster):
         if self.spec.prediction.kind != "tagger":
             tagger = SimService(lengths_known.ACCEPTS, self._knowing_tagger)
         self.services |= {
-            Role.COORDINATOR: services.coordinator(self._models),
+            Role.COORDINATOR: services.coordinator(self._told),
             Role.TAGGER: tagger,
             Role.MIGRATOR: services.migrator(),
-            Role.BROKER: services.broker(self._models),
+            Role.BROKER: services.broker(self._told),
             Role.WORKER: services.worker(CLUSTER, self._make_engine, self._endpoint, self.engines),
             Role.INGRESS: services.ingress(dict.fromkeys(self.spec.models(), text), self.clients.handlers),
         }
         if self._asks:
-            self.services[Role.PREDICTOR] = services.predictor(self._models)
+            self.services[Role.PREDICTOR] = services.predictor(self._told)
 
     def _add_actors(self) -> None:
         cluster, add = self.spec.cluster, self.add
@@ -215,7 +217,7 @@ class ScenarioCluster(SimulatedCluster):
             model=group.model,
             host=group.host_of(name),
             engine=group.engine,
-            step_time=_set_name(group),
+            step_time=group.told_step_time or _set_name(group),
             shape=group.shape or group.name,
             limits=limits,
             migration=self.spec.migration.worker_bounds(),
@@ -245,7 +247,7 @@ class ScenarioCluster(SimulatedCluster):
         group, intervals = self._groups[instance.name], self.spec.intervals
         modelled = ScriptedEngine(
             instance.engine,
-            self._models[instance.step_time],
+            self._models[_set_name(group)],
             output_length=partial(self._output_length, instance.model),
             tell_interval_ns=intervals.token_ms * MILLISECOND if intervals.token_ms else None,
             kv=self._endpoint(instance, process.incarnation),

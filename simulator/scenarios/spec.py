@@ -36,6 +36,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         shape: What they run on, as an operator names it; empty for the group's name.
         step_time: A set of step-time coefficients that ships, or the path of one.
         speed: How much faster than that they are.
+        told_step_time: The set that they name themselves, by which they are forecast and planned; empty for their own.
         engine: Limits of the scheduler.
         host: The machine that they are on, with its network card; groups may share one. Empty: each instance has a
             machine of its own.
@@ -51,6 +52,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shape: str = ""
     step_time: str = "a100-llama-3-8b"
     speed: Span = 1.0
+    told_step_time: str = ""
     engine: EngineParameters = EngineParameters()
     host: str = ""
     instances_per_host: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -16,11 +16,11 @@ from millrace.cluster.engine_limits import engine_parameters, step_time_of
 from millrace.cluster.spec import ClusterSpec, GroupSpec, ModelSpec
 from millrace.cluster.workers import workers_of
 from millrace.contracts.status import InstanceRecord
-from millrace.enginemodel.coefficients import coefficient_names, load_step_time
+from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.registered import scheduler_parameters
+from millrace.enginemodel.registered import load_step_times, scheduler_parameters
 from millrace.enginemodel.step_time_models import LinearStepTime
-from millrace.supervision.service_fields import STEP_TIMES, merged
+from millrace.supervision.service_fields import STEP_TIMES, merged, step_time_files
 from millrace.workloads.recording import RecordedLoad, RequestServed, slow_request_ns
 
 from simulator.scenarios.cluster_file import cluster_tables
@@ -74,6 +74,7 @@ class FittedCluster(msgspec.Struct, frozen=True, kw_only=True):
         records: Of its instances.
         kinds: Of those: the model, with the group's number where it has several groups.
         models: Step times of each kind.
+        named: Set that instances of each kind name, where it can be read: forecasts begin from it, not from the fit.
         slowdowns: By each neighbour that computes, by model.
         worker_us: Of a message to or from a worker, beyond the network's.
         intervals: That step times were fitted to.
@@ -83,6 +84,7 @@ class FittedCluster(msgspec.Struct, frozen=True, kw_only=True):
     records: dict[str, InstanceRecord] = {}
     kinds: dict[str, str] = {}
     models: dict[str, LinearStepTime] = {}
+    named: dict[str, str] = {}
     slowdowns: dict[str, float] = {}
     worker_us: float = 0.0
     intervals: int = 0
@@ -93,6 +95,8 @@ class FittedCluster(msgspec.Struct, frozen=True, kw_only=True):
         for group in tables["cluster"]["groups"]:
             group["neighbour_slowdown"] = self.slowdowns.get(group["model"], 0.0)
             group["host"] = "recorded" if group["neighbour_slowdown"] else ""
+            if group["step_time"].startswith(FITTED):
+                group["told_step_time"] = self.named.get(group["step_time"].removeprefix(FITTED), "")
         return merged(tables, {"network": {"worker_delay_us": self.worker_us}})
 
     def _engine(self, spec: ClusterSpec, model: ModelSpec, group: GroupSpec) -> tuple[EngineParameters, str]:
@@ -206,8 +210,9 @@ def fitted_cluster(spec: ClusterSpec, load: RecordedLoad, file: LoadFile) -> Fit
     served = [row for _, row in load.requests]
     half_ns = served[load.half].at_ns
     records = load.instances
-    kinds = _kinds(spec, records)
+    kinds, sets = _kinds(spec, records), load_step_times(step_time_files(spec))[0]
     models: dict[str, LinearStepTime] = {}
+    named: dict[str, str] = {}
     slowdowns: dict[str, float] = {}
     intervals = 0
     for model in sorted({record.model for record in records.values()}):
@@ -222,15 +227,22 @@ def fitted_cluster(spec: ClusterSpec, load: RecordedLoad, file: LoadFile) -> Fit
         for kind in sorted({kinds[name] for name in own}):
             alike = next(record for name, record in own.items() if kinds[name] == kind)
             its = [row for name, each in found.items() if kinds[name] == kind for row in each]
-            base = load_step_time(alike.step_time) if alike.step_time in coefficient_names() else None
+            if (base := sets.get(alike.step_time)) is not None:
+                named[kind] = alike.step_time
             parameters = scheduler_parameters(alike, prefix_caching=True)
             made = fit(its, base, parameters, slowdowns[model]) or fit(rows, base, parameters, slowdowns[model])
             if made is None:
-                why = "too little was recorded to fit step times, and its instances name no set that ships"
+                why = "too little was recorded to fit step times, and its instances name no set that can be read"
                 raise ScenarioError(f"model {model}: {why}")
             models[kind] = made
     made_up = FittedCluster(
-        spec=spec, records=records, kinds=kinds, models=models, slowdowns=slowdowns, intervals=intervals
+        spec=spec,
+        records=records,
+        kinds=kinds,
+        models=models,
+        named=named,
+        slowdowns=slowdowns,
+        intervals=intervals,
     )
     return _levelled(made_up, load, file) if models else made_up
 

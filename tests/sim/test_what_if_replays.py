@@ -9,6 +9,7 @@ from millrace.cluster.model_folders import with_model_folders
 from millrace.cluster.reading import parse_cluster
 from millrace.cluster.workers import workers_of
 from millrace.contracts.scheduler import scheduler_fields
+from millrace.enginemodel import coefficients
 from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.parameters import EngineParameters
 from millrace.enginemodel.step_time_models import LinearStepTime, StepTimeModel
@@ -46,7 +47,7 @@ def slower(name: str) -> StepTimeModel:
     name, _, factor = name.partition(" ")
     model = load_step_time(name)
     assert isinstance(model, LinearStepTime)
-    return model.times(float(factor))
+    return model.times(float(factor or 1))
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,9 @@ def recorded(
     """
     spec = with_model_folders(parse_cluster(cluster))
     tables = cluster_tables(spec, lambda model, group: (engine, f"cpu-8m {factors[group.name]}"))
+    named = spec.models[0].groups[0].step_time or "cpu-8m"
+    for group in tables["cluster"]["groups"]:
+        group["told_step_time"] = named
     lengths = {"kind": "log_normal", "prompt_mean": 150, "output_mean": 60, "prompt_sigma": 0.7, "output_sigma": 0.5}
     arrivals = {"kind": "poisson", "rate_per_s": rate_per_s}
     workload = {"count": COUNT, "arrivals": arrivals, "lengths": lengths, "output_limit": 400}
@@ -76,7 +80,7 @@ def recorded(
     outcome = run_scenario(scenario_of({**tables, "workload": workload, "intervals": intervals}), step_times=slower)
     rows: list[RecordingRow] = [RecordingBegan(run=1, cluster=cluster)]
     for name in (name for slot in workers_of(spec) for name in slot.instances):
-        record = plain_record(name, model="mini", step_time="cpu-8m", **scheduler_fields(engine))
+        record = plain_record(name, model="mini", step_time=named, **scheduler_fields(engine))
         rows.append(InstanceSeen(record=record))
     rows += [
         RequestServed(
@@ -98,22 +102,23 @@ def recorded(
     return path
 
 
-@pytest.fixture(scope="module")
-def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of two fast instances and a slow one, each with a third of the requests."""
-    cluster = CLUSTER.replace("count = 3", 'name = "fast"\ncount = 2')
-    cluster += '[[models.groups]]\nname = "slow"\nengine = "modelled"\n[policies.dispatch]\nname = "round_robin"\n'
-    return recorded(cluster, {"fast": 1.0, "slow": 3.0}, tmp_path_factory.mktemp("unequal") / "load.jsonl")
-
-
-def test_groups_of_unequal_machines_are_told_apart(unequal: Path, tmp_path: Path) -> None:
-    load = msgspec.structs.replace(read_recording(unequal), lead=20)
+@pytest.mark.parametrize("policy", ["round_robin", "forecast"])
+def test_groups_of_unequal_machines_that_name_one_file_are_told_apart(policy: str, tmp_path: Path) -> None:
+    """Two fast instances and a slow one. Forecasts begin from what the instances name, live and in the replay."""
+    file = tmp_path / "own.toml"
+    file.write_text("per_tail_token = 1.0\n" + (Path(coefficients.__file__).parent / "cpu-8m.toml").read_text())
+    cluster = CLUSTER.replace("count = 3", f'name = "fast"\ncount = 2\nstep_time = "{file}"')
+    cluster += f'[[models.groups]]\nname = "slow"\nengine = "modelled"\nstep_time = "{file}"\n'
+    cluster += f'[policies.dispatch]\nname = "{policy}"\n'
+    path = recorded(cluster, {"fast": 1.0, "slow": 3.0}, tmp_path / "load.jsonl")
+    load = msgspec.structs.replace(read_recording(path), lead=20)
     question = asked(load, recorded_cluster(load), tmp_path)
     assert len(question.latencies(question.base).e2e) == len(question.prompts) == question.count == COUNT - 20
     fast, slow = (question.fitted.models[f"mini/{number}"] for number in (0, 1))
     assert isinstance(fast, LinearStepTime)
     assert isinstance(slow, LinearStepTime)
     assert slow.fixed / fast.fixed == pytest.approx(3.0, rel=0.1)
+    assert fast.per_tail_token > 0.5
     for name in ("ttft_p50", "tpot_p50", "e2e_p50", "tpot_p99", "e2e_p99"):
         assert question.fidelity[name].ratio == pytest.approx(1.0, abs=0.1), name
 

@@ -8,7 +8,7 @@ from millrace.contracts.scheduler import scheduler_fields
 from millrace.contracts.status import InstanceRecord
 from millrace.enginemodel.coefficients import coefficient_names, load_step_time
 from millrace.enginemodel.parameters import EngineParameters
-from millrace.enginemodel.step_time_models import StepTimeModel
+from millrace.enginemodel.step_time_models import LinearStepTime
 
 #: Bound of any limit that a record may tell, tokens or blocks; larger ones would not fit an engine's own integers.
 LIMIT_MAX = 1 << 31
@@ -35,13 +35,13 @@ def scheduler_parameters(record: InstanceRecord, *, prefix_caching: bool = False
     return EngineParameters(**scheduler_fields(record) | changes)
 
 
-def load_step_times(files: Mapping[str, str]) -> tuple[dict[str, StepTimeModel], dict[str, str]]:
+def load_step_times(files: Mapping[str, str]) -> tuple[dict[str, LinearStepTime], dict[str, str]]:
     """Step-time sets by name, and for those that cannot be read, why. Reads files.
 
     Args:
         files: Paths of sets besides those that ship, by the name that instances give in their record.
     """
-    found: dict[str, StepTimeModel] = {}
+    found: dict[str, LinearStepTime] = {}
     unreadable: dict[str, str] = {}
     for name, origin in [*((name, name) for name in coefficient_names()), *files.items()]:
         try:
