@@ -220,7 +220,7 @@ def fitted_cluster(spec: ClusterSpec, load: RecordedLoad, file: LoadFile) -> Fit
         first = next(iter(own.values()))
         hosts = {name: record.host if record.shape.startswith("cpu") else "" for name, record in own.items()}
         steps = [row for row in load.steps if row.instance in own and row.at_ns < half_ns]
-        found = computed(steps, served, hosts, first.token_budget)
+        found = computed(steps, [*load.earlier, *served], hosts, first.token_budget)
         rows = [row for each in found.values() for row in each]
         intervals += len(rows)
         slowdowns[model] = float(np.mean([slowdown(each) for each in found.values()])) if found else 0.0

@@ -16,6 +16,7 @@ from millrace.workloads.recording import (
     RecordingBegan,
     RecordingFolder,
     RequestServed,
+    StepsComputed,
     read_recording,
     write_recording,
 )
@@ -86,8 +87,12 @@ def test_a_replay_begins_with_who_was_under_way_and_ends_where_slow_ones_have_en
 ) -> None:
     monkeypatch.setattr(recording, "ADVISED_MIN", 18)
     rows = [msgspec.structs.replace(row(number), e2e_ns=(3 if number < 18 else 1) * S) for number in range(20)]
-    write_recording(tmp_path / f"0{recording.SUFFIX}", rows)
+    steps = [StepsComputed(instance="a", at_ns=row.at_ns, wall_ns=1, steps=1) for row in rows]
+    monkeypatch.setattr(recording, "EARLIER_NS", 4 * S)
+    write_recording(tmp_path / f"0{recording.SUFFIX}", [*rows, *steps])
     load = read_recording(tmp_path, last_s=2, latest=True)
+    assert [each.number for each in load.earlier] == [5, 6, 7, 8]
+    assert (load.steps[0].at_ns, read_recording(tmp_path, last_s=2).steps[0].at_ns) == (5 * S, 17 * S)
     assert [each.number for _, each in load.requests] == [9, 10, 11, 12, 13, 14, 15, 16, 17]
     assert (load.lead, load.half) == (6, 7)
     monkeypatch.setattr(recording, "ADVISED_MIN", 19)

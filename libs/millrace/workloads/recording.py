@@ -42,6 +42,9 @@ ADVISED_MIN = 200
 #: Share of requests that end within the time of a slow one.
 SLOW = 0.95
 
+#: Steps of so long before what is replayed are read, too: at high rates too few come meanwhile to fit their times.
+EARLIER_NS = 60_000_000_000
+
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="row"):
     """One line."""
@@ -149,9 +152,10 @@ class RecordedLoad(msgspec.Struct, frozen=True, kw_only=True):
         began: Of the last run.
         instances: By name, as they last registered.
         requests: With the run of each, in order of arrival.
-        steps: In order of time.
+        steps: In order of time; where the load is to be replayed, with those of EARLIER_NS before it.
         lead: The first so many came before the window that is asked for, and were under way when it began: no figures
             are taken of them.
+        earlier: Those that came before the first of ``requests``, for which some of ``steps`` were computed.
     """
 
     began: RecordingBegan
@@ -159,6 +163,7 @@ class RecordedLoad(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[tuple[int, RequestServed]]
     steps: list[StepsComputed]
     lead: int = 0
+    earlier: tuple[RequestServed, ...] = ()
 
     @property
     def half(self) -> int:
@@ -264,13 +269,16 @@ def read_recording(path: Path, *, last_s: float = 0.0, requests_max: int = 0, la
     since_ns = arrived[-1][1].at_ns - int(last_s * 1e9) if last_s else 0
     kept = [each for each in arrived[-requests_max:] if each[1].at_ns >= since_ns]
     first_ns = kept[0][1].at_ns
-    lead = [each for each in _arrived(former | requests) if first_ns - 2 * slow_ns <= each[1].at_ns < first_ns]
+    begin_ns = first_ns - 2 * slow_ns
+    earlier_ns = begin_ns - (EARLIER_NS if latest else 0)
+    lead = [each for each in _arrived(former | requests) if begin_ns <= each[1].at_ns < first_ns]
     return RecordedLoad(
         began=began,
         instances=instances,
         requests=lead + kept,
-        steps=sorted((row for row in steps if row.at_ns >= first_ns - 2 * slow_ns), key=lambda row: row.at_ns),
+        steps=sorted((row for row in steps if row.at_ns >= earlier_ns), key=lambda row: row.at_ns),
         lead=len(lead),
+        earlier=tuple(row for _, row in arrived if earlier_ns <= row.at_ns < begin_ns),
     )
 
 
