@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from millrace.policies.dispatch import DISPATCH_POLICIES, DispatchView, InstanceView, Prediction
 from millrace.policies.dispatch.asking import UNPREDICTED, draw
 from millrace.policies.dispatch.pick import SCORES_MAX
+from millrace.policies.dispatch.view import named_views
 
 SECOND = 1_000_000_000
 NAMES = DISPATCH_POLICIES.names
@@ -37,6 +38,12 @@ def futures(**predictions: Prediction) -> DispatchView:
         predictions=predictions,
         expected_output_tokens=100.0,
     )
+
+
+@given(st.sets(st.text("ab9-", max_size=5), max_size=60), st.lists(st.text("ab9-", max_size=5), max_size=3))
+def test_candidates_are_found_by_name_whether_few_are_looked_for_or_many(known: set[str], names: list[str]) -> None:
+    candidates = [InstanceView(name=name) for name in sorted(known)]
+    assert named_views(candidates, names) == tuple(c for c in candidates if c.name in names)
 
 
 def decide(name: str, asked: DispatchView, *, state=None, now_ns: int = 0, seed: int = 1, **parameters):

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from millrace.policies.dispatch import Decision, DispatchPolicy, DispatchView
+from millrace.policies.dispatch.view import named_views
 
 _NAME = attrgetter("name")
 
@@ -56,7 +57,8 @@ def run_ask(
         asked = tuple(policy.ask(view, parameters, rng))
     except Exception as error:  # noqa: BLE001 - whatever a user's policy raises
         return _fault(error, policy.ask)
-    strange = sorted({str(name) for name in asked}.difference(map(_NAME, view.candidates)))
+    wanted = {str(name) for name in asked}
+    strange = sorted(wanted.difference([each.name for each in named_views(view.candidates, wanted)]))
     if strange:
         return PolicyFault(_location(policy.ask), f"ask named {strange[0]!r}, which is no candidate")
     return asked

@@ -6,6 +6,10 @@ a summary comes or when it places something there itself, so a decision copies o
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from operator import attrgetter
+
 import msgspec
 
 from millrace.contracts.observers import CandidateForecast, CandidateScore
@@ -43,6 +47,22 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def batch_full(self) -> bool:
         """Whether one more sequence would wait for a place in the running batch, however little memory it needs."""
         return 0 < self.sequences_max <= self.running + self.waiting + self.in_flight_sequences
+
+
+_NAME = attrgetter("name")
+
+#: A few names are looked for one by one where there are more than so many candidates for each.
+SEARCHED_MIN = 16
+
+
+def named_views(candidates: Sequence[InstanceView], names: Collection[str]) -> tuple[InstanceView, ...]:
+    """Those of the candidates, which are in order of name, that have one of these names. Two of a thousand cost as much
+    as two of a hundred.
+    """
+    if len(names) * SEARCHED_MIN > len(candidates):
+        return tuple([c for c in candidates if c.name in names])
+    places = sorted({bisect_left(candidates, name, key=_NAME) for name in names})
+    return tuple([c for c in (candidates[place] for place in places if place < len(candidates)) if c.name in names])
 
 
 #: Answer of a predictor for one candidate, as policies read it and decisions publish it.
