@@ -14,7 +14,7 @@ class SimLink:
         faulty: Whether ``arrivals`` may be none, several or out of order; else ``arrival`` says the same for less.
     """
 
-    __slots__ = ("_last_ns", "_model", "_rng", "faulty")
+    __slots__ = ("_delay_ns", "_jitter_ns", "_last_ns", "_model", "_rng", "faulty")
 
     def __init__(self, model: LinkModel, rng: Random) -> None:
         self._rng = rng
@@ -24,14 +24,14 @@ class SimLink:
     def change(self, model: LinkModel) -> None:
         """Behaves like ``model`` from now on; what is under way stays as it was drawn."""
         self._model = model
+        self._delay_ns, self._jitter_ns = model.delay_ns, model.jitter_ns
         self.faulty = model.is_faulty
 
     def arrival(self, now_ns: int) -> int:
         """Return the arrival time of something that is never lost: after everything sent before it."""
-        model = self._model
-        at_ns = now_ns + model.delay_ns
-        if model.jitter_ns:
-            at_ns += int(self._rng.expovariate(1.0) * model.jitter_ns)
+        at_ns = now_ns + self._delay_ns
+        if self._jitter_ns:
+            at_ns += int(self._rng.expovariate(1.0) * self._jitter_ns)
         if at_ns <= self._last_ns:
             at_ns = self._last_ns + 1
         self._last_ns = at_ns
