@@ -120,6 +120,7 @@ class ScenarioCluster(SimulatedCluster):
         self._choose_services()
         self._add_actors()
         simulation.after(WARM_NS, self._sample)
+        simulation.nats.quiet = not (spec.faults or harmed)
         host = self._provisioned() if spec.spare_groups() or spec.provisioning.strategy != "none" else None
         if spec.faults or harmed:
             restart_ns = int(spec.cluster.restart_s * SECOND)

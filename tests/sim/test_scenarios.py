@@ -52,6 +52,10 @@ SMALL: dict[str, Any] = {
 }
 
 
+#: A fault after the end.
+LATER = 'faults=[{at_s = 9000.0, kind = "slow_disk"}]'
+
+
 def step_times(name: str) -> LinearStepTime:
     assert name == "made-up"
     return LinearStepTime(fixed=8e6, per_decode=2e5, per_prefill_token=5e4, per_context_token=400.0)
@@ -85,6 +89,12 @@ def test_decode_runs_and_coalesced_tokens_change_no_latency() -> None:
     assert together.messages < single.messages / 2
     assert single.preemptions > 0
     assert latencies(single) == latencies(together)
+
+
+def test_heartbeats_that_nobody_acts_on_are_left_out_where_nothing_fails_and_change_no_latency() -> None:
+    quiet, harmed = (run('dispatch.policy="round_robin"', *faults) for faults in ((), (LATER,)))
+    assert quiet.messages < harmed.messages
+    assert latencies(quiet) == latencies(harmed)
 
 
 def test_a_forecast_is_asked_for_and_comes_true() -> None:

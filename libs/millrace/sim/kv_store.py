@@ -19,8 +19,8 @@ class Entry:
     revision: int
 
 
-#: Called with each change: (bucket, key, entry).
-OnChange = Callable[[str, str, Entry], None]
+#: Called with each change: (bucket, key, entry, the one before).
+OnChange = Callable[[str, str, Entry, Entry | None], None]
 
 #: Calls back after a delay: (delay_ns, callback, *args).
 After = Callable[..., None]
@@ -71,5 +71,6 @@ class SimStore:
             self._set(bucket, key, Entry(None, revision))
 
     def _set(self, bucket: str, key: str, entry: Entry) -> None:
+        before = self._buckets[bucket].get(key)
         self._buckets[bucket][key] = entry
-        self._on_change(bucket, key, entry)
+        self._on_change(bucket, key, entry, before)
