@@ -9,6 +9,7 @@ group stops when it does.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from typing import Any
 
@@ -70,7 +71,9 @@ class ActorGroup:
         for index, own in self._received(message):
             if begun := self.parts[index].handle(own, now_ns):
                 effects += self._carried(deque([(index, effect) for effect in begun]), now_ns)
-        return sorted(effects, key=lambda effect: isinstance(effect, Stop))  # stable: Stop is the last one
+        if effects:
+            effects.sort(key=lambda effect: isinstance(effect, Stop))  # stable: Stop is the last one
+        return effects
 
     def _received(self, message: Message) -> list[tuple[int, Message]]:
         """Parts that get a message, each with the message as it knows it."""
@@ -88,8 +91,8 @@ class ActorGroup:
                 indices = self._route(message.subject)
             case _:
                 indices = tuple(range(len(self.parts)))
-        if len(indices) > 1:
-            indices = tuple(sorted(indices, key=lambda index: (not index, index)))
+        if len(indices) > 1 and not indices[0]:
+            indices = (*indices[1:], 0)
         return [(index, message) for index in indices]
 
     def _route(self, subject: str) -> tuple[int, ...]:
@@ -114,7 +117,7 @@ class ActorGroup:
                     self._subscribed.add((effect.subject, effect.queue_group))
                 case WatchKeys():
                     known = self._watched.setdefault(effect.bucket, [])
-                    known.append(index)
+                    insort(known, index)
                     if len(known) > 1:
                         continue
                 case StartTimer() | CancelTimer():

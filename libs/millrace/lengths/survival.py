@@ -90,7 +90,8 @@ class Survival:
         self._total = 0.0
         self._new = 0.0
         self._curve: Numbers | None = None
-        self._totals = np.zeros((len(_SHARES), BINS + 1))
+        self._totals = np.zeros((len(_SHARES), 0))  # of bins up to the longest that was asked for
+        self._reach = EXACT
         self._rests: dict[int, Rest] = {}  # of the present curve
 
     def learn(self, length: int, *, entered: int = 0, ended: bool = True) -> None:
@@ -148,6 +149,9 @@ class Survival:
 
     def _read(self, generated: int) -> Rest:
         low = bin_of(generated + 1)
+        if low + 2 > self._reach:
+            self._reach = 2 * low
+            self._totals = _lengths(self.curve(), _RESTS * self.curve()[: self._reach])
         part = (generated - _POINTS_LIST[low]) / (_POINTS_LIST[low + 1] - _POINTS_LIST[low])
         part = min(part, 1.0)
         # A table of Python's floats would take longer to make than most are read.
@@ -160,7 +164,7 @@ class Survival:
         if self._curve is None or self._new > RENEWAL * self._total:
             self._new = 0.0
             self._curve = curve = self._computed()
-            self._totals = _lengths(curve, _RESTS * curve)
+            self._totals = _lengths(curve, _RESTS * curve[: self._reach])
             self._rests.clear()
         return self._curve
 

@@ -113,7 +113,8 @@ class Membership:
         before = member.state
         restarted = self._observe(member, summary.incarnation, now_ns)
         member.summary, member.heard_ns = summary, now_ns
-        _apply(member, MemberEvent.REPORTED_DRAINING if summary.draining else MemberEvent.REPORTED)
+        if summary.draining or member.state is not MemberState.SERVING:  # else it stays so, as nearly all do
+            _apply(member, MemberEvent.REPORTED_DRAINING if summary.draining else MemberEvent.REPORTED)
         return MembershipChange(member, True, before, restarted)
 
     def observe(self, name: str, incarnation: int, now_ns: int) -> MembershipChange:
