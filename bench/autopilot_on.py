@@ -1,17 +1,20 @@
 """The autopilot that is on, in virtual time: beside the default cluster on public traces, and beside fixed settings.
 
     python -m bench autopilot_on --rows FILE --traces 'code, past'     # plays, a line of FILE for each setting
+    python -m bench autopilot_on --rows FILE --traces 'R1, knee' --settings default stages --kappa 0.76
     python -m bench autopilot_on --rows FILE                           # table of what was played
 
 One cluster serves a whole trace. Its coordinator records, replays what it recorded as ``millrace what-if --advise``
 does, and adopts; what ``millrace apply`` restarts is restarted. Engines take 1.15 times as long as the step times that
 they name, of H100 or, two of four where they are unequal, A100; expected lengths are wrong by a factor (log-normal,
-0.5). ``drift`` is four traces one after the other. CPU that replays take is nobody's here.
+0.5). ``drift`` is four traces one after the other. CPU that replays take is nobody's here. With ``--kappa`` engines are
+H200 with batches of 256 sequences, in which unequal lengths cost that much (papers/cascadeinfer/unequal.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -34,6 +37,7 @@ from millrace.workloads.shape import Arrival, AskedRequest
 from bench.results_pages import report
 from bench.scenarios.scenarios import data_folder
 from papers.block.bench.bound import fluid_bound
+from papers.cascadeinfer.unequal import load_unequal
 from simulator.scenarios.cluster_file import cluster_tables
 from simulator.scenarios.load import arrivals, call_of
 from simulator.scenarios.reading import scenario_of
@@ -74,6 +78,19 @@ FIXED = {
     "stages": f"policies.stages.name=exact policies.stages.parameters={{{{margin=0.25,bounds={OBJECTIVES}}}}}",
     "trading": "policies.trading.name=delay",
 }
+
+
+def use_large_batches(kappa: float, folder: Path) -> None:
+    """Engines are those of ``--kappa`` from now on; their step times lie in a folder."""
+    global ENGINE  # noqa: PLW0603 - of the whole run, as it was asked for
+    limits = {"max_sequences": 256, "blocks_total": 56_000, "max_model_len": 65_536, "token_budget": 8_192}
+    ENGINE = msgspec.structs.replace(ENGINE, **limits)
+    made, file = load_unequal(f"h200-llama-3-8b with kappa {kappa:g}"), folder / f"kappa-{kappa:g}.toml"
+    costs = {name: value for name, value in msgspec.to_builtins(made).items() if name != "provenance"}
+    file.write_text("".join(f"{name} = {msgspec.json.encode(value).decode()}\n" for name, value in costs.items()))
+    STEP_TIMES["fast"] = str(file)
+    for source in LENGTHS.values():
+        source["total_max"] = 32_000
 
 
 def cluster_text(name: str, settings: str = "") -> str:
@@ -176,7 +193,11 @@ def main() -> int:
     parser.add_argument("--settings", nargs="*", default=["default", "on"], choices=[*FIXED, "on"])
     parser.add_argument("--count", type=int, default=COUNT, help="requests of a trace (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kappa", type=float)
     options = parser.parse_args()
+    folder = tempfile.TemporaryDirectory()
+    if options.kappa is not None:
+        use_large_batches(options.kappa, Path(folder.name))
     for name, setting in ((name, setting) for name in options.traces for setting in options.settings):
         print(f"{name}: {setting}", flush=True)
         with options.rows.open("ab") as file:
