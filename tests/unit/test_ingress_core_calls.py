@@ -58,6 +58,7 @@ def test_a_call_is_submitted_accepted_streamed_completed_and_acknowledged():
     assert not bench.made(AcceptCall)
     bench.accept()
     assert bench.made(AcceptCall) == [AcceptCall(request="r")]
+    call = bench.actor.state.calls["r"]
     bench.tokens(instance, chunk("ab", cached_tokens=2))
     bench.now_ns += SECOND
     bench.tokens(instance, chunk("c$", 2, finish=STOP))
@@ -70,6 +71,7 @@ def test_a_call_is_submitted_accepted_streamed_completed_and_acknowledged():
     bench.pass_time(0.25)
     assert bench.sent(AcknowledgeSequences) == [AcknowledgeSequences(sequences=[("r.0", 0)])]
     assert bench.actor.snapshot()["calls"] == {}
+    assert not call.sequences  # each names its call: a reference cycle
 
 
 def test_a_call_of_several_choices_is_accepted_when_all_are():

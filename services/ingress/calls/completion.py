@@ -181,6 +181,8 @@ def _close(state: IngressState, call: OpenCall, outcome: str, detail: str) -> No
     if call.accepted:
         publish_outcome(state, call.call, finished)
     tracing.end_call(state, call, finished)
+    if call.listener.is_client:  # a cascade looks at its attempts' outputs later
+        call.sequences = []  # each names its call: only a search for reference cycles would free them
 
 
 def publish_outcome(state: IngressState, call: Call, finished: RequestFinished) -> None:
