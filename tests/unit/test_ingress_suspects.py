@@ -1,6 +1,7 @@
 """A request that an engine was lost with is not given to a second one, unless alone; its neighbours go on at once."""
 
 import pytest
+from millrace.contracts.ingress import FinishReason
 from millrace.contracts.local import RequestFailure, TimerFired
 from millrace.contracts.worker import CancelSequence, Images, Sampling, StructuredOutput
 
@@ -55,6 +56,7 @@ def test_a_silent_instance_keeps_its_suspect_and_the_stream_beside_it_goes_on_el
     assert sent_to(bench, "bad") == [home]
     assert not [c for c in bench.sent(CancelSequence) if c.sequence == "bad.0"]
     bench.summary(home)
+    assert not bench.actor.state.sequences["bad.0"].retry.suspect
     bench.tokens(home, chunk("a", sequence="bad.0"))
     pass_busy(bench, 9, home, other)
     assert sent_to(bench, "bad") == [home], "it was cleared, and went on"
@@ -69,6 +71,8 @@ def test_a_suspect_of_an_instance_that_stays_silent_is_tried_alone_or_refused():
     assert bench.run_call("late") == others[0], "it is left to the suspect"
     pass_busy(bench, 2, others[0], idle=others[1])
     assert sent_to(bench, "bad") == [home, others[1]]
+    bench.tokens(others[1], chunk("", sequence="bad.0", epoch=1, finish=FinishReason.CANCELLED))
+    assert not bench.made(FailCall), "it was handed back, not lost"
 
 
 def test_a_suspect_that_left_a_silent_instance_is_none_once_that_is_heard_again():
@@ -159,7 +163,8 @@ def test_a_stream_that_lost_two_engines_takes_any_if_none_is_idle_and_waits_a_se
     assert sent_to(bench, "a") == [home, first]
     assert bench.run_call("late") == (other if idle else first), "its trial stays alone where it began alone"
     bench.summary(other)
-    assert bench.run_call("later") == other, "nothing is kept free for streams"
+    bench.actor.state.trials_due_ns["another model"] = bench.now_ns + SECOND
+    assert bench.run_call("later") == other, "nothing is kept free for streams, or for those of other models"
     pass_busy(bench, 0.75, other, idle=first)
     assert sent_to(bench, "b") == [home] or not idle
     pass_busy(bench, 0.75, other, idle=first)
