@@ -244,17 +244,23 @@ def _check_certificate(spec: ClusterSpec) -> None:
 def free_ports(spec: ClusterSpec) -> Iterator[ClusterSpec]:
     """The cluster with ports that nobody types replaced where they are taken.
 
-    Those of metrics are kept from other supervisors of this machine: services listen on them seconds later.
+    They are kept from other supervisors of this machine: services listen on them seconds later.
     """
 
     def free(port: int) -> bool:
         return port != spec.api.port and _free("127.0.0.1", port)
 
-    nats = _free_nats(spec.nats, free)
-    first, reservation = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS, free)
-    with reservation:
+    with contextlib.ExitStack() as held:
+
+        def kept(port: int) -> bool:
+            reservation = _reserved(port) if free(port) else None
+            return bool(reservation and held.enter_context(reservation))
+
+        nats = _free_nats(spec.nats, kept)
+        first, reservation = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS, free)
+        held.enter_context(reservation)
         telemetry = msgspec.structs.replace(spec.telemetry, metrics_port=first)
-        page = spec.page.port if not spec.page.port or free(spec.page.port) else _some_port()
+        page = spec.page.port if not spec.page.port or kept(spec.page.port) else _some_port()
         yield msgspec.structs.replace(
             spec, nats=nats, page=PageSpec(host=spec.page.host, port=page), telemetry=telemetry
         )
@@ -287,11 +293,11 @@ def _first_of_free_range(start: int, count: int, free: Callable[[int], bool]) ->
     raise ConfigError(f"no {count} free ports in a row from {start} on for metrics")
 
 
-def _reserved(first: int) -> socket.socket | None:
-    """A socket with a name of the range, in Linux's abstract namespace; None where another supervisor holds it."""
+def _reserved(port: int) -> socket.socket | None:
+    """A socket with a name of the port, in Linux's abstract namespace; None where another supervisor holds it."""
     reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        reservation.bind(f"\0millrace-metrics-{first}")
+        reservation.bind(f"\0millrace-port-{port}")
     except OSError:
         reservation.close()
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from millrace.cluster.spec import ApiSpec, ClusterSpec, PageSpec, TelemetrySpec
+from millrace.cluster.spec import ApiSpec, ClusterSpec, NatsSpec, PageSpec, TelemetrySpec
 
 from services.supervisor.preflight import METRICS_PORTS, free_ports
 from tests.live.ingress_rig import write_model_folder
@@ -105,9 +105,13 @@ def test_a_probe_that_fails_says_why() -> None:
     assert done.stderr.startswith(f"millrace probe: {url} does not answer: ")
 
 
-def test_starts_at_the_same_time_choose_different_ports_for_metrics() -> None:
-    spec = ClusterSpec(models=[], telemetry=TelemetrySpec(metrics_port=free_port()))
+def test_starts_at_the_same_time_choose_different_ports() -> None:
+    page, nats = PageSpec(port=free_port()), NatsSpec(port=free_port())
+    spec = ClusterSpec(models=[], telemetry=TelemetrySpec(metrics_port=free_port()), page=page, nats=nats)
     with free_ports(spec) as first, free_ports(spec) as second:
+        assert (first.page, first.nats) == (page, nats)
+        assert second.page.port not in (page.port, 0)
+        assert second.nats.port != nats.port
         ports = first.telemetry.metrics_port, second.telemetry.metrics_port
         assert abs(ports[0] - ports[1]) >= METRICS_PORTS
     with free_ports(spec) as again:
