@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 from millrace.actor.errors import ConfigError
+from millrace.cluster.checks import check_spec
 from millrace.cluster.model_folders import with_model_folders
 from millrace.cluster.reading import parse_cluster, read_cluster
 from millrace.cluster.settings import with_cluster_settings
@@ -34,7 +35,9 @@ def with_setting(spec: ClusterSpec, text: str) -> AskedChange:
     Raises:
         ConfigError: naming the key.
     """
-    return AskedChange(label=text, spec=with_model_folders(with_cluster_settings(spec, text.split())))
+    spec = with_model_folders(with_cluster_settings(spec, text.split()))
+    check_spec(spec)
+    return AskedChange(label=text, spec=spec)
 
 
 def with_instances(spec: ClusterSpec, count: int) -> AskedChange:

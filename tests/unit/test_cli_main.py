@@ -52,6 +52,8 @@ def test_wrong_usage_ends_with_2_and_one_sentence(words: list[str], capsys: pyte
         (["statsu"], "no verb 'statsu' (did you mean status?)"),
         (["up", "--instance", "2"], "unrecognized arguments: --instance 2 (did you mean --instances?)"),
         (["keys", "ad"], "invalid choice: 'ad'"),
+        (["recording", "show", "--last", "-5"], "argument --last: -5 is not 0 or more"),
+        (["recording", "show", "--last", "nan"], "argument --last: nan is not 0 or more"),
     ],
 )
 def test_wrong_usage_names_what_is_near(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

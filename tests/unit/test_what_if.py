@@ -18,7 +18,7 @@ from simulator.scenarios.cluster_file import cluster_tables
 from simulator.scenarios.reading import ScenarioError, scenario_of
 from simulator.whatif.advising import advice, better, candidates
 from simulator.whatif.answering import Asked, ChangeAnswer, SearchGoal, greatest_rate, least_count, parse_goal
-from simulator.whatif.changes import fragment, with_instances
+from simulator.whatif.changes import fragment, with_instances, with_setting
 from simulator.whatif.figures import (
     LATENCIES,
     STATISTICS,
@@ -103,6 +103,12 @@ def test_instances_are_added_and_taken_from_the_end(count: int, sizes: list[int]
     assert [group.count for model in changed.models for group in model.groups] == sizes
     with pytest.raises(ConfigError, match="at least one for each model, 2"):
         with_instances(changed, 1)
+
+
+def test_a_policy_that_there_is_not_is_refused_before_anything_is_replayed() -> None:
+    spec = ClusterSpec(models=[ModelSpec(name="m", path="millrace-nano")])
+    with pytest.raises(ConfigError, match="name: 'nope' is none of"):
+        with_setting(spec, "policies.dispatch.name=nope")
 
 
 def test_the_fragment_of_a_change_is_what_makes_it() -> None:

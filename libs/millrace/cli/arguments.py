@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -16,6 +17,12 @@ class VerbParser(argparse.ArgumentParser):
         """End with exit code 2 and one sentence."""
         print(f"{self.prog}: {message}{self._suggestion(message)}; see `{self.prog} --help`", file=sys.stderr)
         raise SystemExit(2)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        value = super()._get_value(action, arg_string)
+        if isinstance(value, int | float) and not 0 <= value < math.inf:  # no verb has use for such a number
+            raise argparse.ArgumentError(action, f"{arg_string} is not 0 or more")
+        return value
 
     def _suggestion(self, message: str) -> str:
         before, unknown, words = message.partition("unrecognized arguments: ")
