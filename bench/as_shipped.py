@@ -95,9 +95,7 @@ def loads(port: int, seconds: float) -> dict[str, Load]:
     """The loads by name."""
     chat = {"model": "m", "messages": [{"role": "user", "content": PROMPT}], "ignore_eos": True}
     usage = {"stream": True, "stream_options": {"include_usage": True}}
-    closed = Load(
-        port=port, path="/v1/chat/completions", seconds=seconds, connections=32, body=chat | {"max_tokens": 4}
-    )
+    closed = Load(port=port, seconds=seconds, connections=32, body=chat | {"max_tokens": 4})
     streams = structs.replace(closed, body=chat | usage | {"max_tokens": 512})
     calm = structs.replace(closed, rate=50.0, connections=64)
     return {

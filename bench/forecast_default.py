@@ -58,16 +58,12 @@ SLO = ("slo.ttft_ms=3000", "slo.tpot_ms=100")
 
 def main() -> int:
     """A table for each scenario."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench forecast_default",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench forecast_default", description=__doc__)
     add_options(parser, requests=1_500, seeds=3)
     parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS))
     parser.add_argument("--qualities", nargs="+", choices=list(QUALITIES), default=list(QUALITIES))
     parser.add_argument(
-        "--summed", nargs="+", choices=("preempting", "always"), default=[], help="the default's own without"
+        "--summed", nargs="+", choices=("preempting", "always"), default=[], help="more than its default"
     )
     parser.add_argument("--policies", nargs="+", default=["forecast"], help="that use lengths: names, or files")
     arguments = parser.parse_args()

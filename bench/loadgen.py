@@ -38,7 +38,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     port: int
-    path: str = "/v1/completions"
+    path: str = "/v1/chat/completions"
     body: dict[str, Any]
     connections: int = 16
     rate: float = 0.0
