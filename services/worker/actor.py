@@ -158,6 +158,7 @@ class WorkerActor:
         self._intake = Intake(self._ctx, info, self._reserving, live_max=live_max)
         self._draining = Draining(self._ctx, info, subjects=subjects, limits=limits, migration=migration)
         self._ingresses = ServiceLiveness()
+        self._tick_ns = 0
         self._subjects = subjects
         self._limits = limits
         self._movable = migration.enabled
@@ -346,7 +347,9 @@ class WorkerActor:
                 return self._reserving.on_timer(name.removeprefix(reserving.TIMER), now_ns)
 
     def _on_tick(self, now_ns: int) -> list[Effect]:
-        effects: list[Effect] = [StartTimer(name=TICK, at_ns=now_ns + TICK_NS)]
+        still_ns, self._tick_ns = now_ns - (self._tick_ns or now_ns), now_ns + TICK_NS
+        self._ingresses.excuse(still_ns, now_ns)  # this process stood still; what came meanwhile waits
+        effects: list[Effect] = [StartTimer(name=TICK, at_ns=self._tick_ns)]
         if self.reporter.bus_up:
             effects.append(self.reporter.presence(now_ns))
             effects += self._ctx.remind(now_ns)
@@ -386,7 +389,7 @@ class WorkerActor:
         no later message would show it a gap.
         """
         self.reporter.bus_up = True
-        self._ingresses.restart_timers(now_ns)
+        self._ingresses.excuse(now_ns, now_ns)
         told = [*self._on_register(now_ns), self.reporter.presence(now_ns), *self._ctx.repeat()]
         return told + self._draining.on_reconnected(now_ns)
 

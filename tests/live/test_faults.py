@@ -19,7 +19,7 @@ from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
 LENGTH = {"max_tokens": 60}
 #: A stream takes about a second: ten of them run at any moment.
-SLOW = {"modelled": {"speed": 0.3}}
+SLOW = {"modelled": {"speed": 0.3}, "limits": {"ingress_silence_ms": 2_000}}
 LOAD = {"rate": 10.0, "seconds": 3.0}
 
 
@@ -58,13 +58,6 @@ async def test_services_run_on_and_come_back_without_their_fork_server(rig: UpRi
     assert "services start slower from here on" in rig.output()
 
 
-async def test_streams_go_on_after_nats_was_killed(rig: UpRig) -> None:
-    expected = await expected_outcomes(rig, **LENGTH)
-    results = await under_fire(rig, lambda: kill(rig.pids("nats-server")[0]), shots=1, **LOAD, **LENGTH)
-    expect_identical(results, expected)
-    await rig.well(2)
-
-
 async def test_an_ingress_that_was_killed_is_back_and_workers_cancel_its_orphans(rig: UpRig) -> None:
     async with client(60) as http:
         orphan = asyncio.create_task(stream(http, rig, prompt_text(1), max_tokens=1500, ignore_eos=True))
@@ -74,6 +67,23 @@ async def test_an_ingress_that_was_killed_is_back_and_workers_cancel_its_orphans
         await until_answered(f"{rig.url}/ready", PATIENCE_S)
     await told(rig, running=0, waiting=0)
     assert not (await under_fire(rig, lambda: None, seconds=0.5, shots=0, **LENGTH))[0][1].error
+
+
+async def test_an_ingress_that_stands_still_again_and_again_loses_its_sequences_once(rig: UpRig) -> None:
+    (pid,) = rig.pids("ingress-0.json")
+    lost = []
+    async with client(120) as http:
+        fields = {"max_tokens": 800, "ignore_eos": True}
+        asked = [asyncio.create_task(stream(http, rig, prompt_text(n), **fields)) for n in range(4)]
+        for _ in range(2):
+            await told(rig, running=4)
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(3)
+            os.kill(pid, signal.SIGCONT)
+            await told(rig, running=4)
+            lost.append(await rig.metric("millrace_ingress_continuations_total", 'reason="tokens_forgotten"'))
+        assert [(each.tokens, each.error) for each in await asyncio.gather(*asked)] == [(800, "")] * 4
+    assert lost[1] == lost[0]
 
 
 async def test_a_client_that_hangs_up_frees_its_blocks(rig: UpRig) -> None:

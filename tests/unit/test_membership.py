@@ -8,7 +8,7 @@ from millrace.contracts.status import InstanceRecord, InstanceSummary, PresenceS
 from millrace.membership.config import MembershipConfig
 from millrace.membership.member import Member, MemberEvent, MemberState, next_state
 from millrace.membership.members import Membership
-from millrace.membership.services import ServiceLiveness
+from millrace.membership.services import EXCUSED_NS_MAX, ServiceLiveness
 
 from tests.testbed.messages import plain_record, plain_summary
 
@@ -243,13 +243,17 @@ def test_services_are_bounded_and_a_renewal_is_told_once():
     assert services.take_silent(10, silence_ns=5) == []
 
 
-def test_a_service_is_heard_until_it_is_silent_or_leaves():
+def test_a_service_is_silent_once_and_one_that_is_heard_again_gets_twice_the_time_until_it_is_another():
     services = ServiceLiveness()
-    services.heard("b0", 10)
+    services.heard("i0", 10)
     assert services.take_silent(14, silence_ns=5) == []
-    services.restart_timers(20)
+    services.excuse(20, 20)
     assert services.take_silent(24, silence_ns=5) == []
-    assert services.take_silent(25, silence_ns=5) == ["b0"]
-    services.heard("b0", 30)
-    services.lost("b0")
-    assert services.take_silent(40, silence_ns=5) == []
+    assert services.take_silent(25, silence_ns=5) == ["i0"]
+    assert services.take_silent(27, silence_ns=5) == []
+    services.heard("i0", 28)
+    assert services.take_silent(43, silence_ns=5) == []
+    assert services.take_silent(44, silence_ns=5) == ["i0"]
+    services.heard("i0", 44 + EXCUSED_NS_MAX)
+    services.renewed("i0", 2)
+    assert services.take_silent(49 + EXCUSED_NS_MAX, silence_ns=5) == ["i0"]

@@ -262,15 +262,19 @@ def test_a_dead_ingress_leaves_orphans_that_are_cancelled_and_an_earlier_one_non
     assert bench.actor.figures.orphans == died
 
 
-def test_a_silent_ingress_loses_its_sequences_but_not_while_the_bus_is_away() -> None:
+def test_a_silent_ingress_loses_its_sequences_once_and_none_while_the_bus_is_away_or_the_worker_stands_still() -> None:
     bench = Bench(ingress_silence_ms=5000)
     bench.running()
     assert not only(bench.tick(4), CancelInEngine)
     bench.say(BusDisconnected())
     assert not only(bench.tick(10), CancelInEngine)
     bench.say(BusReconnected())
-    assert not only(bench.tick(4), CancelInEngine)
-    assert only(bench.tick(1), CancelInEngine)
+    assert not only(bench.tick(3), CancelInEngine)
+    assert not only(bench.say(TimerFired(name="tick"), after_ms=9000), CancelInEngine), "this worker stood still"
+    assert only(bench.tick(4), CancelInEngine)
+    for number in range(3):  # it was heard again, so it had only stood still
+        bench.running(f"again{number}.0")
+        assert not only(bench.tick(8), CancelInEngine)
 
 
 def test_a_sequence_past_its_deadline_ends() -> None:

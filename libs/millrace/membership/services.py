@@ -1,9 +1,15 @@
-"""Liveness of services other than instances: ingresses as a worker sees them, brokers as a migrator sees them."""
+"""Liveness of services other than instances: ingresses as a worker sees them.
+
+One that is heard again in the same incarnation had only stood still, for want of a core say, and begins anew what was
+cancelled: twice its longest silence is excused from then on.
+"""
 
 from __future__ import annotations
 
 #: Services remembered of one role; the one that was not heard for the longest time is dropped beyond it.
 SERVICES_MAX = 1_024
+#: No silence of a longer time is excused, ns.
+EXCUSED_NS_MAX = 30_000_000_000
 
 
 class ServiceLiveness:
@@ -15,23 +21,25 @@ class ServiceLiveness:
     def __init__(self, *, services_max: int = SERVICES_MAX) -> None:
         self._services_max = services_max
         self._heard_ns: dict[str, int] = {}
+        self._silent: set[str] = set()
+        self._excused_ns: dict[str, int] = {}  # twice the longest silence after which it was heard again
         self._incarnations: dict[str, int] = {}
 
     def heard(self, name: str, now_ns: int) -> None:
-        self._heard_ns.pop(name, None)
+        before_ns = self._heard_ns.pop(name, now_ns)
         self._heard_ns[name] = now_ns
+        self._silent.discard(name)
+        self._excused_ns[name] = min(max(2 * (now_ns - before_ns), self._excused_ns.get(name, 0)), EXCUSED_NS_MAX)
         if len(self._heard_ns) > self._services_max:
             oldest = next(iter(self._heard_ns))
-            del self._heard_ns[oldest]
-            self._incarnations.pop(oldest, None)
+            self._silent.discard(oldest)
+            for known in (self._heard_ns, self._excused_ns, self._incarnations):
+                known.pop(oldest, None)
 
-    def lost(self, name: str) -> None:
-        """It left, or its process was seen to end."""
-        self._heard_ns.pop(name, None)
-
-    def restart_timers(self, now_ns: int) -> None:
-        for name in self._heard_ns:
-            self._heard_ns[name] = now_ns
+    def excuse(self, still_ns: int, now_ns: int) -> None:
+        """The observer itself heard nobody for so long, as it stood still or had no connection."""
+        for name, heard_ns in self._heard_ns.items():
+            self._heard_ns[name] = min(now_ns, heard_ns + still_ns)
 
     def incarnation(self, name: str) -> int:
         """Newest incarnation known; 0 for none."""
@@ -43,11 +51,15 @@ class ServiceLiveness:
         if incarnation <= known:
             return False
         self._incarnations[name] = incarnation
+        self._excused_ns.pop(name, None)
         return known > 0
 
     def take_silent(self, now_ns: int, *, silence_ns: int) -> list[str]:
-        """Services silent for at least that long; they are not watched until they are heard again."""
-        silent = [name for name, heard_ns in self._heard_ns.items() if now_ns - heard_ns >= silence_ns]
-        for name in silent:
-            del self._heard_ns[name]
+        """Services silent for at least that long, or longer where it is excused; each once until it is heard again."""
+        silent = [
+            name
+            for name, heard_ns in self._heard_ns.items()
+            if name not in self._silent and now_ns - heard_ns >= max(silence_ns, self._excused_ns.get(name, 0))
+        ]
+        self._silent.update(silent)
         return silent
