@@ -255,7 +255,9 @@ class Manifests:
     def _ingresses(self) -> list[Object]:
         ingress = self._container("ingress", {"http": 8000, "metrics": METRICS_PORT})
         # A new one gets requests once every model has an instance; later it waits for one, or answers why it has none.
-        ingress |= _probed("http", path="/health") | {"startupProbe": _probe("http", LOADING_S // 5, "/ready")}
+        # One that is cut off from NATS gets none, and its streams wait: it is not started anew.
+        ready = {"startupProbe": _probe("http", LOADING_S // 5, "/ready")}
+        ingress |= _probed("metrics") | ready | {"readinessProbe": _probe("http", 3, "/health")}
         # It accepts nothing after SIGTERM, and a Service sends connections for a while longer.
         ingress["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", "5"]}}}
         ingress["volumeMounts"] += self._model_mounts(self._spec.models)
@@ -366,9 +368,9 @@ def _probe(port: str, failures: int, path: str) -> Object:
     return {"httpGet": asked, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
-def _probed(port: str, loading_s: int = 60, path: str = "/metrics") -> Object:
+def _probed(port: str, loading_s: int = 60) -> Object:
     failures = {"startupProbe": loading_s // 5, "readinessProbe": 3, "livenessProbe": 6}
-    return {name: _probe(port, count, path) for name, count in failures.items()}
+    return {name: _probe(port, count, "/metrics") for name, count in failures.items()}
 
 
 if __name__ == "__main__":

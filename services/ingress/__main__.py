@@ -205,6 +205,7 @@ class IngressProcess:
             adapters=self._adapters,
             keys=self._keys,
             metrics=self._metrics,
+            cut_off=self._cut_off,
             origins=http.cors_origins,
         )
         tls = self._certificate.context if self._certificate is not None else None
@@ -223,8 +224,12 @@ class IngressProcess:
     def _serving(self, model: str) -> Serving:
         cluster = self._actor.state.cluster
         wanted = self._actor.state.cascades.wants(model, seen=cluster.expects(model))
-        why = "" if cluster.usable(model) else cluster.why_unserved(model)
-        return Serving(cluster.usable(model), cluster.length_max(model) or 0, wanted, why)
+        why = self._cut_off() or ("" if cluster.usable(model) else cluster.why_unserved(model))
+        return Serving(0 if why else cluster.usable(model), cluster.length_max(model) or 0, wanted, why)
+
+    def _cut_off(self) -> str:
+        state = self._actor.state
+        return state.cut_off(unix_ns(), state.cluster.members.silence_ns)
 
     def _serving_now(self) -> list[Member]:
         return [known.member for known in self._actor.state.cluster.instances.values() if not known.dead]

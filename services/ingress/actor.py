@@ -17,8 +17,8 @@
     FindRequests         nothing                                      RequestsFound
     AllotEpoch           a migration's target may decode in it        EpochAllotted, KvRefused; CancelSequence
     SequenceMoved        the target owns it, or the source went on    CancelSequence, ResendTokens
-    BusDisconnected,     detectors freeze, then ask what was missed    ResendTokens
-      BusReconnected
+    BusDisconnected,     detectors freeze, then ask what was missed;   ResendTokens, RefuseCall, FailCall
+      BusReconnected       calls are ended after a time
     TimerFired           deadlines, silence, stalls, retries,          FailCall, ResendTokens, AcknowledgeSequences,
                            acknowledgements, presence                    ServicePresence
     StopRequested        nothing new is admitted; calls end in time,   ServicePresence LEAVING, at the end Stop
@@ -69,6 +69,7 @@ from services.ingress.adapters import AdapterAsked, ask_adapter
 from services.ingress.calls.admission import open_call, refusal_of
 from services.ingress.calls.completion import (
     ACKNOWLEDGE_TIMER,
+    end_cut_off_calls,
     end_late_calls,
     refuse,
     refuse_or_fail,
@@ -209,7 +210,7 @@ class IngressActor:
             case TimerFired():
                 self._on_timer(body.name)
             case BusDisconnected():
-                self._state.connected = False
+                self._state.connected, self._state.lost_ns = False, now_ns
             case BusReconnected():
                 self._on_reconnected()
             case StopRequested():
@@ -329,6 +330,8 @@ class IngressActor:
         state.emit(StartTimer(name=_TICK, at_ns=self._tick_ns))
         if state.now_ns >= state.deadline_ns:
             end_late_calls(state)
+        if not state.connected:
+            end_cut_off_calls(state)
         if state.detecting(state.now_ns):
             lose_silent(state, state.cluster.expire(state.now_ns))
             leave_hung_engines(state)

@@ -150,7 +150,8 @@ class DispatchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ``forecast`` is as good as its fallback.
         parameters: The policy's parameters.
         wait_s: How long a new call waits for an instance of a model that has a plan when none is usable just now. While
-            one that is registered is only silent, or answers too late, it waits on, up to its own time limit.
+            one that is registered is only silent, or answers too late, it waits on, up to its own time limit. Once NATS
+            is out of reach for so long, nothing waits for it.
         stage_by: Which length chooses the stage: ``present``, or ``expected``, the final one that is predicted.
     """
 
@@ -181,7 +182,7 @@ class ContinuationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         hang_failover_s: After so long its streams are moved, too. Together with recompute their pause stays below 3 s.
         stall_s: A stream without a token for so long is continued elsewhere though its instance lives.
         queue_stall_s: The same before the epoch's first token: queues are slower than streams.
-        deadline_s: A sequence that found no instance for so long fails: an engine with a large model takes a
+        deadline_s: A sequence that found no instance, or NATS, for so long fails: an engine with a large model takes a
             minute or two to come back.
         fruitless_max: Continuations in a row without a single new token, then the call fails.
     """

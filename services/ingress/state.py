@@ -108,6 +108,7 @@ class IngressState:
         self.policy_states: dict[tuple[str, str], Any] = {}
         self.policy_faults: set[str] = set()  # places that were logged
         self.connected = True
+        self.lost_ns = 0  # when the bus went away, while it is
         self.detectors_from_ns = 0
         self.outage_end_ns = 0
         self.tagger = AnswerHealth()
@@ -150,6 +151,13 @@ class IngressState:
     def detecting(self, now_ns: int) -> bool:
         """Whether silence means anything now: not while the bus is away, nor shortly after."""
         return self.connected and now_ns >= self.detectors_from_ns
+
+    def cut_off(self, now_ns: int, after_ns: int) -> str:
+        """The text for clients once the bus has been away for so long; empty before."""
+        away_ns = now_ns - self.lost_ns
+        if self.connected or away_ns < after_ns:
+            return ""
+        return f"This server has had no connection to NATS for {away_ns / 1e9:.0f} s."
 
     def prompt_blocks(self, sequence: OpenSequence) -> PromptBlocks:
         """Hashes of a sequence's prompt blocks, computed once."""

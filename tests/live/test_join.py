@@ -1,4 +1,5 @@
-"""Another machine's engines join a running cluster, are cut off from it, come back, and leave; no stream is lost.
+"""Another machine's engines join a running cluster, are cut off from it, come back, and leave; no stream is lost. An
+ingress there is cut off from NATS for longer than workers wait for it.
 
 The other machine is a network namespace with a host name of its own, behind a cable of its own.
 """
@@ -6,6 +7,7 @@ The other machine is a network namespace with a host name of its own, behind a c
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -13,24 +15,36 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from millrace.supervision.joining import TOKEN
 
-from tests.live.faults import PROMPTS, expect_identical, undisturbed
+from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
-from tests.testbed.up_cluster import UpRig, offer_during
+from tests.testbed.timed_streams import TimedStream, client, play, until_answered
+from tests.testbed.up_cluster import UpRig, offer_during, prompt_text
+from tests.testbed.waiting import until
 
 HERE, THERE = "10.231.77.1", "10.231.77.2"
 NAME = f"millrace{os.getpid()}"
 CABLE = f"mr{os.getpid()}"
-#: The other machine is heard, and hears nothing; and again.
-DEAF = tuple(("netns", "exec", NAME, "iptables", verb, "INPUT", "-p", "tcp", "-j", "DROP") for verb in ("-A", "-D"))
 FIELDS = {"max_tokens": 250, "ignore_eos": True}
 
 
 def _ip(*words: str) -> int:
     return subprocess.run(["ip", *words], check=False, capture_output=True).returncode
+
+
+def _drops(chain: str, which: str = "") -> list[tuple[str, ...]]:
+    """Words of `ip`: the other machine drops TCP packets, those that are named; and no more."""
+    rule = (chain, "-p", "tcp", *which.split(), "-j", "DROP")
+    return [("netns", "exec", NAME, "iptables", verb, *rule) for verb in ("-A", "-D")]
+
+
+#: The other machine is heard, and hears nothing. Every fifth packet is lost, each way.
+DEAF = _drops("INPUT")
+LOSSY = [_drops(chain, "-m statistic --mode random --probability 0.2") for chain in ("INPUT", "OUTPUT")]
 
 
 @pytest.fixture
@@ -78,6 +92,10 @@ async def test_a_machine_that_joins_is_cut_off_and_leaves_costs_no_stream(tmp_pa
                 assert not _ip(*mended)
                 await rig.well(4)
                 await asyncio.sleep(1)
+            for verbs in zip(*LOSSY, strict=True):
+                assert not sum(_ip(*words) for words in verbs)
+                await asyncio.sleep(4)
+            await rig.well(4)
             said = await asyncio.to_thread(rig.cli, "apply", "--dry-run", "--set", "worker.max_num_seqs=9")
             assert "other machines stay as they are (other)" in said
             command = [*machine, sys.executable, "-m", "millrace.cli", "apply", "--dir", str(tmp_path / "there")]
@@ -94,3 +112,47 @@ async def test_a_machine_that_joins_is_cut_off_and_leaves_costs_no_stream(tmp_pa
         expect_identical(results, expected)
         assert "this machine has left the cluster" in (tmp_path / "join.out").read_text()
         assert await rig.metric("millrace_ingress_migrations_total", 'outcome="moved"')
+
+
+async def test_an_ingress_that_is_cut_off_refuses_and_serves_again(tmp_path: Path, machine: list[str]) -> None:
+    model, other = write_model_folder(tmp_path / "model"), f"http://{THERE}:8000"
+    words = ("--set", f"nats.host={HERE}", "--set", "worker.modelled.speed=0.3")
+    with UpRig(tmp_path / "c", model_path=model, engine="modelled", instances=2, extra=words) as rig:
+        expected, nats_url = await undisturbed(rig, **FIELDS), rig.cluster_file()["nats_url"]
+        config = json.loads((rig.folder / "run" / "ingress-0.json").read_text())
+        config |= {"name": "other", "telemetry": {}, "dispatch": {"wait_s": 2}}
+        config |= {"http": {"host": THERE}, "bus": config["bus"] | {"servers": [nats_url]}}
+        (tmp_path / "other.json").write_text(json.dumps(config))
+        command = [*machine, sys.executable, "-m", "services.ingress", "--config", str(tmp_path / "other.json")]
+        port = nats_url.rpartition(":")[2]
+        there, back = _drops("OUTPUT", f"--dport {port}"), _drops("INPUT", f"--sport {port}")
+
+        def cancelled() -> bool:
+            """Whether a worker has let go what the other ingress had."""
+            lines = (line for file in (rig.folder / "logs").glob("worker-*.log") for line in file.open())
+            return any("orphans_cancelled" in line and "ingress=other" in line for line in lines)
+
+        async def is_cut_off_and_back() -> None:
+            with (tmp_path / "other.out").open("wb") as out:
+                await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
+            for cut in ([there, back], [there], [back]):
+                await until_answered(f"{other}/ready", 60)
+                async with client(120) as http:
+                    begun = TimedStream(settle=2)
+                    api = SimpleNamespace(url=other, model="m")
+                    playing = asyncio.create_task(play(http, api, begun, prompt=prompt_text(0), **FIELDS))
+                    await begun.settled.wait()
+                    assert not sum(_ip(*begin) for begin, _ in cut)
+                    for _ in range(2):  # the one waits, the other is refused at once
+                        answer = await http.post(f"{other}/v1/completions", json={"model": "m", "prompt": "a"})
+                        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+                        assert "no connection to NATS" in answer.text
+                    for path in ("/ready", "/health"):
+                        assert (await http.get(f"{other}{path}")).status_code == 503
+                    if len(cut) == 2:  # the next time it is excused for longer
+                        await until(cancelled, look_s=0.1)
+                    assert not sum(_ip(*end) for _, end in cut)
+                    assert (await playing).outcome == expected[0]
+
+        expect_identical(await offer_during(rig, is_cut_off_and_back(), rate=4.0, prompts=PROMPTS, **FIELDS), expected)
+        await told(rig, instances_ready=2, running=0, waiting=0, blocks_used=0)

@@ -136,7 +136,7 @@ async def run(cluster: Cluster) -> dict[str, Any]:
     async with client(120) as http:
         probes = dict(cluster.probes("ingress"))
         await until_answered(f"{cluster.url}{probes['startupProbe']['httpGet']['path']}", LIMIT_S)
-        healthy = (await http.get(f"{cluster.url}{probes['livenessProbe']['httpGet']['path']}")).status_code
+        healthy = (await http.get(f"{cluster.url}{probes['readinessProbe']['httpGet']['path']}")).status_code
         asked = dict(cluster.probes("nats"))["readinessProbe"]["exec"]["command"]
         nats = (await asyncio.to_thread(subprocess.run, asked, check=False)).returncode
         body = {"model": cluster.model, "messages": [{"role": "user", "content": "a b"}], "max_tokens": 3}

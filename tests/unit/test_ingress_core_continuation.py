@@ -312,7 +312,7 @@ def test_a_call_that_comes_or_is_under_way_while_the_bus_is_away_is_placed_when_
     bench.send(BusDisconnected())
     bench.fail(bench.submissions()[0], RequestFailure.DISCONNECTED)
     bench.call("b")
-    bench.pass_time(12, alive=())
+    bench.pass_time(9, alive=())
     assert len(bench.submissions()) == 1
     assert not bench.made(RefuseCall)
     bench.send(BusReconnected())
@@ -325,6 +325,27 @@ def test_a_call_that_comes_or_is_under_way_while_the_bus_is_away_is_placed_when_
     for request in bench.submissions()[3:]:
         bench.accept(request)
     assert {c.accepted for c in bench.actor.state.calls.values()} == {True}
+
+
+def test_while_the_bus_stays_away_calls_are_refused_after_a_wait_and_streams_fail_after_the_time_of_a_continuation():
+    bench = Bench()
+    bench.run_call("a")
+    bench.send(BusDisconnected())
+    bench.pass_time(5, alive=())
+    bench.call("b")
+    bench.pass_time(5.25, alive=())
+    bench.call("c")
+    refused = bench.made(RefuseCall)
+    assert [(each.request, each.kind, each.retry_after_s) for each in refused] == [
+        ("b", RefusalKind.NO_INSTANCE, 1.0),
+        ("c", RefusalKind.NO_INSTANCE, 1.0),
+    ]
+    assert "no connection to NATS for 10 s" in refused[0].detail
+    bench.pass_time(109, alive=())
+    assert not bench.made(FailCall)
+    bench.pass_time(1, alive=())
+    assert bench.made(FailCall)[0].kind is RefusalKind.CONTINUATION_FAILED
+    assert not bench.actor.state.calls
 
 
 def test_the_time_of_an_outage_does_not_count_against_a_continuation():

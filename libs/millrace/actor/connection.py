@@ -28,7 +28,7 @@ RECONNECT_S = 0.1
 REOPEN_S = 1.0
 
 #: The server is asked this often whether it lives, seconds; two missing answers count as a lost connection.
-PING_S = 5.0
+PING_S = 2.0
 
 #: How long close() waits for the server to have taken everything, seconds.
 FLUSH_S = 2

@@ -70,7 +70,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
         "Models": _with(object=_TEXT, data=_LIST),
     }
     stored = _get("response", "A stored response.", _OBJECT, parameter="response_id")
-    ping = _get("ping", "The same, as SageMaker asks.", _OBJECT)
+    ping = _get("ping", "The same, as SageMaker asks.", _OBJECT, busy=True)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -84,7 +84,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
             "/v1/responses/{response_id}/cancel": {"post": stored["get"] | {"operationId": "cancel_response"}},
             "/v1/models": _get("models", "The served models.", _ref("Models")),
             "/v1/models/{model}": _get("model", "One served model.", _OBJECT, parameter="model"),
-            "/health": _get("health", "Whether this process is up.", _OBJECT),
+            "/health": _get("health", "Whether this process is up, and NATS in reach.", _OBJECT, busy=True),
             "/ping": ping | {"post": ping["get"] | {"operationId": "ping_post"}},
             "/tokenizer_info": _get("tokenizer", "What the one model's folder says.", _OBJECT),
             "/load": _get("load", "Open requests of this ingress.", _OBJECT),

@@ -8,7 +8,7 @@ import msgspec
 from millrace.contracts.tagger import LengthTag
 from millrace.contracts.worker import Sampling
 
-from services.ingress.calls.limits import Refusal
+from services.ingress.calls.limits import RETRY_WHEN_FULL_S, Refusal
 from services.ingress.calls.listener import Listener
 from services.ingress.calls.messages import Call, ChoiceDelta, RefusalKind
 from services.ingress.calls.open_call import OpenCall
@@ -21,6 +21,8 @@ def refusal_of(state: IngressState, call: Call) -> Refusal | None:
     """Reason for refusing a call; None after it was admitted and counted."""
     if state.stopping and state.stop_at_ns:  # one that is replaced serves who is still connected to it
         return Refusal(RefusalKind.STOPPING, "This server is going down.")
+    if why := state.cut_off(state.now_ns, state.times.wait):
+        return Refusal(RefusalKind.NO_INSTANCE, why, retry_after_s=RETRY_WHEN_FULL_S)
     model = call.model
     if call.members:
         refusal = _refusal_of_cascade(state, call)

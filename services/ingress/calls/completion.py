@@ -163,6 +163,15 @@ def end_late_calls(state: IngressState) -> None:
     state.deadline_ns = min((c.deadline_ns for c in state.calls.values()), default=NO_DEADLINE_NS)
 
 
+def end_cut_off_calls(state: IngressState) -> None:
+    """While the bus is away: calls wait for as long as for an instance, and accepted ones as long as a continuation."""
+    for call in list(state.calls.values()):
+        why = state.cut_off(state.now_ns, state.times.continuation if call.accepted else state.times.wait)
+        if why:
+            kind = RefusalKind.CONTINUATION_FAILED if call.accepted else RefusalKind.NO_INSTANCE
+            refuse_or_fail(state, call, kind, why)
+
+
 def _cancel_all(state: IngressState, call: OpenCall, reason: str) -> None:
     for sequence in call.sequences:
         if sequence.phase is not SequencePhase.ENDED:

@@ -16,7 +16,7 @@ from services.ingress.config import LimitsConfig
 _MINUTE_NS = 60_000_000_000
 #: Keys whose buckets are remembered. Key files hold far fewer; beyond it idle full buckets are forgotten.
 KEYS_MAX = 10_000
-#: What a client without a better hint is told to wait when the whole service is full, seconds.
+#: What a client without a better hint is told to wait when the whole service is full, or cut off, seconds.
 RETRY_WHEN_FULL_S = 1.0
 #: Sequences of all calls together, as a multiple of the calls.
 SEQUENCES_PER_CALL = 2

@@ -64,9 +64,11 @@ class App:
         adapters: AdapterOrders,
         keys: ApiKeyStore | None,
         metrics: HttpMetrics,
+        cut_off: Callable[[], str] = str,
         origins: Sequence[str] = (),
     ) -> None:
         """Args:
+        cut_off: Reason why the whole cluster is out of reach; empty where it is not.
         origins: Of web pages that may call from a browser; ``*`` for any.
         keys: None where no key is asked for.
         """
@@ -74,12 +76,12 @@ class App:
         self._calls = calls
         self._keys = keys
         self._metrics = metrics
+        self._cut_off = cut_off
         self._version = package_version()
         self._origins = frozenset(origin.encode() for origin in origins)
         self._engines = CollectorRegistry()
         self._engines.register(EngineMetrics(models.members_now))
         document = openapi_body(self._version, models.names())
-        healthy = self._told(lambda _: b'{"status":"ok"}')
         parsers: dict[str, Callable[[bytes, ModelRegistry], ParsedRequest]] = {
             "/v1/chat/completions": parse_chat_request,
             "/v1/chat/completions/batch": parse_batch_request,
@@ -106,8 +108,8 @@ class App:
             "/tokenizer_info": {"GET": self._told(lambda _: tokenizer_info(models))},
             "/invocations": {"POST": self._invoke},
             "/load": {"GET": self._told(lambda _: _encode({"server_load": len(calls)}))},
-            "/health": {"GET": healthy},
-            "/ping": {"GET": healthy, "POST": healthy},
+            "/health": {"GET": self._health},
+            "/ping": {"GET": self._health, "POST": self._health},
             "/ready": {"GET": self._ready},
             "/metrics": {"GET": self._metrics_text},
             "/version": {"GET": self._told(lambda _: self._versions())},
@@ -217,6 +219,10 @@ class App:
             fields = {}  # told where it is read as a completion
         path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
         self._routes[path]["POST"](exchange, holder)
+
+    def _health(self, exchange: Exchange, holder: KeyHolder) -> None:
+        why = self._cut_off()
+        self._answer(exchange, _encode({"status": why or "ok"}), 503 if why else 200)
 
     def _ready(self, exchange: Exchange, holder: KeyHolder) -> None:
         waiting = self._models.waiting_for()
