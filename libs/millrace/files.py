@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
@@ -20,6 +21,14 @@ def open_private(path: str | Path, mode: Literal["ab", "wb"]) -> BinaryIO:
     if os.fstat(file.fileno()).st_mode & 0o077:
         os.fchmod(file.fileno(), PRIVATE)
     return file
+
+
+def file_text(path: str | Path, read: Callable[[Path], str] = Path.read_text) -> str:
+    """Content of a file, or what ``read`` tells of it, without blanks around it; empty where it is not there."""
+    try:
+        return read(Path(path)).strip()
+    except OSError:
+        return ""
 
 
 def replace_file(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -222,7 +222,7 @@ class SupervisorActor:
         child = self._children[body.name]
         was_ready_ns = now_ns - child.ready_ns if child.state is ChildState.READY else 0
         child.pid, child.present = 0, set()
-        child.last_exit = body.detail or _exit_text(body.status)
+        child.last_exit = body.detail or _exit_text(body)
         dead = [self._dead(child.spec.role, name, now_ns) for name in child.spec.presences]
         if self._stopping:
             child.state = ChildState.STOPPED
@@ -539,7 +539,8 @@ def _refused(reason: OrderRefusal, detail: str) -> OrderRefused:
     return OrderRefused(reason=reason, detail=detail)
 
 
-def _exit_text(status: int) -> str:
-    if status < 0:
-        return f"ended by {signal.Signals(-status).name}"
-    return f"exit status {status}"
+def _exit_text(body: ChildExited) -> str:
+    text = f"exit status {body.status}" if body.status >= 0 else f"ended by {signal.Signals(-body.status).name}"
+    if body.oom_kills:
+        text += f"; the kernel killed {body.oom_kills} process(es) for the memory limit of the control group"
+    return text

@@ -63,12 +63,14 @@ class ChildExited(Body, frozen=True, kw_only=True, tag="local.ChildExited/1"):
     Attributes:
         status: Exit status; the negative signal number where a signal ended it.
         detail: A sentence where it could not be started.
+        oom_kills: Processes that the kernel has killed for the memory limit of the control group since the last one.
     """
 
     name: str
     pid: int
     status: int
     detail: str = ""
+    oom_kills: int = 0
 
 
 class MachineChecked(Body, frozen=True, kw_only=True, tag="local.MachineChecked/1"):

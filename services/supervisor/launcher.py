@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from millrace.contracts.message import Body
-from millrace.files import open_private
+from millrace.files import file_text, open_private
+from millrace.hosting.control_groups import group_memory
 from millrace.supervision.fork_server import ForkServer, ForkServerLost
 
 from services.supervisor.config import ChildSpec, Imports
@@ -49,6 +50,7 @@ class Launcher:
         self._fork_servers = dict(fork_servers or {})
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = False
+        self._oom_kills = _oom_kills()
 
     def log_path(self, name: str) -> Path:
         return self._log_dir / f"{name}.log"
@@ -99,7 +101,8 @@ class Launcher:
                 return
         self._notify(ChildStarted(name=spec.name, pid=pid))
         status = await _exit_status(pid)
-        self._notify(ChildExited(name=spec.name, pid=pid, status=status))
+        before, self._oom_kills = self._oom_kills, _oom_kills()
+        self._notify(ChildExited(name=spec.name, pid=pid, status=status, oom_kills=self._oom_kills - before))
 
     async def _start(self, spec: ChildSpec, log: int) -> int:
         """Starts a child by fork where that can be, else by exec; returns its pid."""
@@ -129,6 +132,10 @@ def _start_by_exec(command: list[str], log: int) -> int:
     )
     process.returncode = 0  # its status is read by pid, as that of a forked one
     return process.pid
+
+
+def _oom_kills() -> int:
+    return group_memory(file_text("/proc/self/cgroup"))[2]
 
 
 async def _exit_status(pid: int) -> int:

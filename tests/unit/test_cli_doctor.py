@@ -12,6 +12,8 @@ from millrace.cli import machine_probes
 from millrace.cli.__main__ import main
 from millrace.cli.machine_probes import GpuFact, MachineFacts, gpus_of
 from millrace.cli.machine_report import GIB, Level, findings, outlook
+from millrace.hosting import control_groups
+from millrace.hosting.control_groups import MEMORY_GROUPS, group_memory
 
 
 def test_a_model_s_parsers_are_told_with_what_called_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -138,32 +140,30 @@ def test_a_plain_laptop_and_a_gpu_node_lack_nothing_that_is_needed() -> None:
     assert links == ["GPU0 X NV18"]
 
 
-@pytest.mark.parametrize(("limits", "expected"), [(["", ""], 8), (["max"], 8), ([str(2**63)], 8), (["5", ""], 5)])
-def test_a_container_s_limit_is_its_memory(limits: list[str], expected: int) -> None:
-    assert machine_probes.memory_limit(8, limits) == expected
-
-
 @pytest.mark.parametrize(
     ("told", "files", "expected"),
     [
-        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "7", "a/b/memory.events": "oom 3\noom_kill 2"}, ("7", 2)),
-        ("4:memory:/a\n0::/", {"memory/a/memory.limit_in_bytes": "7", "memory/a/memory.oom_control": ""}, ("7", 0)),
-        ("4:cpu:/a", {}, ("", 0)),
+        (
+            "0::/a/b",
+            {"a/b/memory.max": "max", "a/memory.max": "7", "a/b/memory.events": "oom 3\noom_kill 2"},
+            (7, 0, 2),
+        ),
+        ("0::/", {"memory.max": "7", "memory.current": "5", "memory.stat": "anon 1\ninactive_file 2"}, (7, 3, 0)),
+        ("4:memory:/a\n0::/", {"memory/a/memory.limit_in_bytes": "7", "memory/a/memory.oom_control": ""}, (7, 0, 0)),
+        ("4:cpu:/a", {}, (None, 0, 0)),
     ],
 )
 def test_outer_groups_limit_too_and_kills_are_counted(
-    told: str, files: dict[str, str], expected: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: str, files: dict[str, str], expected: tuple[object, int, int], tmp_path: Path, monkeypatch: Any
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     moved = {
-        key: (root.replace("/sys/fs/cgroup", str(tmp_path)), *names)
-        for key, (root, *names) in machine_probes._MEMORY_GROUPS.items()
+        key: (root.replace("/sys/fs/cgroup", str(tmp_path)), *names) for key, (root, *names) in MEMORY_GROUPS.items()
     }
-    monkeypatch.setattr(machine_probes, "_MEMORY_GROUPS", moved)
-    limits, kills = machine_probes.memory_groups(told)
-    assert (next((limit for limit in limits if limit.isdigit()), ""), kills) == expected
+    monkeypatch.setattr(control_groups, "MEMORY_GROUPS", moved)
+    assert group_memory(told) == expected
 
 
 def test_nvidia_smi_s_lines_are_read_and_its_complaints_are_not() -> None:

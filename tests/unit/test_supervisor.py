@@ -109,13 +109,15 @@ def test_a_child_is_ready_with_its_presence_but_not_with_its_predecessors() -> N
 
 
 def test_a_child_that_ended_is_declared_dead_and_started_again_after_a_pause(bench: Bench) -> None:
-    effects = bench.send(ChildExited(name="w", pid=12, status=-9))
+    effects = bench.send(ChildExited(name="w", pid=12, status=-9, oom_kills=1))
     dead = [e.body for e in effects if isinstance(e, Publish)]
     assert [(b.name, b.state) for b in dead if isinstance(b, ServicePresence)] == [("w", PresenceState.DEAD)]
     timers = [e for e in effects if isinstance(e, StartTimer)]
     assert timers == [StartTimer(name="restart/w", at_ns=bench.now_ns + BACKOFF_NS)]
     assert started(bench.send(TimerFired(name="restart/w"))) == ["w"]
-    assert bench.actor.snapshot()["w"]["last_exit"] == "ended by SIGKILL"
+    assert bench.actor.snapshot()["w"]["last_exit"] == (
+        "ended by SIGKILL; the kernel killed 1 process(es) for the memory limit of the control group"
+    )
 
 
 def test_failed_starts_are_counted_with_pauses_that_double_to_their_bound_until_a_healthy_spell() -> None:

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -19,16 +18,11 @@ import psutil
 
 from millrace.cli.cluster import CLUSTER_FILE, read_cluster_file
 from millrace.cli.down import running_supervisor
+from millrace.files import file_text
+from millrace.hosting.control_groups import group_memory
 
 #: nvidia-smi and nats-server answer within a second; a hung driver must not hang the doctor.
 PROBE_S = 10.0
-
-#: Where memory's control groups are, and a group's files of its limit and its kills, of cgroups 2 and 1. Without limit
-#: they say ``max`` or some 2^63.
-_MEMORY_GROUPS = {
-    "": ("/sys/fs/cgroup", "memory.max", "memory.events"),
-    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.oom_control"),
-}
 
 
 class GpuFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +39,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cores: That this process may use.
         memory_bytes: The machine's, or the limit of the container or control group.
+        memory_used_bytes: Of it, without what gives way.
+        memory_limited: Whether it is a limit.
         oom_kills: Processes that the kernel killed for that limit.
         clock_step_s: By how much the system's clock was set since the cluster of this folder began, where one runs.
         disk_free_bytes: Where the cluster's folder is.
@@ -67,6 +63,8 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     disk_free_bytes: int
     shm_bytes: int
+    memory_used_bytes: int = 0
+    memory_limited: bool = False
     oom_kills: int = 0
     clock_step_s: float = 0.0
     gpus: list[GpuFact] = []
@@ -99,12 +97,16 @@ def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
     nixl, backends = _nixl()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     pid, step_s = _cluster(folder)
-    limits, kills = memory_groups(_text(f"/proc/{pid}/cgroup"))
+    limit, used, kills = group_memory(file_text(f"/proc/{pid}/cgroup"))
+    machine = psutil.virtual_memory()
+    limited = limit is not None and limit < machine.total
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
     return MachineFacts(
         python=sys.version.split()[0],
         cores=len(os.sched_getaffinity(0)),
-        memory_bytes=memory_limit(psutil.virtual_memory().total, limits),
+        memory_bytes=machine.total if limit is None else min(limit, machine.total),
+        memory_used_bytes=used if limited else machine.total - machine.available,
+        memory_limited=limited,
         oom_kills=kills,
         clock_step_s=step_s,
         disk_free_bytes=shutil.disk_usage(there).free,
@@ -121,36 +123,11 @@ def look(folder: Path, ports: tuple[int, ...]) -> MachineFacts:
         rdma_devices=sorted(path.name for path in Path("/sys/class/infiniband").glob("*")),
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
         repository=(Path(__file__).parents[3] / "task").exists(),
-        ipc_namespace=_text("/proc/self/ns/ipc", os.readlink),
-        pid_namespace=_text("/proc/self/ns/pid", os.readlink),
+        ipc_namespace=file_text("/proc/self/ns/ipc", os.readlink),
+        pid_namespace=file_text("/proc/self/ns/pid", os.readlink),
         memlock_bytes=-1 if soft == resource.RLIM_INFINITY else soft,
         ports_taken=[port for port in ports if not _free(port)],
     )
-
-
-def memory_limit(total: int, limits: Iterable[str]) -> int:
-    """The machine's memory, or what a control group leaves of it, bytes."""
-    return min([total, *(int(limit) for limit in limits if limit.isdigit())])
-
-
-def memory_groups(told: str) -> tuple[list[str], int]:
-    """Limits of a process's control groups, the outer ones too, and how many processes the kernel killed for them.
-
-    Args:
-        told: Content of the process's ``/proc/PID/cgroup``.
-    """
-    limits, kills = [], 0
-    for line in told.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in _MEMORY_GROUPS:
-            continue
-        root, limit, events = _MEMORY_GROUPS[controllers]
-        own = Path(f"{root}{path}")
-        groups = [group for group in (own, *own.parents) if group.is_relative_to(root)]
-        limits += [_text(str(group / limit)) for group in groups]
-        counts = [line.split() for line in _text(str(own / events)).splitlines()]
-        kills += sum(int(value) for name, value in counts if name == "oom_kill")
-    return limits, kills
 
 
 def _cluster(folder: Path) -> tuple[str, float]:
@@ -219,14 +196,6 @@ def _output(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _text(path: str, read: Callable[[Path], str] = Path.read_text) -> str:
-    """Content of a file, or what ``read`` tells of it; empty where it is not there."""
-    try:
-        return read(Path(path)).strip()
-    except OSError:
-        return ""
 
 
 def _free(port: int) -> bool:

@@ -102,7 +102,8 @@ def _needed(facts: MachineFacts) -> Iterator[Finding]:
     )
     disk = f"{facts.disk_free_bytes / GIB:.1f} GiB free"
     yield _found(facts.disk_free_bytes >= DISK_BYTES_MIN, "disk", disk, f"{disk}; at least 1 GiB is needed")
-    memory = f"{facts.memory_bytes / GIB:.1f} GiB"
+    whose = ", the limit of the control group" if facts.memory_limited else ""
+    memory = f"{facts.memory_bytes / GIB:.1f} GiB{whose}, {facts.memory_used_bytes / GIB:.1f} in use"
     least = SERVICE_BYTES if _services_only(facts) else ENGINE_BYTES
     yield _found(facts.memory_bytes >= least, "memory", memory, f"{memory}; at least {least / GIB} GiB is needed")
     if facts.oom_kills:
