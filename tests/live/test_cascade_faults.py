@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders
 from tests.live.faults import PATIENCE_S, kill
 from tests.live.ingress_rig import write_model_folder
 from tests.testbed.timed_streams import TimedStream, client, play
-from tests.testbed.up_cluster import UpRig, prompt_text, stream
+from tests.testbed.up_cluster import UpRig, prompt_text
 from tests.testbed.waiting import until
 
 TIERS = ("small", "middle", "large")
@@ -169,27 +169,6 @@ async def swap_thresholds(rig: UpRig, *thresholds: float) -> None:
         await put(msgspec.structs.replace(plan, **change))
 
 
-async def test_a_request_reaches_an_instance_of_its_model(rig: UpRig) -> None:
-    async with client(60) as http:
-        for number in range(4):
-            answer = await stream(http, rig, prompt_text(number), model="middle", max_tokens=8, ignore_eos=True)
-            assert not answer.error
-    rows = json.loads(await asyncio.to_thread(rig.cli, "status", "--json"))["instances"]
-    told = {row["model"]: row["output_tokens"] for row in rows}
-    assert told == {**dict.fromkeys((*TIERS, JUDGE), 0), "middle": 32}
-
-
-async def test_verdicts_decide(rig: UpRig) -> None:
-    await swap_thresholds(rig, 50.0, 50.0)
-    async with client_of(rig) as api:
-        answers = [await ask(api, CASCADE, prompt, streamed=bool(n % 2)) for n, prompt in enumerate(PROMPTS)]
-    for answer in answers:
-        answer.check()
-    assert len({answer.cascade["attempts"][0]["score"] for answer in answers}) > 1, "every verdict is the same"
-    assert "score" in {answer.cascade["reason"] for answer in answers}
-    assert await rig.metric("millrace_ingress_judgements_total", 'result="answered"') >= len(PROMPTS)
-
-
 async def _each_models_own(rig: UpRig) -> dict[tuple[str, str], str]:
     """Text of each model for each prompt, asked by its own name."""
     async with client_of(rig) as api:
@@ -235,6 +214,9 @@ async def test_requests_over_every_fault_are_answered_without_an_error(rig: UpRi
     assert set(models) == set(TIERS), (models, reasons)
     assert reasons[MISSING] > 0, "no answer said that a tier was missing"
     assert reasons["score"] > 0
+    scores = {attempt.get("score") for answer in answers for attempt in answer.cascade["attempts"]}
+    assert len(scores - {None}) > 1, "every verdict is the same"
+    assert await rig.metric("millrace_ingress_judgements_total", 'result="answered"') > 0
     assert reasons["last_tier"] > 0
     await rig.well(len((*TIERS, JUDGE)))
     plan = await _until_every_tier_is_planned(rig)

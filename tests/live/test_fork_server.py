@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.testbed.worker_rig import ended
+from tests.testbed.programs import ended
 
 #: What an owner needs; each test adds what it does. A program of one module is written to the owner's folder.
 OWNER = """

@@ -6,14 +6,12 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import nats
 import openai
-import psutil
 import pytest
 from millrace.contracts.codec import decode, encode
 from millrace.contracts.observers import DecisionMade
@@ -141,20 +139,8 @@ def answered_by(rig: UpRig) -> set[str]:
     return {answer.partition("-")[0] for answer in answers}
 
 
-def test_ingresses_share_a_port_and_the_other_goes_on_when_one_is_killed(rig: UpRig):
-    before = answered_by(rig)
-    assert len(before) == 2
-    ended = psutil.Process(rig.pids("ingress-0.json")[0])
-    ended.kill()
-    ended.wait(PATIENCE_S)  # until then the system still gives it connections
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 5, "ignore_eos": True}
-    for _ in range(5):
-        answer = httpx.post(f"{rig.url}/v1/completions", json=body, timeout=60)
-        assert answer.json()["usage"]["completion_tokens"] == 5
-    until = time.monotonic() + PATIENCE_S
-    while len(after := answered_by(rig)) < 2:
-        assert time.monotonic() < until, "the new process never answered"
-    assert len(after & before) == 1
+def test_ingresses_share_a_port(rig: UpRig):
+    assert len(answered_by(rig)) == 2
 
 
 def test_streams_in_the_background_go_on_after_their_ingress_was_killed(rig: UpRig, client: openai.OpenAI):

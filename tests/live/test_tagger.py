@@ -9,8 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import nats
 import pytest
+from millrace.contracts.codec import decode, encode
 from millrace.contracts.observers import RequestFinished
+from millrace.contracts.subjects import Subjects
 from millrace.contracts.tagger import LengthTag, TagRequest
 from millrace.lengths.files import MODEL_FILE
 from nats.errors import NoRespondersError
@@ -18,8 +21,10 @@ from nats.errors import NoRespondersError
 from tests.testbed.messages import plain
 from tests.testbed.nats_process import NatsProcess
 from tests.testbed.programs import Program, start_program
-from tests.testbed.worker_rig import PATIENCE_S, FakeIngress
+from tests.testbed.waiting import until
 
+#: Longest wait for anything here, seconds.
+PATIENCE_S = 60.0
 LEARNING = {"pretrained": False, "retrain_outcomes": 250, "outcomes_min": 250, "retrain_pause_s": 0.0}
 
 
@@ -45,20 +50,25 @@ class Tagger:
         self.process.wait(timeout=10)
 
 
-class Asking(FakeIngress):
-    """An ingress that asks for lengths and says what they were."""
+class Asking:
+    """Stands in for an ingress: asks for lengths and says what they were."""
 
-    number = 0
+    def __init__(self, url: str, cluster: str) -> None:
+        self._url, self._subjects = url, Subjects(cluster)
+        self._number = 0
 
     async def __aenter__(self) -> Asking:
-        await super().__aenter__()
+        self._nats = await nats.connect(self._url)
         return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._nats.close()
 
     async def ask(self, prompt: str, **fields: Any) -> LengthTag:
         """The tag of a request; waits for a tagger that is just starting."""
-        self.number += 1
+        self._number += 1
         body = TagRequest(
-            request=f"{self.name}-{self.number}",
+            request=f"i0-{self._number}",
             model="m.1",
             prompt_tokens=12,
             max_tokens=2000,
@@ -68,7 +78,7 @@ class Asking(FakeIngress):
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
-                    tag = await self.request(self.subjects.tag("m.1"), body)
+                    tag = decode((await self._nats.request(self._subjects.tag("m.1"), encode(body), timeout=10)).data)
                     assert isinstance(tag, LengthTag)
                     return tag
                 except NoRespondersError:
@@ -76,8 +86,8 @@ class Asking(FakeIngress):
 
     async def finish(self, length: int) -> None:
         told = {"model": "m.1", "output_tokens": [length], "finish_reasons": ["stop"]}
-        body = plain(RequestFinished, request=f"{self.name}-{self.number}", **told)
-        await self.publish(self.subjects.outcome("m.1"), body)
+        body = plain(RequestFinished, request=f"i0-{self._number}", **told)
+        await self._nats.publish(self._subjects.outcome("m.1"), encode(body))
 
     async def count(self, rng: Random) -> tuple[LengthTag, int]:
         """One request whose numbers decide its length, and its outcome."""
@@ -111,8 +121,8 @@ async def test_what_it_learnt_survives_a_kill(
         for _ in range(250):
             await ingress.count(rng)
         await _until_the_model_answers(ingress, rng)
-        await ingress.until((tagger.kept / "m_1" / MODEL_FILE).exists)
-        await ingress.until((tagger.kept / "m_1" / "tagger-0.outcomes").exists)
+        await until((tagger.kept / "m_1" / MODEL_FILE).exists)
+        await until((tagger.kept / "m_1" / "tagger-0.outcomes").exists)
         tagger.kill()
         tagger.start()
         assert (await ingress.ask("Count from 1 to 9.")).source == "model"

@@ -47,17 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @asynccontextmanager
 async def millrace(folder: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command as a person in the cluster's folder runs it; ended here if it has not ended by itself."""
-    environment = {key: value for key, value in os.environ.items() if key != "MILLRACE_DIR"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "millrace.cli",
-        *words,
-        cwd=folder,
-        env=environment | {"PYTHONUNBUFFERED": "1"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    environment = {key: value for key, value in os.environ.items() if key != "MILLRACE_DIR"} | {"PYTHONUNBUFFERED": "1"}
+    command, pipe = [sys.executable, "-m", "millrace.cli", *words], asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=folder, env=environment, stdout=pipe, stderr=pipe)
     try:
         yield process
     finally:

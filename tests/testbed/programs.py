@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 from millrace.supervision.fork_server import ForkServer, ForkServerLost
@@ -108,6 +109,14 @@ def start_program(
         start_new_session=own_session,
         env=environment,
     )
+
+
+def ended(pid: int) -> bool:
+    """Whether a process is gone, or only its entry is left for its parent to read."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def command_line() -> str:

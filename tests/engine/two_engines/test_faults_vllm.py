@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.live.faults import expect_identical, expected_outcomes, kill, under_fire
+from tests.testbed.programs import ended
 from tests.testbed.up_cluster import UpRig
-from tests.testbed.worker_rig import ended
 
 #: Long enough that several streams are under way on each engine at 20 a second, on a fast machine too.
 LENGTH = {"max_tokens": 250, "ignore_eos": True}
