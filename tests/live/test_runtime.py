@@ -10,8 +10,9 @@ import pytest
 from millrace.actor import connection
 from millrace.actor.cell import ActorCrashed, HostingTerms
 from millrace.actor.config import BusConfig
-from millrace.actor.effects import Effect, Log, Publish, Request, StartTimer, Subscribe, WatchKeys
+from millrace.actor.effects import Effect, Log, Publish, Request, StartTimer, Subscribe, Unsubscribe, WatchKeys
 from millrace.actor.errors import BusRefused, BusUnavailable
+from millrace.actor.nats_client import settle
 from millrace.actor.runtime_nats import NatsRuntime
 from millrace.contracts.local import BucketReady, BusDisconnected, BusReconnected, RequestFailed, TimerFired
 from millrace.contracts.message import Message
@@ -73,6 +74,32 @@ async def test_a_bug_in_a_hosted_actor_ends_it_alone_and_questions_to_it_find_no
     await until(lambda: own.bodies(RequestFailed))
     runtime.request_stop()
     assert await asyncio.wait_for(running, FOREVER_S) == "asked"
+
+
+async def test_what_two_actors_of_a_process_hear_comes_once_and_to_each_as_long_as_it_listens(nats_server: NatsProcess):
+    hearing, speaking = runtime_at(nats_server.url), runtime_at(nats_server.url)
+    probes, speaker = [Probe(name, Subscribe(subject="mr.runtime.tag.*")) for name in ("a", "b")], Probe("c")
+    body = TagRequest(request="r", model="m", prompt_tokens=1, max_tokens=1)
+    publish = Do(effects=[Publish(subject="mr.runtime.tag.m", body=body)])
+    for runtime in (hearing, speaking):
+        await runtime.connect()
+    handles = [hearing.add(probe, accepts=(TagRequest,)) for probe in probes]
+    said = speaking.add(speaker, accepts=())
+    running = [asyncio.create_task(runtime.run(signals=False)) for runtime in (hearing, speaking)]
+    await settle(hearing._connection.client)
+    assert [subject for subject, _ in hearing._connection.client._wanted.values()].count("mr.runtime.tag.*") == 1
+
+    def heard() -> list[int]:
+        return [len(probe.bodies(TagRequest)) for probe in probes]
+
+    said.deliver(publish)
+    await until(lambda: heard() == [1, 1])
+    handles[0].deliver(Do(effects=[Unsubscribe(subject="mr.runtime.tag.*")]))
+    said.deliver(publish)
+    await until(lambda: heard() == [1, 2])
+    for runtime in (hearing, speaking):
+        runtime.request_stop()
+    await asyncio.gather(*running)
 
 
 async def test_sigterm_asks_every_actor_and_the_runtime_ends_with_the_last(nats_server: NatsProcess):

@@ -39,7 +39,7 @@ class HostingRuntime(Protocol):
 
     def deliver(self, cell: Cell, message: Message) -> None: ...
 
-    def taker(self, cell: Cell) -> Callable[[str, str, bytes, bytes], None]: ...
+    def taker(self, cells: list[Cell]) -> Callable[[str, str, bytes, bytes], None]: ...
 
     def refuse_key(self, cell: Cell, bucket: str, key: str, malformed: MalformedMessage) -> None: ...
 
@@ -75,6 +75,8 @@ class EffectCarrier:
         self.watches = Watches(self.store)
         #: Set where actors of this runtime reach each other without the server.
         self.local: LocalBus | None = None
+        self._receivers: dict[int, list[Cell]] = {}  # by number of the subscription
+        self._numbers: dict[str, int] = {}  # of subscriptions without a queue group, by subject
         self._carry: dict[type[Effect], Callable[[Cell, Any], None]] = self._table()
 
     def carry_out(self, cell: Cell, effect: Effect) -> None:
@@ -206,8 +208,20 @@ class EffectCarrier:
         elif effect.subject not in cell.subscriptions:
             if self.local is not None:
                 self.local.subscribe(cell, effect.subject, effect.queue_group)
-            number = self._client.subscribe_now(effect.subject, effect.queue_group, self._runtime.taker(cell))
-            cell.subscriptions[effect.subject] = number
+            cell.subscriptions[effect.subject] = self._subscribed(cell, effect.subject, effect.queue_group)
+
+    def _subscribed(self, cell: Cell, subject: str, queue_group: str) -> int:
+        """The number of a subscription; one for all actors here, so that what they all hear comes and is read once."""
+        known = None if queue_group else self._numbers.get(subject)
+        if known is not None:
+            self._receivers[known].append(cell)
+            return known
+        cells = [cell]
+        number = self._client.subscribe_now(subject, queue_group, self._runtime.taker(cells))
+        self._receivers[number] = cells
+        if not queue_group:
+            self._numbers[subject] = number
+        return number
 
     def _on_unsubscribe(self, cell: Cell, effect: fx.Unsubscribe) -> None:
         number = cell.subscriptions.pop(effect.subject, None)
@@ -215,7 +229,13 @@ class EffectCarrier:
             self._forget_subscription(cell, effect.subject, number)
 
     def _forget_subscription(self, cell: Cell, subject: str, number: int) -> None:
-        self._client.unsubscribe_now(number)
+        cells = self._receivers[number]
+        cells.remove(cell)
+        if not cells:
+            self._client.unsubscribe_now(number)
+            del self._receivers[number]
+            if self._numbers.get(subject) == number:
+                del self._numbers[subject]
         if self.local is not None:
             self.local.unsubscribe(cell, subject)
 

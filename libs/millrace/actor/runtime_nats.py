@@ -244,25 +244,28 @@ class NatsRuntime:
         crashed.__cause__ = bug
         self._fail(crashed)
 
-    def taker(self, cell: Cell) -> Callable[[str, str, bytes, bytes], None]:
-        accepts = cell.accepts
+    def taker(self, cells: list[Cell]) -> Callable[[str, str, bytes, bytes], None]:
+        """Taker that hands a message to all actors in the list by then; the first one counts bytes that are none."""
         deliver = self.deliver
 
         def take(subject: str, reply: str, payload: bytes, headers: bytes) -> None:
             sender, traceparent = read_headers(headers)
             if reply and not reply.startswith(INBOX):  # an answer there would be this user's word, not the asker's
                 told = Message(None, subject, sender)
-                self.refuse(cell, "reply", "malformed", f"answers go to inboxes, not to {reply}", told)
+                self.refuse(cells[0], "reply", "malformed", f"answers go to inboxes, not to {reply}", told)
                 return
             try:
                 body = decode(payload)
             except MalformedMessage as malformed:
-                self.refuse(cell, malformed.kind, "malformed", malformed.detail, Message(None, subject, sender, reply))
+                told = Message(None, subject, sender, reply)
+                self.refuse(cells[0], malformed.kind, "malformed", malformed.detail, told)
                 return
-            if type(body) not in accepts:
-                self._unexpected(cell, Message(body, subject, sender, reply))
-                return
-            deliver(cell, Message(body, subject, sender, reply, traceparent))
+            message = Message(body, subject, sender, reply, traceparent)
+            for cell in cells if len(cells) == 1 else tuple(cells):
+                if type(body) in cell.accepts:
+                    deliver(cell, message)
+                else:
+                    self._unexpected(cell, message)
 
         return take
 
