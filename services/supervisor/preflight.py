@@ -260,10 +260,9 @@ def free_ports(spec: ClusterSpec) -> Iterator[ClusterSpec]:
         first, reservation = _first_of_free_range(spec.telemetry.metrics_port, METRICS_PORTS, free)
         held.enter_context(reservation)
         telemetry = msgspec.structs.replace(spec.telemetry, metrics_port=first)
-        page = spec.page.port if not spec.page.port or kept(spec.page.port) else _some_port()
-        yield msgspec.structs.replace(
-            spec, nats=nats, page=PageSpec(host=spec.page.host, port=page), telemetry=telemetry
-        )
+        port = spec.page.port if not spec.page.port or kept(spec.page.port) else _some_port()
+        page = PageSpec(host=spec.page.host, port=port)
+        yield msgspec.structs.replace(spec, nats=nats, page=page, telemetry=telemetry)
 
 
 def _free_nats(nats: NatsSpec, free: Callable[[int], bool]) -> NatsSpec:

@@ -79,10 +79,7 @@ def read_message(
 
 
 def message_line(reading: DecodedMessage, *, width: int, headers_only: bool = False, paint: bool = False) -> str:
-    """The line: time, subject, sender → type, request, fields; cut at ``width`` characters.
-
-    Where it is longer, it has no sender and no type, which mostly follow from the subject, so that fields are seen.
-    """
+    """The line, cut at ``width``: time, subject, sender → type (these two where there is room), request, fields."""
     at = datetime.fromtimestamp(reading.at_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]  # noqa: DTZ006  # a person's clock
     kind = reading.kind.removesuffix("/1") or "?"
     parts = [

@@ -60,8 +60,7 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     for kind in kinds:
         if "model" in kind.__struct_fields__:
             properties = components[kind.__name__]["properties"]
-            unnamed = len(models) == 1 and "default" in properties["model"]
-            properties["model"] = {"enum": [*models, *[None] * unnamed]}
+            properties["model"] = {"enum": [*models, *[None] * (len(models) == 1 and "default" in properties["model"])]}
     components |= {
         "Error": _ERROR,
         "AnthropicError": _ANTHROPIC_ERROR,
