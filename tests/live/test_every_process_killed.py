@@ -37,6 +37,7 @@ SETTINGS = (
     "services.predictors=2",
     "services.hosted_instances_max=0",
     "telemetry.trace_sample=1.0",
+    "ingress.dispatch.wait_s=60",  # all of NATS is away for longer than ten seconds on a full machine
     "worker=" + json.dumps(WORKER),
 )
 ON = ("--processes", "3", "--kv-replicas", "--trading", "delay")
