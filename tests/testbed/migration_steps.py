@@ -13,6 +13,7 @@ from millrace.actor.nats_client import end_task
 from tests.testbed.migration_operator import Operator
 from tests.testbed.timed_streams import TimedStream, client, play
 from tests.testbed.up_cluster import UpRig, prompt_text
+from tests.testbed.waiting import until
 
 STREAMS = 4
 LENGTH = {"max_tokens": 320, "ignore_eos": True}
@@ -52,7 +53,8 @@ def _pid(rig: UpRig, victim: str, source: str, target: str) -> int:
 
 
 async def whole_again(rig: UpRig) -> None:
-    """Every instance is ready and every block is free."""
+    """Every process is there, every instance is ready and every block is free."""
+    await until(lambda: all(rig.pids(f"migrator-{number}.json") for number in (0, 1)), look_s=0.1)
     await rig.well(2)
     deadline = time.monotonic() + SETTLED_S
     async with Operator(rig) as operator:
