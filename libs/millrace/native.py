@@ -10,7 +10,7 @@ try:
 except ImportError as error:
     raise ImportError(f"the compiled module millrace_native is not there: {_HOW}") from error
 
-if (enginemodel.INTERFACE, kvcache.INTERFACE, kvcopy.INTERFACE) != (7, 1, 1):
+if (enginemodel.INTERFACE, kvcache.INTERFACE, kvcopy.INTERFACE) != (6, 1, 1):
     raise ImportError(f"the compiled module millrace_native was built from other sources: {_HOW}")
 
 __all__ = ["enginemodel", "kvcache", "kvcopy"]

@@ -163,8 +163,6 @@ class Answers:
             forecaster = Forecaster(kin.cost, instance.parameters, default_output_tokens=default)
             instance.forecaster, instance.rolled, instance.scale_told = forecaster, None, 1.0
             instance.lengths_version, instance.fits = statistics.version, kin.fits
-            for sequence, placement in instance.placements.items():
-                forecaster.add(sequence, placement.candidate, placement.at_ns)
         if instance.rolled is None:
             self._load(instance, forecaster)
         if until_ns > instance.rolled_ns:
@@ -183,3 +181,5 @@ class Answers:
             instance.scale_told = instance.scale
         forecaster.load(snapshot, instance.prefixes.see(snapshot))
         instance.rolled, instance.rolled_ns = snapshot, snapshot.at_ns
+        for sequence, placement in instance.placements.items():
+            forecaster.add(sequence, placement.candidate, max(placement.at_ns, snapshot.at_ns))

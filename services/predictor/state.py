@@ -123,13 +123,13 @@ class Instance:
 
     def place(self, sequence: str, placement: PlacedSequence) -> None:
         self.placements[sequence] = placement
-        if self.forecaster is not None:
-            self.forecaster.add(sequence, placement.candidate, placement.at_ns)
+        if self.rolled is not None and self.forecaster is not None:
+            self.forecaster.add(sequence, placement.candidate, max(placement.at_ns, self.rolled_ns))
 
     def remove(self, sequence: str) -> None:
         if self.placements.pop(sequence, None) is not None:
             self.prefixes.drop(sequence)
-            if self.forecaster is not None:
+            if self.forecaster is not None:  # also where it is to be loaded anew: it keeps placements over that
                 self.forecaster.forget(sequence)
 
     def facts(self) -> dict[str, Any]:

@@ -220,20 +220,6 @@ def test_a_placement_counts_until_a_snapshot_shows_it_or_it_is_forgotten() -> No
     assert forecaster.forecast(placed).others == 4
 
 
-def test_a_placement_that_is_forgotten_leaves_no_trace() -> None:
-    answers = []
-    for keys in (["a.0", "b.0", "c.0"], ["a.0", "c.0"]):
-        forecaster = Forecaster(CONSTANT, PARAMETERS)
-        forecaster.load(snapshot([decoding("s.0", 8, 3)]))
-        for key in keys:
-            forecaster.add(key, Candidate(prompt_tokens=8, expected_output_tokens=9), AT_NS + ord(key[0]))
-            forecaster.advance(AT_NS + 2500)
-            forecaster.forecast(Candidate(prompt_tokens=4, expected_output_tokens=9))
-        forecaster.forget("b.0")
-        answers.append(forecaster.forecast(Candidate(prompt_tokens=4, expected_output_tokens=9)))
-    assert answers[0] == answers[1]
-
-
 def test_a_question_changes_nothing_and_time_may_go_back() -> None:
     forecaster = Forecaster(CONSTANT, PARAMETERS)
     forecaster.load(snapshot([decoding("a.0", 8, 3)]))

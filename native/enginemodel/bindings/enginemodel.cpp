@@ -144,14 +144,11 @@ public:
         loaded_ = true;
     }
 
-    void place(std::int64_t number, std::int64_t at_ns, std::int64_t prompt, std::int64_t output,
-               std::int64_t final_tokens, std::int64_t sequences, std::int64_t cached) {
+    void place(std::int64_t at_ns, std::int64_t prompt, std::int64_t output, std::int64_t final_tokens,
+               std::int64_t sequences, std::int64_t cached) {
         check_loaded();
-        counted(number, 1, "number");
-        forecaster_.place(number, at_ns, asked(prompt, output, final_tokens, sequences, cached));
+        forecaster_.place(at_ns, asked(prompt, output, final_tokens, sequences, cached));
     }
-
-    void withdraw(std::int64_t number) { forecaster_.withdraw(number); }
 
     void set_scale(double scale) {
         if (!(scale > 0) || std::isinf(scale)) throw std::invalid_argument("scale must be positive and finite");
@@ -225,7 +222,7 @@ private:
 
 NB_MODULE(enginemodel, module) {
     // Changes with what Python calls (libs/millrace/native.py): a build of other sources is refused.
-    module.attr("INTERFACE") = 7;
+    module.attr("INTERFACE") = 6;
     nb::class_<StepCost>(module, "StepCost")
         .def(
             "__init__",
@@ -294,7 +291,6 @@ NB_MODULE(enginemodel, module) {
         .def("load", &PyForecaster::load, nb::arg("running"), nb::arg("waiting"), nb::arg("blocks_free"),
              nb::arg("cached").none(), nb::arg("leave_at"))
         .def("place", &PyForecaster::place)
-        .def("withdraw", &PyForecaster::withdraw)
         .def("set_scale", &PyForecaster::set_scale)
         .def("ask", &PyForecaster::ask)
         .def("curve", &PyForecaster::curve)

@@ -58,9 +58,8 @@ public:
     // Begins a new snapshot of so many sequences. Then follow these, `restored`, and placements.
     Future& restart(std::int64_t blocks_total, std::size_t sequences);
     void restored();
-    // A placement of this number, above 0, `at` ns after the snapshot; and as if it had never been.
-    void place(std::int64_t number, std::int64_t at, const Asked& placed);
-    void withdraw(std::int64_t number);
+    // A placement, `at` ns after the snapshot.
+    void place(std::int64_t at, const Asked& placed);
     void set_scale(double scale);
 
     // Answers for a candidate that comes `now` ns after the snapshot.

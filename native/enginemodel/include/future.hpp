@@ -81,7 +81,6 @@ struct Arrived {
 struct Arrival {
     Fs at;
     Queued sequence;
-    std::int64_t placement = 0;  // a placement's number; 0 for none
 };
 
 // The running sequences in order of admission, one column per field: most loops touch two of them.
@@ -142,9 +141,7 @@ public:
     void restored();
 
     // Sorts a sequence in that comes at `at`, behind those that come at the same time.
-    void arrive(Fs at, const Queued& sequence, std::int64_t placement = 0);
-    // Takes the sequences of a placement out, as if they had never come. Nothing was rolled yet.
-    void withdraw(std::int64_t placement);
+    void arrive(Fs at, const Queued& sequence);
     // Whether something that comes at `at` can still be put in without going back.
     bool can_arrive(Fs at) const { return at > joined_; }
 

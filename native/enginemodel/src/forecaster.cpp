@@ -30,20 +30,15 @@ Future& Forecaster::restart(std::int64_t blocks_total, std::size_t sequences) {
 
 void Forecaster::restored() { base_.restored(); }
 
-void Forecaster::place(std::int64_t number, std::int64_t at, const Asked& placed) {
+void Forecaster::place(std::int64_t at, const Asked& placed) {
     const Fs time = Fs{std::max<std::int64_t>(0, at)} * FS_PER_NS;
     rolled_valid_ = rolled_valid_ && rolled_.can_arrive(time);
     ended_valid_ = false;
     for (std::int64_t index = 0; index < placed.sequences; ++index) {
         const Queued sequence = placed.sequence(0);
-        base_.arrive(time, sequence, number);
-        if (rolled_valid_) rolled_.arrive(time, sequence, number);
+        base_.arrive(time, sequence);
+        if (rolled_valid_) rolled_.arrive(time, sequence);
     }
-}
-
-void Forecaster::withdraw(std::int64_t number) {
-    base_.withdraw(number);
-    rolled_valid_ = ended_valid_ = false;
 }
 
 void Forecaster::set_scale(double scale) {

@@ -65,16 +65,11 @@ void Future::restored() {
     std::reverse(arrived_.begin(), arrived_.end());
 }
 
-void Future::arrive(Fs at, const Queued& sequence, std::int64_t placement) {
+void Future::arrive(Fs at, const Queued& sequence) {
     const auto first = arrivals_.begin() + static_cast<std::ptrdiff_t>(next_);
     const auto later = [](Fs time, const Arrival& arrival) { return time < arrival.at; };
-    arrivals_.insert(std::upper_bound(first, arrivals_.end(), at, later), Arrival{at, sequence, placement});
+    arrivals_.insert(std::upper_bound(first, arrivals_.end(), at, later), Arrival{at, sequence});
     others_ += sequence.tag <= 0;
-}
-
-void Future::withdraw(std::int64_t placement) {
-    others_ -= static_cast<std::int64_t>(
-        std::erase_if(arrivals_, [placement](const Arrival& arrival) { return arrival.placement == placement; }));
 }
 
 void Future::bring(Fs at, const Queued& sequence) { comer_ = {at, sequence}; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 
@@ -19,9 +20,9 @@ from millrace.native import enginemodel
 
 NOTHING_CACHED: Mapping[str, int] = {}
 
-#: A candidate that the instance was given and does not show yet; its number in the compiled module; when, unix ns (what
-#: lies before the snapshot counts as its moment); and what that module takes of it besides.
-Placement = tuple[Candidate, int, int, tuple[int, int, int, int, int]]
+#: A candidate that the instance was given and does not show yet; when, unix ns (what lies before the snapshot counts as
+#: its moment); and what the compiled module takes of it besides.
+Placement = tuple[Candidate, int, tuple[int, int, int, int, int]]
 
 #: Moments of a curve, at most: each costs a look at every sequence.
 POINTS_MAX = 1024
@@ -47,7 +48,7 @@ class Forecaster:
         self._snapshot: StatusSnapshot | None = None
         self._cached = NOTHING_CACHED
         self._placements: dict[str, Placement] = {}
-        self._number = 0  # of the last placement
+        self._placed = 0  # so many of them, the first ones, the compiled module has; -1: it has some that are gone
         self._at_ns = self._now_ns = 0
 
     def _made(self, parameters: EngineParameters) -> enginemodel.Forecaster:
@@ -65,7 +66,7 @@ class Forecaster:
         Raises:
             ValueError: no engine can be in that state. Nothing is loaded then.
         """
-        self._snapshot = None
+        self._snapshot, self._placed = None, 0
         if self._placements:
             shown = {status.sequence for row in (snapshot.running, snapshot.waiting) for status in row}
             requests = {request_id_of(sequence) for sequence in shown}
@@ -81,9 +82,18 @@ class Forecaster:
         hits = [cached_of(status, cached) for status in waiting] if cached else None
         leave_at = self._lengths.leave_at_tokens
         self._native.load(snapshot.running, waiting, snapshot.blocks_free, hits, leave_at)
-        self._at_ns = snapshot.at_ns
-        for _, number, at_ns, figures in self._placements.values():
-            self._native.place(number, at_ns - self._at_ns, *figures)
+        self._at_ns, self._placed = snapshot.at_ns, 0
+
+    def _current(self) -> enginemodel.Forecaster:
+        """The compiled forecaster with the placements as they are now. One that goes costs nothing until here."""
+        if self._placed < 0:
+            assert self._snapshot is not None
+            self._restart(self._snapshot)
+        if self._placed < len(self._placements):
+            for _, at_ns, figures in islice(self._placements.values(), self._placed, None):
+                self._native.place(at_ns - self._at_ns, *figures)
+            self._placed = len(self._placements)
+        return self._native
 
     def _set_budget(self, told: int) -> None:
         """Takes the token budget that a snapshot tells, which is taken to stay; 0 for the engine's own."""
@@ -93,31 +103,31 @@ class Forecaster:
             self._budget = budget
             self._native = self._made(msgspec.structs.replace(own, token_budget=budget))
 
-    def _placement(self, candidate: Candidate, number: int, at_ns: int) -> Placement:
+    def _placement(self, candidate: Candidate, at_ns: int) -> Placement:
         lengths = candidate.prompt_tokens, candidate.output_tokens, self._lengths.of_placement(candidate)
-        return candidate, number, at_ns, (*lengths, candidate.sequences, candidate.cached_tokens)
+        return candidate, at_ns, (*lengths, candidate.sequences, candidate.cached_tokens)
 
     def add(self, key: str, candidate: Candidate, at_ns: int) -> None:
-        """Counts a placement in that no snapshot shows yet; one that the engine would refuse is ignored.
+        """Counts a placement in that the snapshot does not show yet; one that the engine would refuse is ignored.
 
         Args:
             key: A sequence id, or a request id for all of its sequences.
-            at_ns: When the engine has it, unix ns. Until the next snapshot it comes no earlier than the time that was
-                rolled to: what was asked meanwhile need not be rolled anew.
         """
+        known = self._placements.get(key)
+        if known is not None and known[0] is candidate:  # at another time: who loads a snapshot says all of them again
+            del self._placements[key]
+            self._placements[key] = candidate, at_ns, known[2]
+            self._placed = -1 if self._placed else 0
+            return
         if candidate.refusal(self.parameters) is not None:
             return
         self.forget(key)
-        self._number += 1
-        self._placements[key] = placement = self._placement(candidate, self._number, at_ns)
-        if self._snapshot is not None:
-            self._native.place(self._number, max(at_ns, self._now_ns) - self._at_ns, *placement[3])
+        self._placements[key] = self._placement(candidate, at_ns)
 
     def forget(self, key: str) -> None:
         """Drops a placement: it was withdrawn or refused, or ended before any snapshot showed it."""
-        known = self._placements.pop(key, None)
-        if known is not None:
-            self._native.withdraw(known[1])
+        if self._placements.pop(key, None) is not None and self._placed:
+            self._placed = -1
 
     def set_scale(self, scale: float) -> None:
         """Stretches all step times. Raises ValueError where ``scale`` is not positive and finite."""
@@ -132,9 +142,9 @@ class Forecaster:
         if tokens == self._lengths.leave_at_tokens:
             return
         self._lengths = msgspec.structs.replace(self._lengths, leave_at_tokens=tokens)
-        self._placements = {key: self._placement(*each[:3]) for key, each in self._placements.items()}
+        self._placements = {key: self._placement(*each[:2]) for key, each in self._placements.items()}
         if self._snapshot is not None:
-            self._restart(self._snapshot)
+            self._placed = -1
 
     def advance(self, now_ns: int) -> None:
         self._now_ns = now_ns
@@ -152,7 +162,7 @@ class Forecaster:
     def figures(self, candidate: Candidate, *, with_delay: bool = True) -> tuple[int, ...]:
         """The fields of ``forecast`` in their order."""
         final_tokens = self._lengths.of_candidate(candidate)
-        return *self._native.ask(
+        return *self._current().ask(
             self._now_ns - self._at_ns,
             candidate.prompt_tokens,
             candidate.output_tokens,
@@ -175,7 +185,7 @@ class Forecaster:
         if horizon_ns < 0 or not 2 <= points <= POINTS_MAX:
             raise ValueError(f"a curve has 2 to {POINTS_MAX} points over a horizon of at least 0 ns")
         spacing_ns = horizon_ns // (points - 1)
-        rows = self._native.curve(self._now_ns - self._at_ns, spacing_ns, points)
+        rows = self._current().curve(self._now_ns - self._at_ns, spacing_ns, points)
         tokens, blocks, running, waiting, others, preemptions = zip(*rows, strict=True)
         return LoadForecast(
             spacing_ns=spacing_ns,
@@ -204,7 +214,7 @@ class Forecaster:
         assert self._snapshot is not None, "no snapshot was loaded"
         shown = (*self._snapshot.running, *self._snapshot.waiting)
         position = next((index for index, status in enumerate(shown) if status.sequence == sequence), None)
-        answer = None if position is None else self._native.leave(self._now_ns - self._at_ns, position)
+        answer = None if position is None else self._current().leave(self._now_ns - self._at_ns, position)
         if position is None or answer is None:
             return None
         relieved_ns, preemptions_avoided, others, rest_ns = answer
@@ -225,7 +235,7 @@ class Forecaster:
         """
         comes_ns = self._now_ns if at_ns is None else max(at_ns, self._now_ns)
         final_tokens = self._lengths.of_candidate(candidate)
-        delay, preemptions, others, blocks, start, e2e, pace = self._native.join(
+        delay, preemptions, others, blocks, start, e2e, pace = self._current().join(
             self._now_ns - self._at_ns,
             comes_ns - self._at_ns,
             candidate.prompt_tokens,
