@@ -4,6 +4,7 @@ doctor say what killed it.
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,7 +20,8 @@ from tests.testbed.up_cluster import UpRig, offer_during
 
 FIELDS = {"max_tokens": 120, "ignore_eos": True}
 
-#: Takes memory of its group until the kernel has killed another process for it.
+#: Takes memory of its group until the kernel has killed another process for it, or this one with it: its own page may
+#: be asked for again before the other's are free.
 NEIGHBOUR = """
 import os, sys
 from pathlib import Path
@@ -67,15 +69,15 @@ async def test_a_worker_that_the_kernel_kills_for_memory_costs_no_stream(tmp_pat
             await asyncio.to_thread(Path(f"/proc/{victim}/oom_score_adj").write_text, "1000")
             limit.write_text(str(int(use.read_text()) + (64 << 20)))
             command = [sys.executable, "-c", NEIGHBOUR, str(procs), str(events)]
-            await asyncio.to_thread(subprocess.run, command, check=True, timeout=60)
+            await asyncio.to_thread(subprocess.run, command, check=False, timeout=60)
             await rig.well(2)
             assert rig.log_pids("worker-0") != [victim]
             said = await asyncio.to_thread(rig.cli, "doctor")
             assert f"{int(limit.read_text()) / 2**30:.1f} GiB, the limit of the control group" in said
-            assert "the kernel killed 1 process(es) of this control group" in said
+            assert re.search("the kernel killed [12] process.es. of this control group", said), said
 
         expect_identical(await offer_during(rig, squeezed(), rate=6.0, prompts=PROMPTS, **FIELDS), expected)
         log = (rig.folder / "logs" / "supervisor.log").read_text()
-        assert "ended by SIGKILL; the kernel killed 1 process(es) for the memory limit of the control group" in log
+        assert re.search("by SIGKILL; the kernel killed [12] process.es. for the memory limit of the control", log)
     finally:
         rig.stop()
