@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor import cpu_vec_isa
+from torch._inductor import codecache, cpu_vec_isa
 from vllm import envs
 from vllm.compilation import decorators
 from vllm.compilation.compiler_interface import get_inductor_factors
@@ -80,8 +80,10 @@ _load_in_vllm = decorators._try_load_aot_compiled_fn
 
 
 def _load(model: Any, path: str) -> Any:
-    """VLLM's loader, with the method that it misses on inductor's functions."""
-    load = torch.compiler.load_compiled_function
+    """VLLM's loader, with the method that it misses on inductor's functions, and without inductor's precompiled header:
+    to see whether that is current takes a run of the preprocessor, and kernels that are loaded need none.
+    """
+    load, precompile = torch.compiler.load_compiled_function, codecache._precompile_header
 
     def load_finished(*args: Any, **kwargs: Any) -> Any:
         loaded = load(*args, **kwargs)
@@ -90,11 +92,11 @@ def _load(model: Any, path: str) -> Any:
             compiled.finalize_loading = lambda config: None
         return loaded
 
-    torch.compiler.load_compiled_function = load_finished
+    torch.compiler.load_compiled_function, codecache._precompile_header = load_finished, lambda *_, **__: ""
     try:
         found = _load_in_vllm(model, path)
     finally:
-        torch.compiler.load_compiled_function = load
+        torch.compiler.load_compiled_function, codecache._precompile_header = load, precompile
     if found is None:
         logger.warning("compiles the model: the first start with these settings; later ones load what it makes")
     return found
