@@ -1,14 +1,17 @@
 """Families of models in their smallest: what vLLM chooses for each is what a worker starts it with."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from millrace.actor.errors import EngineStartFailed
 from millrace.contracts.worker import Sampling
 from vllm.model_executor.models import registry
 
+from services.worker.vllm_engine import startup
 from services.worker.vllm_engine.startup import checked_config, engine_args
 from tests.engine.bench_engine import BenchEngine, config
 from tests.engine.moving import prompt_of
@@ -39,6 +42,23 @@ def test_a_configuration_is_valid_again_for_the_text_part_of_a_model(model: Path
     part = whole.with_hf_config(whole.model_config.hf_config, architectures=["LlamaForCausalLM"])
     assert part.structured_outputs_config.disable_any_whitespace
     assert part.cache_config.block_size == 32
+
+
+def test_a_processor_without_instructions_for_bfloat16_computes_small_models_in_float32(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(model, tmp_path, dirs_exist_ok=True)
+
+    def chosen(capability: str, dtype: str = "auto") -> str:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        return engine_args(config(tmp_path, dtype=dtype)).dtype
+
+    assert [chosen("AVX2"), chosen("AVX2", "bfloat16"), chosen("AVX512")] == ["float32", "bfloat16", "auto"]
+    monkeypatch.setattr(startup, "FLOAT32_WEIGHTS_MAX", 1)
+    assert chosen("AVX2") == "auto"
+    monkeypatch.undo()
+    (tmp_path / "config.json").write_text('{"quantization_config": {}, "model_type": "llama"}')
+    assert chosen("AVX2") == "auto"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed")
