@@ -1,10 +1,14 @@
 """The autopilot on a live cluster: it replays the load and says what comes of it, until the cluster changes."""
 
+import asyncio
+import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from millrace.cli.cluster_view import ClusterView
 
@@ -36,10 +40,23 @@ def says(text: str) -> Callable[[ClusterView], bool]:
     return lambda view: any(text in advice.evidence for advice in view.advice())
 
 
+async def hurry(rig: UpRig) -> None:
+    """Gives replays their turn: they give way to all else that a machine does, which on a full one is for ever."""
+    coordinator = psutil.Process(rig.pids("coordinator-0.json")[0])
+    while True:
+        for child in coordinator.children(recursive=True):
+            with contextlib.suppress(psutil.Error, OSError):
+                os.sched_setscheduler(child.pid, os.SCHED_OTHER, os.sched_param(0))
+                child.nice(0)
+        await asyncio.sleep(0.5)
+
+
 async def test_a_load_is_replayed_and_what_that_says_is_forgotten_when_the_cluster_changes(rig: UpRig) -> None:
     await rig.until_seen(says("waits for 200 requests"))
     load(rig, SECONDS)
-    await rig.until_seen(says("better in"), limit_s=300)  # replays give way to all else that this machine does
+    hurrying = asyncio.create_task(hurry(rig))
+    await rig.until_seen(says("better in"), limit_s=300)
+    hurrying.cancel()
     better = "policies.dispatch.name=forecast was better in the last window; the next one decides"
     nothing = "none of 3 other settings is better in all that counts"
     for words in (("status",), ("explain", "m")):
