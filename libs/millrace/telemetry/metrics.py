@@ -6,10 +6,14 @@ of its Telemetry, so that two clusters in one process do not share a number.
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable
-from wsgiref.simple_server import WSGIServer
+from contextlib import suppress
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from millrace.actor.metric_set import MetricSet
 
@@ -39,11 +43,32 @@ class TelemetryMetrics(MetricSet):
         ProcessCollector(registry=registry)
 
 
-def start_metrics_server(registry: CollectorRegistry, *, host: str, port: int) -> WSGIServer:
+class MetricsServer(ThreadingWSGIServer):
+    """Serves on a thread that sleeps until somebody asks: prometheus_client's own looks twice a second whether it ends,
+    which wakes each idle process of a cluster so often.
+    """
+
+    def shutdown(self) -> None:
+        with suppress(OSError):  # no such end of a listener in other systems than Linux: the thread is a daemon
+            self.socket.shutdown(socket.SHUT_RDWR)
+            super().shutdown()
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Scrapes are no news."""
+
+
+def start_metrics_server(registry: CollectorRegistry, *, host: str, port: int) -> MetricsServer:
     """Serves ``/metrics`` on a daemon thread; port 0 takes a free one, ``server.server_port`` says which.
 
     Raises:
         OSError: the port is taken.
     """
-    server, _ = start_http_server(port, addr=host, registry=registry)
+
+    class Server(MetricsServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = make_server(host, port, make_wsgi_app(registry), Server, handler_class=_QuietHandler)
+    threading.Thread(target=server.serve_forever, args=(None,), name="millrace-metrics", daemon=True).start()
     return server

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
-from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry
 from structlog.typing import FilteringBoundLogger
@@ -16,7 +15,7 @@ from millrace.actor.config import TelemetryConfig
 from millrace.actor.effects import Log, RecordSpan
 from millrace.files import open_private
 from millrace.telemetry.logs import LEVELS, open_logger, stderr_is_terminal
-from millrace.telemetry.metrics import TelemetryMetrics, start_metrics_server
+from millrace.telemetry.metrics import MetricsServer, TelemetryMetrics, start_metrics_server
 from millrace.telemetry.outbox import Outbox
 from millrace.telemetry.spans import SpanLine, encode_span, span_line
 from millrace.telemetry.trace_files import TraceFiles
@@ -50,7 +49,7 @@ class Telemetry:
         self._config = config
         self._outboxes: dict[str, Outbox[Any]] = {}
         self._closers: list[Callable[[], None]] = []
-        self._server: WSGIServer | None = None
+        self._server: MetricsServer | None = None
         self._metrics = TelemetryMetrics(
             self.registry, service=service, instance=instance, version=package_version(), drops=self._drops
         )
