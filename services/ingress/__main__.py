@@ -46,7 +46,7 @@ from services.ingress.http.adapters import AdapterOrders
 from services.ingress.http.app import App
 from services.ingress.http.keys import ApiKeyStore
 from services.ingress.http.metrics import HttpMetrics
-from services.ingress.http.open_calls import LOOK_S, OpenCalls, Tracer
+from services.ingress.http.open_calls import OpenCalls, Tracer
 from services.ingress.http.responses import Responses
 from services.ingress.parsing.messages import ParsedModel
 from services.ingress.parsing.process import IMAGES, IMAGES_S, ParserProcess
@@ -156,7 +156,7 @@ class IngressProcess:
         port = await server.start(config.http.host, config.http.port, reuse_port=config.http.reuse_port)
         self._telemetry.logger.info("listening", host=config.http.host, port=port)
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(self._watch_files()), loop.create_task(self._keep_alive())]
+        tasks = [loop.create_task(self._watch_files())]
         tasks += [loop.create_task(each.run()) for each in (self._parsers, self._images) if each is not None]
 
         parent = os.getppid()
@@ -209,7 +209,14 @@ class IngressProcess:
             origins=http.cors_origins,
         )
         tls = self._certificate.context if self._certificate is not None else None
-        server = HttpServer(app.handle, app.refused, limits=_limits(http), connections_max=CONNECTIONS_MAX, tls=tls)
+        server = HttpServer(
+            app.handle,
+            app.refused,
+            limits=_limits(http),
+            connections_max=CONNECTIONS_MAX,
+            tls=tls,
+            look=self._calls.keep_alive,
+        )
         self._metrics.connections = lambda: server.connections
         return server
 
@@ -270,11 +277,6 @@ class IngressProcess:
         if not models or importlib.util.find_spec("vllm") is None:
             return None
         return ParserProcess(models, self._telemetry.logger.warning, host=IMAGES, answer_s=IMAGES_S, lazy=True)
-
-    async def _keep_alive(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._calls.keep_alive(asyncio.get_running_loop().time())
 
     async def _watch_files(self) -> None:
         """Takes keys and a certificate that changed."""

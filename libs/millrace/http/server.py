@@ -13,7 +13,7 @@ from email.utils import formatdate
 from millrace.http.client_connection import ConnectionLimits, HttpConnection
 from millrace.http.exchange import DisconnectReason, Exchange, HttpRefusal
 
-#: How often times are checked, seconds: a limit is overstepped by at most this.
+#: How often times are checked while there are connections, seconds: a limit is overstepped by at most this.
 SWEEP_S = 0.5
 #: Length of the kernel's accept queue.
 BACKLOG = 2048
@@ -30,11 +30,13 @@ class HttpServer:
         limits: ConnectionLimits,
         connections_max: int,
         tls: ssl.SSLContext | None = None,
+        look: Callable[[float], None] = lambda now_s: None,
     ) -> None:
         """Args:
         handle: Takes each whole request.
         refused: Answers what never became one (bad HTTP, too large, too slow).
         tls: Of each new connection; None for plain HTTP.
+        look: Called every SWEEP_S while there are connections, with the loop's time.
         """
         self.handle = handle
         self.refused = refused
@@ -43,6 +45,7 @@ class HttpServer:
         self.closing = False
         self._connections_max = connections_max
         self._tls = tls
+        self._look = look
         self._connections: set[HttpConnection] = set()
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
@@ -62,7 +65,6 @@ class HttpServer:
         self._server = await self._loop.create_server(
             self._connection, host, port, backlog=BACKLOG, reuse_port=reuse_port or None, ssl=self._tls
         )
-        self._sweep()
         bound: socket.socket = self._server.sockets[0]
         return int(bound.getsockname()[1])
 
@@ -122,6 +124,8 @@ class HttpServer:
         if len(self._connections) >= self._connections_max:
             return False
         self._connections.add(connection)
+        if self._sweeper is None:
+            self._sweep()
         return True
 
     def lost(self, connection: HttpConnection) -> None:
@@ -132,4 +136,5 @@ class HttpServer:
         now_s = self._loop.time()
         for connection in list(self._connections):
             connection.sweep(now_s)
-        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        self._look(now_s)
+        self._sweeper = self._loop.call_later(SWEEP_S, self._sweep) if self._connections else None

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 from millrace.actor.effects import Effect, RecordSpan
 from millrace.http.exchange import DisconnectReason, Exchange
+from millrace.http.server import SWEEP_S
 from millrace.telemetry.tracecontext import (
     TraceContext,
     child,
@@ -70,9 +71,6 @@ from services.ingress.parsing.messages import ExpandImages, ImagesExpanded, Open
 from services.ingress.parsing.process import ImageQuestion, ParserProcess, ProcessReader
 from services.ingress.parsing.reading_times import ReadingTimes
 from services.ingress.vllm_metrics import load_report
-
-#: Interval of ``OpenCalls.keep_alive``, seconds.
-LOOK_S = 0.5
 
 #: Requests whose images wait to be read: 49 MB of files.
 IMAGES_WAITING_MAX = 64
@@ -578,7 +576,7 @@ class OpenCalls:
             self.answer_error(view.exchange, view.path, error, view.headers)
 
     def keep_alive(self, now_s: float) -> None:
-        """Send a comment in each stream that would else have nothing for ``keep_alive_s``. Called every LOOK_S.
+        """Send a comment in each stream that would else have nothing for ``keep_alive_s``. Called every SWEEP_S.
 
         A write is noticed at the next look, and the look after the last in time comes too late: hence two looks less.
         A call that no instance has taken yet is not opened: it waits for a bounded time, and its refusal has a status.
@@ -586,7 +584,7 @@ class OpenCalls:
         for view in self._views.values():
             if view.written:
                 view.written, view.quiet_s = False, now_s
-            elif now_s - view.quiet_s >= self._keep_alive_s - 2 * LOOK_S and (
+            elif now_s - view.quiet_s >= self._keep_alive_s - 2 * SWEEP_S and (
                 view.exchange.streaming or view.opens_early
             ):
                 self._open_stream(view, COMMENT)
