@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ from millrace.contracts.local import StopRequested
 from millrace.contracts.message import Body
 from millrace.files import open_private, replace_file
 from millrace.supervision.survivors import FILE, WrittenProcess, created, survivors, write_processes
-from millrace.telemetry import open_telemetry
+from millrace.telemetry import Telemetry, open_telemetry
 
 from services.supervisor.actor import ACCEPTS
 from services.supervisor.build import build
@@ -78,8 +79,21 @@ LOG_LINES, LOG_LINES_READ = 12, 400
 #: Every order that was given, a line of JSON each, below the cluster's folder.
 ORDER_FILE = Path("run") / "orders.log"
 
-#: Time between two looks at the children once all is ready, seconds; shorter than the shortest pause before a restart.
-WATCH_S = 0.1
+#: So many looks after the store pass between two looks after logs and sockets.
+LOOKS_BETWEEN = 5
+
+
+class ToldSink:
+    """Telemetry of the supervisor's actor, which logs what becomes of its children: calls ``told`` with each line."""
+
+    def __init__(self, telemetry: Telemetry, told: Callable[[], None]) -> None:
+        self.span = telemetry.span
+        self._log = telemetry.log
+        self._told = told
+
+    def log(self, actor: str, effect: Log) -> None:
+        self._log(actor, effect)
+        self._told()
 
 
 class Cluster:
@@ -106,6 +120,7 @@ class Cluster:
         ]
         self._living = {each.spec["name"]: each for each in living}
         self._written: list[tuple[ChildSpec, int, bool]] = []
+        self._changed = asyncio.Event()
         self._handle: ActorHandle | None = None
         self._order_log: ActorHandle | None = None
         self._early: list[Body] = []
@@ -121,8 +136,9 @@ class Cluster:
         try:
             with Display(self._actor.snapshot, title=title, logs=self._directory / "logs") as display:
                 await self._start_nats()
+                sink = ToldSink(telemetry, self._changed.set)
                 runtime = NatsRuntime(
-                    bus=self._config.bus, name=self._config.name, telemetry=telemetry, registry=telemetry.registry
+                    bus=self._config.bus, name=self._config.name, telemetry=sink, registry=telemetry.registry
                 )
                 await runtime.connect()
                 self._handle = runtime.add(
@@ -130,7 +146,7 @@ class Cluster:
                     accepts=ACCEPTS,
                     handlers={
                         StartChild: self._launcher.start,
-                        SignalChild: self._launcher.signal,
+                        SignalChild: self._signal,
                         ReadSpecification: self._read_specification,
                     },
                 )
@@ -145,10 +161,12 @@ class Cluster:
                 running = asyncio.create_task(runtime.run())
                 looking = asyncio.create_task(self._look_after_machine())
                 code = await self._until_ready(display, running)
+                running.add_done_callback(lambda _: self._changed.set())
                 while not running.done():
                     display.update()  # what dies and what comes back
                     self._write_down()
-                    await asyncio.wait([running], timeout=WATCH_S)
+                    self._changed.clear()
+                    await self._changed.wait()
             await end_task(looking)
             await running
             display.say("the cluster is down" if not self._layout.joins else "this machine has left the cluster")
@@ -190,13 +208,21 @@ class Cluster:
             self._written = running
 
     async def _look_after_machine(self) -> None:
-        while True:
+        for look in itertools.count():
             await asyncio.sleep(CHECK_S)
             for store in self._stores:
                 self._notify(await store.check())
-            clear_sockets(self._directory / "run" / SOCKETS, time.time())
-            for folder in ("logs", "run"):
-                await asyncio.to_thread(bound_logs, self._directory / folder)
+            if look % LOOKS_BETWEEN == 0:
+                await asyncio.to_thread(self._tidy)
+
+    def _tidy(self) -> None:
+        clear_sockets(self._directory / "run" / SOCKETS, time.time())
+        for folder in ("logs", "run"):
+            bound_logs(self._directory / folder)
+
+    def _signal(self, effect: SignalChild) -> None:
+        self._launcher.signal(effect)
+        self._changed.set()
 
     def _write_order(self, effect: WriteOrder) -> None:
         at = datetime.fromtimestamp(effect.at_ns / 1e9, UTC).isoformat(timespec="milliseconds")
@@ -283,6 +309,7 @@ class Cluster:
         self._early.clear()
 
     def _notify(self, body: Body) -> None:
+        self._changed.set()
         if isinstance(body, ChildExited):
             for store in (store for store in self._stores if store.name == body.name):
                 store.put_aside(last_lines(self._launcher.log_path(store.name), 1))

@@ -36,7 +36,7 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from millrace.actor.effects import CancelTimer, Effect, Log, Publish, StartTimer, Stop, Subscribe, reply
+from millrace.actor.effects import CancelTimer, Effect, Log, Publish, StartTimer, Stop, Subscribe, Unsubscribe, reply
 from millrace.contracts.catalog import Role
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import StopRequested, TimerFired
@@ -131,6 +131,7 @@ class SupervisorActor:
         self._drained: dict[str, ChildSpec] = {}
         self._stopping, self._leaves, self._leaving = False, leaves, False
         self._trouble = ""
+        self._listens = True
         # By server: since when it is ill, why, how often seen so, whether its disk has room.
         self._store_ill: dict[str, tuple[int, str, int, bool]] = {}
         self._store_again_ns: dict[str, int] = {}
@@ -275,7 +276,7 @@ class SupervisorActor:
         kind, _, name = timer.partition("/")
         if kind == "tick":
             again = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
-            return [self._presence(now_ns), *self._drain_again(now_ns), again]
+            return [self._presence(now_ns), *self._drain_again(now_ns), *self._listen_less(), again]
         child = self._children.get(name)
         if child is None:  # retired meanwhile
             return []
@@ -491,7 +492,17 @@ class SupervisorActor:
         child.state, child.started_ns = ChildState.STARTING, now_ns
         if (spec := self._wanted.get(child.spec.name, child.spec)) != child.spec:
             child.spec, child.start_failures = spec, 0
-        return [StartChild(spec=child.spec)]
+        heard = [] if self._listens else [Subscribe(subject=self._subjects.presences())]
+        self._listens = True
+        return [*heard, StartChild(spec=child.spec)]
+
+    def _listen_less(self) -> list[Effect]:
+        """Presences say that a child has started; once all have, they would only wake this process."""
+        starting = any(child.state is ChildState.STARTING for child in self._children.values())
+        if starting or not self._listens:
+            return []
+        self._listens = False
+        return [Unsubscribe(subject=self._subjects.presences())]
 
     def _presence(self, now_ns: int) -> Publish:
         specs = self._drained.values()

@@ -21,6 +21,7 @@ from millrace.actor.errors import BusError, ConfigError
 from millrace.actor.nats_client import close_client
 from millrace.contracts.permissions import HEALTH_SUBJECT, health_user
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 
 from services.supervisor.buckets import create_buckets
 from services.supervisor.effects import MachineChecked
@@ -54,6 +55,8 @@ class StoreGuard:
         self._bus = msgspec.structs.replace(bus, servers=[bus.servers[index]])
         self._directory = directory
         self._client: Client | None = None
+        self._answers: Subscription | None = None
+        self._asked = 0
         self._identity_ns = 0
 
     async def wait_until_well(self, limit_s: float) -> None:
@@ -120,21 +123,21 @@ class StoreGuard:
 
     async def _health(self, client: Client) -> dict[str, Any]:
         """Every server of the cluster answers; this one's word counts."""
-        inbox = client.new_inbox()
-        answers = await client.subscribe(inbox)
-        try:
-            await client.publish(HEALTH_SUBJECT, reply=inbox)
-            while True:
-                answer = json.loads((await answers.next_msg(timeout=ANSWER_S)).data)
-                if answer.get("server", {}).get("name") == server_name(self.name):
-                    return dict(answer.get("data", {}))
-        finally:
-            await answers.unsubscribe()
+        if self._answers is None:
+            self._answers = await client.subscribe(f"{client.new_inbox()}.*")
+        self._asked += 1
+        question = f"{self._answers.subject[:-1]}{self._asked}"
+        await client.publish(HEALTH_SUBJECT, reply=question)
+        while True:
+            told = await self._answers.next_msg(timeout=ANSWER_S)
+            answer = json.loads(told.data)
+            if told.subject == question and answer.get("server", {}).get("name") == server_name(self.name):
+                return dict(answer.get("data", {}))
 
     async def _connect(self) -> None:
         """A new connection may mean a new server, perhaps without its buckets."""
         await self.close()
-        self._client = None
+        self._client = self._answers = None
         user = health_user(self._bus.user)
         client = await nats.connect(
             self._bus.servers,

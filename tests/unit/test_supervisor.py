@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from millrace.actor.effects import Effect, Publish, StartTimer, Stop
+from millrace.actor.effects import Effect, Publish, StartTimer, Stop, Subscribe, Unsubscribe
 from millrace.actor.errors import ConfigError
 from millrace.cluster.reading import parse_cluster
 from millrace.cluster.settings import with_cluster_settings
@@ -106,6 +106,14 @@ def test_a_child_is_ready_with_its_presence_but_not_with_its_predecessors() -> N
     assert bench.state("ingress-0") == "starting"
     bench.present("ingress-0", "ingress")
     assert bench.state("ingress-0") == "ready"
+
+
+def test_presences_are_heard_only_while_a_child_starts(bench: Bench) -> None:
+    heard = "mr.local.presence.*.*"
+    assert Unsubscribe(subject=heard) in bench.send(TimerFired(name="tick"))
+    bench.send(ChildExited(name="w", pid=12, status=1))
+    assert bench.send(TimerFired(name="restart/w")) == [Subscribe(subject=heard), StartChild(spec=WORKER)]
+    assert Unsubscribe(subject=heard) not in bench.send(TimerFired(name="tick"))
 
 
 def test_a_child_that_ended_is_declared_dead_and_started_again_after_a_pause(bench: Bench) -> None:
