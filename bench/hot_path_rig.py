@@ -320,7 +320,7 @@ class HotPathRig:
             self._join(companion)
         process.attach(runtime)
         for cell in runtime._cells:
-            cell.start(runtime.now_ns, runtime._carrier.carry_out)
+            cell.start(runtime.now_ns(), runtime.now_ns, runtime._carrier.carry_out)
             self._introduce(cell)
         self._connections = [HttpConnection(process.server()) for _ in range(self._opened)]
         for connection in self._connections:

@@ -136,7 +136,7 @@ class BrokerActor:
             WatchKeys(bucket="instance"),
             WatchKeys(bucket="plan"),
             *(Subscribe(subject=subject) for subject in subjects),
-            *self._on_tick(now_ns),
+            *self._on_tick(TimerFired(name="tick"), now_ns),
         ]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
@@ -177,8 +177,8 @@ class BrokerActor:
                 return self._on_answer(correlation, body, now_ns)
             case RequestFailed(correlation=correlation, reason=reason):
                 return self._on_answer(correlation, reason, now_ns)
-            case TimerFired(name=name):
-                return self._on_timer(name, now_ns)
+            case TimerFired() as body:
+                return self._on_timer(body, now_ns)
             case BusDisconnected() | BusReconnected() as body:
                 return self._on_bus(now_ns, connected=isinstance(body, BusReconnected))
             case StopRequested():
@@ -310,18 +310,19 @@ class BrokerActor:
 
     # time
 
-    def _on_timer(self, name: str, now_ns: int) -> list[Effect]:
-        kind, _, about = name.partition("/")
+    def _on_timer(self, fired: TimerFired, now_ns: int) -> list[Effect]:
+        kind, _, about = fired.name.partition("/")
         if kind == "tick":
-            return self._on_tick(now_ns)
+            return self._on_tick(fired, now_ns)
         for own in self._owns.values():
             if kind == ASK and about in own.asks:
                 return self._asks.decide(own, own.asks[about], now_ns)
         return []
 
-    def _on_tick(self, now_ns: int) -> list[Effect]:
-        effects: list[Effect] = [StartTimer(name="tick", at_ns=now_ns + self._ctx.limits.tick_ms * MS)]
-        if now_ns - self._shown_ns >= PRESENCE_NS:
+    def _on_tick(self, fired: TimerFired, now_ns: int) -> list[Effect]:
+        period_ns = self._ctx.limits.tick_ms * MS
+        effects: list[Effect] = [StartTimer.again(fired, now_ns, period_ns)]
+        if now_ns - self._shown_ns >= PRESENCE_NS - period_ns // 2:
             self._shown_ns = now_ns
             effects.append(self._heartbeat.presence(now_ns))
         return effects + (self._look(list(self._owns.values()), now_ns) if self._ctx.connected else [])

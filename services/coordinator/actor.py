@@ -105,8 +105,8 @@ class CoordinatorActor:
                 return self._on_key(body, now_ns)
             case ServicePresence() as body:
                 return self._on_presence(body, now_ns)
-            case TimerFired():
-                return self._on_tick(now_ns)
+            case TimerFired() as body:
+                return self._on_tick(body, now_ns)
             case KeyUnreadable() as body:
                 return self.leased.on_unreadable(body) if body.bucket in self.leased.buckets else []
             case KeyPut() as body:
@@ -168,13 +168,13 @@ class CoordinatorActor:
         effects = self.leased.on_key(body, name)
         return effects if body.bucket == "plan" else [*effects, *self._lead(now_ns), *self._plan_all(now_ns)]
 
-    def _on_tick(self, now_ns: int) -> list[Effect]:
+    def _on_tick(self, fired: TimerFired, now_ns: int) -> list[Effect]:
         for known in self.leased:
             if self.leased.lost(known):
                 self._writing.forget(known.name)
-        self._tick_ns = now_ns + TICK_NS
-        effects: list[Effect] = [self._heartbeat.presence(now_ns), StartTimer(name="tick", at_ns=self._tick_ns)]
-        return effects + self._lead(now_ns) + self._plan_all(now_ns)
+        again = StartTimer.again(fired, now_ns, TICK_NS)
+        self._tick_ns = again.at_ns
+        return [self._heartbeat.presence(now_ns), again, *self._lead(now_ns), *self._plan_all(now_ns)]
 
     def _on_bucket_ready(self, body: BucketReady, now_ns: int) -> list[Effect]:
         self._ready = self._ready or body.bucket == "instance"

@@ -109,8 +109,8 @@ class CascadesActor:
                 return self._on_planned(body, now_ns)
             case CascadePlanningFailed() as body:
                 return self._on_planning_failed(body)
-            case TimerFired():
-                return [StartTimer(name="tick", at_ns=now_ns + TICK_NS), *self._lead(now_ns)]
+            case TimerFired() as body:
+                return [StartTimer.again(body, now_ns, TICK_NS), *self._lead(now_ns)]
             case KeyPut() as body:
                 self.leased.on_put(body)
                 return []

@@ -135,12 +135,13 @@ class Controller:
         self._number = 0
 
     def start(self, now_ns: int) -> list[Effect]:
-        return [*self._led.start(), *(Subscribe(subject=subject) for subject in self._hears()), _tick(now_ns)]
+        tick = StartTimer(name="tick", at_ns=now_ns + TICK_NS)
+        return [*self._led.start(), *(Subscribe(subject=subject) for subject in self._hears()), tick]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         match message.body:
-            case TimerFired():
-                return [_tick(now_ns), *self._on_tick(now_ns)]
+            case TimerFired() as body:
+                return [StartTimer.again(body, now_ns, TICK_NS), *self._on_tick(now_ns)]
             case StopRequested():
                 return [*self._on_stop(now_ns), Stop(reason="asked to stop")]
             case body:
@@ -163,7 +164,3 @@ class Controller:
         self._number = max(now_ns, self._number + 1)  # rises over restarts
         body = PlanProposed(model=model, by=self._by, number=self._number, **wanted)  # type: ignore[arg-type]
         return Publish(subject=self._subjects.coordinate(model, "propose"), body=body)
-
-
-def _tick(now_ns: int) -> Effect:
-    return StartTimer(name="tick", at_ns=now_ns + TICK_NS)

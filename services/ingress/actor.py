@@ -208,7 +208,7 @@ class IngressActor:
             case BucketReady(bucket="plan"):
                 self._state.cluster.plans_read = True
             case TimerFired():
-                self._on_timer(body.name)
+                self._on_timer(body)
             case BusDisconnected():
                 self._state.connected, self._state.lost_ns = False, now_ns
             case BusReconnected():
@@ -307,27 +307,28 @@ class IngressActor:
 
     # Time and the bus.
 
-    def _on_timer(self, name: str) -> None:
-        state = self._state
+    def _on_timer(self, fired: TimerFired) -> None:
+        state, name = self._state, fired.name
         if name == _TICK:
-            self._tick()
+            self._tick(fired)
         elif name == DISPATCH_TIMER:
             dispatch_waiting(state)
         elif name == ACKNOWLEDGE_TIMER:
             send_acknowledgements(state)
         elif name == _PRESENCE:
             state.emit(self._presence(PresenceState.LEAVING if state.stopping else PresenceState.ALIVE))
-            state.emit(StartTimer(name=_PRESENCE, at_ns=state.now_ns + PRESENCE_NS))
+            state.emit(StartTimer.again(fired, state.now_ns, PRESENCE_NS))
         elif name == _GRACE and state.connected:
             ask_after_outage(state)
 
-    def _tick(self) -> None:
+    def _tick(self, fired: TimerFired) -> None:
         state = self._state
         self._ticks += 1
         if state.now_ns - self._tick_ns > TICK_NS:  # this process stood still; summaries that came meanwhile wait
             state.cluster.members.excuse(state.now_ns - self._tick_ns, state.now_ns)
-        self._tick_ns = state.now_ns + TICK_NS
-        state.emit(StartTimer(name=_TICK, at_ns=self._tick_ns))
+        again = StartTimer.again(fired, state.now_ns, TICK_NS)
+        self._tick_ns = again.at_ns
+        state.emit(again)
         if state.now_ns >= state.deadline_ns:
             end_late_calls(state)
         if not state.connected:

@@ -79,8 +79,8 @@ class JudgeActor:
                 return self._on_answer(body, now_ns)
             case AskingFailed() as body:
                 return self._on_failure(body, now_ns)
-            case TimerFired():
-                return self._heartbeat.beat(now_ns)
+            case TimerFired() as body:
+                return self._heartbeat.beat(now_ns, body)
             case StopRequested():
                 return self._on_stop(now_ns)
             case _:

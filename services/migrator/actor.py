@@ -46,6 +46,7 @@ from services.migrator.state import ManagedInstance, MigrationStep
 
 #: Heartbeat.
 TICK_NS = 1_000 * MS
+TICK = TimerFired(name="tick")
 
 #: Migrations told of with a heartbeat: one of a screen's height, and some 3 KB.
 TOLD_MAX = 32
@@ -80,7 +81,7 @@ class MigratorActor:
             subjects += [f"{self._subjects.prefix}.status.*.{token}" for token in self._managed]
             subjects.append(self._subjects.loads())
         watched = [WatchKeys(bucket="instance"), WatchKeys(bucket="plan")]
-        return [*watched, *(Subscribe(subject=subject) for subject in subjects), *self._on_tick(now_ns)]
+        return [*watched, *(Subscribe(subject=subject) for subject in subjects), *self._on_timer(TICK, now_ns)]
 
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         effects = self._dispatch(message, now_ns)
@@ -107,8 +108,8 @@ class MigratorActor:
             case KeyChanged() as body:
                 self._records.on_key(body)
                 return self._on_record(body.value) if body.bucket == "instance" else []
-            case TimerFired(name=name):
-                return self._on_timer(name, now_ns)
+            case TimerFired() as body:
+                return self._on_timer(body, now_ns)
             case StopRequested():
                 return self._on_stop(now_ns)
             case _:
@@ -144,14 +145,11 @@ class MigratorActor:
 
     # time
 
-    def _on_timer(self, name: str, now_ns: int) -> list[Effect]:
-        kind, _, about = name.partition("/")
+    def _on_timer(self, fired: TimerFired, now_ns: int) -> list[Effect]:
+        kind, _, about = fired.name.partition("/")
         if kind == REPLICA:
             return self._replicas.on_timer(about, now_ns)
-        return self._on_tick(now_ns) if kind == "tick" else []
-
-    def _on_tick(self, now_ns: int) -> list[Effect]:
-        return [self._presence(now_ns), StartTimer(name="tick", at_ns=now_ns + TICK_NS)]
+        return [self._presence(now_ns), StartTimer.again(fired, now_ns, TICK_NS)] if kind == "tick" else []
 
     def _on_stop(self, now_ns: int) -> list[Effect]:
         effects = [*self._replicas.abandon(now_ns), *self._outgoing.abandon(now_ns)]

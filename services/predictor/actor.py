@@ -140,9 +140,9 @@ class PredictorActor:
                 return self._on_instance(body, now_ns)
             case ServicePresence() as body:
                 return self._on_presence(body)
-            case TimerFired():
+            case TimerFired() as body:
                 self._placements.expire(now_ns)
-                return self._heartbeat.beat(now_ns)
+                return self._heartbeat.beat(now_ns, body)
             case StopRequested():
                 return [self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
             case _:

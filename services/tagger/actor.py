@@ -112,8 +112,8 @@ class TaggerActor:
                 return self._on_training_failed(body)
             case KeepingFailed() as body:
                 return self._problem(body.model, body.detail)
-            case TimerFired():
-                return [*self._keep(), *self._heartbeat.beat(now_ns)]
+            case TimerFired() as body:
+                return [*self._keep(), *self._heartbeat.beat(now_ns, body)]
             case StopRequested():
                 return [*self._keep(), self._heartbeat.leaving(now_ns), Stop(reason="asked to stop")]
             case _:

@@ -127,6 +127,7 @@ ACCEPTS = (
 )
 
 TICK, REGISTER = "tick", "register"
+FIRST_TICK = TimerFired(name=TICK)
 _DEFAULTS = MigrationConfig()
 
 
@@ -199,8 +200,8 @@ class WorkerActor:
         match message.body:
             case EngineStepped() as body:
                 return self._decoding.stepped(body, now_ns)
-            case TimerFired(name=name):
-                return self._on_timer(name, now_ns)
+            case TimerFired() as body:
+                return self._on_timer(body, now_ns)
             case SubmitSequence() as body:
                 orphans = self._heard(body.ingress, body.ingress_incarnation, now_ns)
                 incarnation = self._ingresses.incarnation(body.ingress)
@@ -327,14 +328,14 @@ class WorkerActor:
 
     # --- time
 
-    def _on_timer(self, name: str, now_ns: int) -> list[Effect]:
-        match name:
+    def _on_timer(self, fired: TimerFired, now_ns: int) -> list[Effect]:
+        match name := fired.name:
             case "tick":
-                return self._on_tick(now_ns)
+                return self._on_tick(now_ns, fired)
             case "report":
-                return self.reporter.on_timer(now_ns, self.figures.output_tokens)
+                return self.reporter.on_timer(now_ns, self.figures.output_tokens, fired.at_ns)
             case "register":
-                return self._on_register(now_ns)
+                return [StartTimer.again(fired, now_ns, REGISTER_NS), *self.reporter.register()]
             case "drain":
                 return self._draining.on_limit(now_ns)
             case step_budget.TIMER:
@@ -346,10 +347,11 @@ class WorkerActor:
             case _:
                 return self._reserving.on_timer(name.removeprefix(reserving.TIMER), now_ns)
 
-    def _on_tick(self, now_ns: int) -> list[Effect]:
-        still_ns, self._tick_ns = now_ns - (self._tick_ns or now_ns), now_ns + TICK_NS
+    def _on_tick(self, now_ns: int, fired: TimerFired = FIRST_TICK) -> list[Effect]:
+        again = StartTimer.again(fired, now_ns, TICK_NS)
+        still_ns, self._tick_ns = now_ns - (self._tick_ns or now_ns), again.at_ns
         self._ingresses.excuse(still_ns, now_ns)  # this process stood still; what came meanwhile waits
-        effects: list[Effect] = [StartTimer(name=TICK, at_ns=self._tick_ns)]
+        effects: list[Effect] = [again]
         if self.reporter.bus_up:
             effects.append(self.reporter.presence(now_ns))
             effects += self._ctx.remind(now_ns)

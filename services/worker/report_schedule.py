@@ -121,14 +121,20 @@ class Reporter:
             effects.append(self.summary(now_ns, output_tokens))
         return effects
 
-    def on_timer(self, now_ns: int, output_tokens: int) -> list[Effect]:
-        """At least one of each per greatest interval; the timer follows the older of the two."""
-        interval = self._limits.report_interval_max_ms * _MS
+    def on_timer(self, now_ns: int, output_tokens: int, due_ns: int = 0) -> list[Effect]:
+        """At least one of each per greatest interval; the timer follows the older of the two.
+
+        Args:
+            due_ns: The time for which the timer was started, which the next ones keep in step with; 0 for now.
+        """
+        interval, due_ns = self._limits.report_interval_max_ms * _MS, due_ns or now_ns
         effects: list[Effect] = []
-        if self.bus_up and now_ns - self._status_ns >= interval:
+        if self.bus_up and due_ns - self._status_ns >= interval:
             effects.append(self._status(now_ns))
-        if self.bus_up and now_ns - self._summary_ns >= interval:
+            self._status_ns = due_ns
+        if self.bus_up and due_ns - self._summary_ns >= interval:
             effects.append(self.summary(now_ns, output_tokens))
+            self._summary_ns = due_ns
         due = min(self._status_ns, self._summary_ns) + interval
         return [*effects, StartTimer(name=REPORT, at_ns=due if due > now_ns else now_ns + interval)]
 

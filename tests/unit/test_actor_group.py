@@ -59,10 +59,17 @@ def test_timers_and_answers_come_back_to_who_asked():
     parts = [Part(name, StartTimer(name="tick", at_ns=5), ask) for name in ("first", "second")]
     group = ActorGroup(*parts)
     _, _, timer, request = group.start(0)
-    group.handle(Message(TimerFired(name=timer.name)), 5)
+    group.handle(Message(TimerFired(name=timer.name, at_ns=5)), 6)
     group.handle(Message(Replied(correlation=request.correlation, body=BODY)), 6)
     assert parts[0].heard == []
-    assert parts[1].heard == [TimerFired(name="tick"), Replied(correlation="mine", body=BODY)]
+    assert parts[1].heard == [TimerFired(name="tick", at_ns=5), Replied(correlation="mine", body=BODY)]
+
+
+def test_a_periodic_timer_keeps_step_unless_it_is_late_by_a_period():
+    fired = TimerFired(name="tick", at_ns=100)
+    ends = [StartTimer.again(fired, now_ns, 50).at_ns for now_ns in (100, 103, 149, 150)]
+    assert ends == [150, 150, 150, 200]
+    assert StartTimer.again(TimerFired(name="tick"), 103, 50) == StartTimer(name="tick", at_ns=153)
 
 
 def test_events_of_the_process_reach_all_and_the_first_parts_stop_is_the_last_effect():

@@ -98,9 +98,8 @@ class Cell:
         self._may_publish.add(known)
         return True
 
-    def start(self, clock: Callable[[], int], carry_out: CarryOut) -> None:
+    def start(self, now_ns: int, clock: Callable[[], int], carry_out: CarryOut) -> None:
         """First effects, and what they led to at once."""
-        now_ns = clock()
         effects = self.actor.start(now_ns)
         self._busy = True
         for effect in effects:

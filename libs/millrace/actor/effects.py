@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from millrace.contracts.local import TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
 
 
@@ -122,6 +123,14 @@ class StartTimer(Effect, frozen=True, kw_only=True):
 
     name: str
     at_ns: int
+
+    @classmethod
+    def again(cls, fired: TimerFired, now_ns: int, period_ns: int) -> StartTimer:
+        """The next turn of a periodic one, in step with this turn: those that began together in a process go on to wake
+        it together.
+        """
+        at_ns = (fired.at_ns or now_ns) + period_ns
+        return cls(name=fired.name, at_ns=at_ns if at_ns > now_ns else now_ns + period_ns)
 
 
 class CancelTimer(Effect, frozen=True, kw_only=True):

@@ -265,7 +265,7 @@ class EffectCarrier:
             cell.timers[name] = asyncio.get_running_loop().call_later(early_ns / 1e9, self._fire, cell, name, at_ns)
             return
         cell.timers.pop(name, None)
-        self._runtime.deliver(cell, Message(TimerFired(name=name)))
+        self._runtime.deliver(cell, Message(TimerFired(name=name, at_ns=at_ns)))
 
     def _on_cancel_timer(self, cell: Cell, effect: fx.CancelTimer | fx.StartTimer) -> None:
         timer = cell.timers.pop(effect.name, None)

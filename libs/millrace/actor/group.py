@@ -81,7 +81,7 @@ class ActorGroup:
         match body:
             case TimerFired(name=marked):
                 index, own = _unmarked(marked)
-                return [(index, _with_body(message, TimerFired(name=own)))]
+                return [(index, _with_body(message, msgspec.structs.replace(body, name=own)))]
             case Replied() | RequestFailed() | Gathered() | KeyPut() | KeyNotPut():
                 index, own = _unmarked(body.correlation)
                 return [(index, _with_body(message, msgspec.structs.replace(body, correlation=own)))]

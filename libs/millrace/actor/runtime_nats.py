@@ -136,7 +136,7 @@ class NatsRuntime:
             cell.store = store_permissions(terms.role, self._bus.cluster)
         self._cells.append(cell)
         if self._ended is not None:
-            self._start(cell)
+            self._start(cell, self.now_ns())
         return ActorHandle(self, cell)
 
     @property
@@ -174,8 +174,9 @@ class NatsRuntime:
         if signals:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.request_stop)
+        now_ns = self.now_ns()  # of all: what each does now and then, they do together
         for cell in list(self._cells):
-            self._start(cell)
+            self._start(cell, now_ns)
         try:
             return await self._ended
         finally:
@@ -221,9 +222,9 @@ class NatsRuntime:
         except Exception as bug:  # noqa: BLE001 a bug in an actor ends the process: nothing may go on from a state that contradicts itself
             self._crash(cell, bug)
 
-    def _start(self, cell: Cell) -> None:
+    def _start(self, cell: Cell, now_ns: int) -> None:
         try:
-            cell.start(self.now_ns, self._carrier.carry_out)
+            cell.start(now_ns, self.now_ns, self._carrier.carry_out)
         except Exception as bug:  # noqa: BLE001 as above
             self._crash(cell, bug)
 

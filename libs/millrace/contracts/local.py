@@ -12,9 +12,14 @@ from millrace.contracts.message import Body
 
 
 class TimerFired(Body, frozen=True, kw_only=True, tag="local.TimerFired/1"):
-    """The timer started under this name is due."""
+    """The timer started under this name is due.
+
+    Attributes:
+        at_ns: The time for which it was started; 0 where it is now.
+    """
 
     name: str
+    at_ns: int = 0
 
 
 class Replied(Body, frozen=True, kw_only=True, tag="local.Replied/1"):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from millrace.actor.effects import Effect, Publish, StartTimer
+from millrace.contracts.local import TimerFired
 from millrace.contracts.status import (
     DrainedInstance,
     InstanceMigrations,
@@ -18,6 +19,7 @@ from millrace.contracts.subjects import Subjects
 
 #: Interval between presences. A receiver calls a service silent after several of these.
 HEARTBEAT_NS = 1_000_000_000
+FIRST = TimerFired(name="heartbeat")
 
 
 class Heartbeat:
@@ -56,9 +58,9 @@ class Heartbeat:
         body = msgspec.structs.replace(self._fixed, at_ns=now_ns, state=state, trouble=trouble, store=store, **told)
         return Publish(subject=self._subject, body=body)
 
-    def beat(self, now_ns: int) -> list[Effect]:
+    def beat(self, now_ns: int, fired: TimerFired = FIRST) -> list[Effect]:
         """The presence of now, and the timer ``heartbeat`` for the next one."""
-        return [self.presence(now_ns), StartTimer(name="heartbeat", at_ns=now_ns + HEARTBEAT_NS)]
+        return [self.presence(now_ns), StartTimer.again(fired, now_ns, HEARTBEAT_NS)]
 
     def leaving(self, now_ns: int) -> Publish:
         return self.presence(now_ns, PresenceState.LEAVING)
