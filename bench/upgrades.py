@@ -41,8 +41,8 @@ limits.linger_ms = 200
 
 #: A continuation as ingress logs it.
 CONTINUED = re.compile(r" continuation .* why=(\w+) .* tokens=(\d+)")
-#: When an engine was started, or was ready, as `apply` says it.
-STARTED = re.compile(r"([\d.]+) s  (worker-\d+) (starts|ready)$", re.MULTILINE)
+#: When an engine began to drain, was started, or was ready, as `apply` says it.
+SAID = r"([\d.]+) s  worker-\d+ "
 
 
 class Load:
@@ -89,11 +89,11 @@ async def measure(rig: UpRig, options: argparse.Namespace, write: object) -> Non
             output_of, command_line(), words, environment=os.environ | {"MILLRACE_DIR": str(rig.folder)}, limit_s=600
         )
         took.append(time.monotonic() - began)
-        starts = sum(float(at) * (1 if what == "ready" else -1) for at, _, what in STARTED.findall(said))
+        at_s = [sum(map(float, re.findall(SAID + what, said))) for what in ("drains", "starts", "ready")]
+        drains, starts = at_s[1] - at_s[0], at_s[2] - at_s[1]
         shares.append(took[-1] / (starts or took[-1]))
-        failed = sum(bool(result.error) for _, result in load.ended)
-        print(f"  change {change}: {took[-1]:.1f} s, of which engines start {starts:.1f} s, code {code}, "
-              f"{failed} failed so far", flush=True)  # fmt: skip
+        print(f"  change {change}: {took[-1]:.1f} s, of which engines drain {drains:.1f} s and start {starts:.1f} s, "
+              f"code {code}, {sum(bool(each.error) for _, each in load.ended)} failed so far", flush=True)  # fmt: skip
         if code:
             print(said)
     done.set()
