@@ -70,9 +70,11 @@ class Display:
                 self._say_at(f"{name} {state}{extra}")
             self._said[name] = state
         if self._starts and self.elapsed_s - self._said_s >= QUIET_S:
-            late = [name for name, state in self._said.items() if state != ChildState.READY]
+            stops = [name for name, state in self._said.items() if state == ChildState.STOPPING]
+            late = stops or [name for name, state in self._said.items() if state != ChildState.READY]
+            does = "stopping" if stops else "waiting for"
             rest = f" and {len(late) - NAMES_MAX} more" * (len(late) > NAMES_MAX)
-            self._say_at(f"waiting for {', '.join(late[:NAMES_MAX]) or 'the API'}{rest}; logs: {shown(self._logs)}")
+            self._say_at(f"{does} {', '.join(late[:NAMES_MAX]) or 'the API'}{rest}; logs: {shown(self._logs)}")
 
     def _say_at(self, text: str) -> None:
         self._said_s = self.elapsed_s

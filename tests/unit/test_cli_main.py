@@ -209,16 +209,21 @@ def test_down_without_a_cluster_fails_and_names_those_that_run_elsewhere(
 # the unit that keeps a cluster up
 
 
-def _install(folder: Path, *words: str) -> int:
-    return main(["service", "--unit-dir", str(folder), "install", "--engine", "modelled", *words])
+def _install(folder: Path, *words: str, action: str = "install") -> int:
+    return main(["service", "--unit-dir", str(folder), action, "--engine", "modelled", *words])
 
 
 def test_a_unit_starts_what_up_would_and_leaves_engines_to_the_next_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _install(tmp_path / "units", "--dir", "100% mine", "--set", "worker.modelled.speed=2") == 0
     unit = tmp_path / "units" / "millrace.service"
+    words = ["--dir", "100% mine", "--set", "worker.modelled.speed=2"]
+    assert _install(unit.parent, *words, action="show") == 0
+    shown = capsys.readouterr().out
+    assert not unit.exists()
+    assert _install(unit.parent, *words) == 0
+    assert shown == unit.read_text()
     lines = unit.read_text().splitlines()
     start = next(line for line in lines if line.startswith("ExecStart="))
     assert '"up" "--engine" "modelled" "--dir" "100%% mine" "--set" "worker.modelled.speed=2"' in start

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from millrace.cli.__main__ import main
 from millrace.cli.apply import unsafe
 from millrace.cli.cluster_rows import InstanceRow
 from millrace.cli.cluster_view import ClusterView
@@ -59,8 +60,8 @@ def test_a_number_is_what_it_says_and_a_change_counts_those_that_are_meant() -> 
     assert wanted("+1", SHAPES) == 4
     assert wanted("-1", SHAPES, role="decode") == 1
     assert wanted("+2", SHAPES, shape="cpu", role="decode") == 3
-    with pytest.raises(CliError, match="COUNT 'many'"):
-        wanted("many", SHAPES)
+    with pytest.raises(SystemExit, match="2"):  # wrong usage, before anybody is asked
+        main(["scale", "m", "many"])
 
 
 def test_the_answer_to_an_order_is_told_or_refused() -> None:

@@ -227,7 +227,7 @@ def unsafe(rows: Iterable[ComparedProcess], away: Container[str] = ()) -> str:
         if row.change in (CHANGED, REMOVED) and len(row.instances) > 1:
             return (
                 f"{row.name} hosts {len(row.instances)} instances, which cannot drain alone: start the cluster with "
-                "`processes` of its group as many as instances"
+                "`--processes`, or `processes` of its group, as many as instances"
             )
     for model in sorted({row.serves for row in workers if row.change in (CHANGED, REMOVED) and row.serves not in away}):
         stay = [row for row in workers if row.model == model]

@@ -38,7 +38,7 @@ from millrace.contracts.subjects import Subjects
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the verb."""
     parser.add_argument("model", metavar="MODEL", help="its served name")
-    parser.add_argument("count", metavar="COUNT", help="instances to run: 3, +1 or -1")
+    parser.add_argument("count", metavar="COUNT", type=count, help="instances to run: 3, +1 or -1")
     parser.add_argument("--shape", default="", help="device kind and tensor parallel size: cpu, h100x2 (default: all)")
     parser.add_argument("--role", choices=[str(role) for role in InstanceRole], help="(default: all)")
     parser.add_argument(
@@ -61,7 +61,7 @@ async def run(arguments: argparse.Namespace) -> int:
     """Returns the exit code: 0 where as many serve as asked for, or the order was taken with --detach.
 
     Raises:
-        CliError: COUNT is no number, nobody serves the model, or the coordinator refuses.
+        CliError: Nobody serves the model, or the coordinator refuses.
     """
     connection = resolve_connection(arguments, operator=True)
     async with listen(connection) as view, open_bus(connection) as bus:
@@ -84,20 +84,21 @@ async def run(arguments: argparse.Namespace) -> int:
         return await _followed(view, answer, limit_s=arguments.limit)
 
 
-def wanted(count: str, rows: Sequence[InstanceRow], *, shape: str = "", role: str | None = None) -> int:
-    """Number of instances that COUNT means, among those that serve.
-
-    Raises:
-        CliError: it is no number.
-    """
+def count(text: str) -> str:
+    """COUNT as it was given, for ``wanted``; a number, or a change."""
     try:
-        number = int(count)
+        int(text)
     except ValueError:
-        raise CliError(f"COUNT {count!r}: a number, or a change such as +1 or -1") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, and no change such as +1 or -1") from None
+    return text
+
+
+def wanted(count: str, rows: Sequence[InstanceRow], *, shape: str = "", role: str | None = None) -> int:
+    """Number of instances that COUNT means, among those that serve."""
     if not count.startswith(("+", "-")):
-        return number
+        return int(count)
     meant = [row for row in rows if row.state == "ready" and shape in ("", row.shape) and role in (None, row.role)]
-    return len(meant) + number
+    return len(meant) + int(count)
 
 
 async def _followed(view: ClusterView, answer: OrderAccepted, *, limit_s: float) -> int:

@@ -1,4 +1,4 @@
-"""Writes a unit with which systemd keeps a cluster up: ``millrace service [--name NAME] install [options of up]``.
+"""Writes a unit with which systemd keeps a cluster up: ``millrace service [--name NAME] install|show [options of up]``.
 
 The supervisor is the unit's process. Where it is killed, systemd starts it again and it takes over what lives: no
 stream ends (``KillMode=process``). Nothing is started here; what to type next is printed.
@@ -42,14 +42,14 @@ WantedBy={target}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this verb's options; those of ``up`` follow them."""
-    parser.add_argument("action", choices=["install"])
+    parser.add_argument("action", choices=["install", "show"], help="write the unit, or print it")
     parser.add_argument("--name", default="millrace", help="the unit is NAME.service (default: millrace)")
     parser.add_argument("--unit-dir", type=Path, help="where it is written; by default systemd's, root's or the user's")
     parser.add_argument("up", nargs=argparse.REMAINDER, metavar="...", help="options of `millrace up`")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the unit."""
+    """Writes or prints the unit."""
     parser = VerbParser(prog="millrace service install")
     up.add_arguments(parser)
     chosen = parser.parse_args(arguments.up)
@@ -57,10 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise CliError("a unit's cluster runs in the foreground: leave out --detach")
     cluster_of(chosen, len(os.sched_getaffinity(0)))  # what `up` refuses is refused here
     root = os.geteuid() == 0
+    unit = _unit(arguments.up, Path(chosen.dir).absolute(), root=root)
+    if arguments.action == "show":
+        print(unit, end="")
+        return 0
     units = Path("/etc/systemd/system") if root else Path.home() / ".config/systemd/user"
     file = (arguments.unit_dir or units) / f"{arguments.name}.service"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(_unit(arguments.up, Path(chosen.dir).absolute(), root=root))
+    file.write_text(unit)
     systemctl = "systemctl" if root else "systemctl --user"
     print(f"wrote {file}\n  {systemctl} daemon-reload\n  {systemctl} enable --now {arguments.name}")
     return 0
