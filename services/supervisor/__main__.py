@@ -158,7 +158,7 @@ class Cluster:
                     )
                 self._adopt(runtime.now_ns())
                 self._listen_for_signals()
-                running = asyncio.create_task(runtime.run())
+                running = asyncio.create_task(runtime.run(signals=False))  # its own handlers
                 looking = asyncio.create_task(self._look_after_machine())
                 code = await self._until_ready(display, running)
                 running.add_done_callback(lambda _: self._changed.set())

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 from millrace.supervision.survivors import survivors
 
 from services.supervisor.preflight import clear_sockets
@@ -103,6 +104,21 @@ def test_down_ends_what_a_killed_supervisor_left_and_the_next_start_tells(tmp_pa
         now = (rig.folder / "jetstream").resolve()
         rig.cli("down")
     assert not now.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_waits_for_no_imports(tmp_path: Path, number: int) -> None:
+    """Those of vLLM take seconds. Here services wait for a worker that does not end."""
+    rig = UpRig(tmp_path / "cluster", model_path=write_model_folder(tmp_path / "model"), engine="modelled", instances=1)
+    with rig:
+        assert rig.process is not None
+        servers = [each for each in rig.processes() if "fork server" in " ".join(each.cmdline())]
+        (worker,), (nats,) = rig.pids("worker-0.json"), rig.pids("nats-server")
+        os.kill(worker, signal.SIGSTOP)
+        rig.process.send_signal(number)
+        assert not psutil.wait_procs(servers, PATIENCE_S)[1]
+        assert psutil.pid_exists(nats), "the cluster ended before they did"
+        os.kill(worker, signal.SIGCONT)
 
 
 def test_sockets_that_nobody_listens_to_are_removed_once_they_are_not_new() -> None:
