@@ -132,7 +132,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Attributes:
         calls_open_max: Calls of all keys together, waiting ones included; beyond it, or beyond twice as many sequences,
-            QUEUE_FULL. At 30 KB per open call 8,192 are 250 MB.
+            or 4,096 times as many tokens of prompts, QUEUE_FULL. At 30 KB per open call 8,192 are 250 MB.
         call_timeout_s: Deadline of a call that names none.
         drain_s: After SIGTERM running calls may go on for so long; `millrace up` makes it 8.
     """

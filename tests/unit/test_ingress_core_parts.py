@@ -73,6 +73,15 @@ def test_a_refused_call_is_not_counted():
     assert door.admit(call, 2, 3, START) is None
 
 
+def test_beyond_the_bound_of_prompt_tokens_no_call_is_taken_until_one_ends():
+    door = AdmissionLimits(LimitsConfig(calls_open_max=3))
+    long, short = make_call("a", prompts=[[1] * 9000]), make_call("b")
+    assert [door.admit(long, 1, 9000, START) for _ in range(2)] == [None, None]
+    assert "18000 tokens are open" in door.admit(short, 1, 3, START).detail
+    door.release(long, 1, 1, START)
+    assert door.admit(short, 1, 3, START) is None
+
+
 def test_keys_that_rest_are_forgotten_when_there_are_too_many(monkeypatch):
     monkeypatch.setattr(limits, "KEYS_MAX", 3)
     door = AdmissionLimits(LimitsConfig())

@@ -20,6 +20,9 @@ KEYS_MAX = 10_000
 RETRY_WHEN_FULL_S = 1.0
 #: Sequences of all calls together, as a multiple of the calls.
 SEQUENCES_PER_CALL = 2
+#: Prompt tokens of all calls together, likewise: 33 million. Beyond it no call is taken, however short; the last one
+#: may go beyond it, so that the longest prompt is taken once others have ended.
+TOKENS_PER_CALL = 4_096
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -90,6 +93,7 @@ class AdmissionLimits:
         self._keys: dict[str, KeyUse] = {}
         self.calls_open = 0
         self.sequences_open = 0
+        self.prompt_tokens_open = 0
 
     def admit(self, call: Call, sequences: int, prompt_tokens: int, now_ns: int) -> Refusal | None:
         """Admit and count a call, or return why not (then nothing is counted)."""
@@ -97,6 +101,8 @@ class AdmissionLimits:
             return _full(f"{self.calls_open} requests are open, the most this server takes")
         if self.sequences_open + sequences > SEQUENCES_PER_CALL * self._limits.calls_open_max:
             return _full(f"{self.sequences_open} choices are open and this request asks for {sequences} more")
+        if self.prompt_tokens_open >= TOKENS_PER_CALL * self._limits.calls_open_max:
+            return _full(f"prompts of {self.prompt_tokens_open} tokens are open, the most this server takes")
         if call.key:
             use = self._use(call, now_ns)
             refusal = _over_limits(call.limits, use, prompt_tokens, now_ns)
@@ -107,11 +113,13 @@ class AdmissionLimits:
             use.tokens.take(prompt_tokens, now_ns)
         self.calls_open += 1
         self.sequences_open += sequences
+        self.prompt_tokens_open += prompt_tokens
         return None
 
     def release(self, call: Call, sequences: int, output_tokens: int, now_ns: int) -> None:
         self.calls_open -= 1
         self.sequences_open -= sequences
+        self.prompt_tokens_open -= sum(map(len, call.prompts))
         if call.key:
             use = self._use(call, now_ns)
             use.calls_open -= 1
