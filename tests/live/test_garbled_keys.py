@@ -1,4 +1,6 @@
-"""Values that are none in the store of a running cluster: requests go on, and the keys are written anew."""
+"""The store of a running cluster with values that are none, and with full buckets: requests go on, keys are written
+anew, and of the responses the oldest go.
+"""
 
 import os
 import signal
@@ -6,15 +8,19 @@ import signal
 import httpx
 import msgspec
 import nats
+import openai
+import pytest
 from millrace.actor.bucket_reading import read_bucket
-from millrace.contracts.codec import MalformedMessage, decode
+from millrace.contracts.catalog import BUCKETS
+from millrace.contracts.codec import MalformedMessage, decode, encode
 from millrace.contracts.permissions import store_user
+from millrace.contracts.responses import StoredResponse
 from millrace.contracts.subjects import Subjects
 from nats.aio.client import Client
 
 from tests.live.clusters import modelled_cluster
-from tests.live.faults import asked, until_served
-from tests.testbed.up_cluster import UpRig
+from tests.live.faults import PROMPTS, asked, expect_identical, undisturbed, until_served
+from tests.testbed.up_cluster import UpRig, offer_during
 from tests.testbed.waiting import until
 
 KEYS = {"plan": "m", "lease": "m", "instance": "worker-0"}
@@ -82,3 +88,36 @@ async def test_while_no_plan_can_be_read_ready_and_status_say_what_clients_get(r
             os.kill(pid, signal.SIGCONT)
     await until_served(rig)
     await client.close()
+
+
+async def fill(client: Client, name: str) -> None:
+    """Puts as much into a bucket as it holds."""
+    (most,) = [bucket.bytes_max for bucket in BUCKETS if bucket.name == name]
+    value = encode(StoredResponse(holder="", status="completed", document=b"{}", input=bytes(900_000)))
+    for number in range(most // len(value) + 1):
+        await client.publish(f"$KV.{Subjects('local').bucket(name)}.resp_{number}", value)
+        await client.flush(60)
+    state = (await client.jetstream().stream_info(f"KV_{Subjects('local').bucket(name)}")).state
+    assert most - len(value) < state.bytes <= most
+
+
+async def test_full_buckets_drop_the_oldest_responses_and_no_stream_notices(rig: UpRig) -> None:
+    fields = {"max_tokens": 60, "ignore_eos": True}
+
+    async def filled() -> None:
+        client = await keeper(rig)
+        async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0, timeout=60) as asking:
+            for bucket, said in (("response_log", "ask for it without `stream`"), ("response", "not found")):
+                made = await asking.responses.create(model="m", input="a b", background=True, stream=True)
+                events = [event async for event in made]
+                identity = events[0].response.id
+                assert [event async for event in await asking.responses.retrieve(identity, stream=True)] == events
+                await fill(client, bucket)
+                with pytest.raises(openai.APIError, match=said):
+                    assert [event async for event in await asking.responses.retrieve(identity, stream=True)]
+                kept = await asking.responses.create(model="m", input="a b")
+                assert await asking.responses.retrieve(kept.id) == kept
+        await client.close()
+
+    expected = await undisturbed(rig, **fields)
+    expect_identical(await offer_during(rig, filled(), rate=2, prompts=PROMPTS, **fields), expected)

@@ -207,6 +207,25 @@ async def test_another_ingress_goes_on_with_the_stream_of_one_that_died(tmp_path
         assert call.begun == list(range(len(call.begun)))
 
 
+async def test_events_that_gave_way_are_told_and_what_goes_on_after_them_fails(tmp_path: Path):
+    values = MemoryValues()
+    first = DeadStore(values)
+    async with ingress(tmp_path, first) as (rig, client), ingress(tmp_path, values, owner="b.1") as (_, other):
+        done = await client.responses.create(**ASK, background=True, max_output_tokens=3)
+        whole = await ended(client, done.id)
+        rig.core.pace_s = 0.05
+        begun = await client.responses.create(**ASK, background=True, max_output_tokens=10**3)
+        await until(lambda: ("response_log", f"{begun.id}.2") in values.kept)
+        for identity in (done.id, begun.id):
+            del values.kept["response_log", f"{identity}.0"]
+        with pytest.raises(openai.APIError, match="ask for it without `stream`"):
+            await events_of(await client.responses.retrieve(done.id, stream=True))
+        assert await client.responses.retrieve(done.id) == whole
+        first.away = True
+        failed = await ended(other, begun.id)
+        assert (failed.status, failed.error.message[:23]) == ("failed", "Its first events were n")
+
+
 class GoneOnce(DeadStore):
     """A store that goes away once, when a response has been taken over."""
 

@@ -7,6 +7,7 @@ in the store, nobody has seen: so another ingress can go on from there (``respon
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
@@ -26,6 +27,7 @@ LOOK_S = 1.0
 #: Bytes of events, or of a response, with its input: they are stored in one value.
 BYTES_MAX = 900_000
 _TOO_LARGE = ApiError(413, "The response is larger than can be stored.")
+_GAVE_WAY = ApiError(500, "Its first events were no longer stored when another ingress went on with it.")
 
 
 class Values(Protocol):
@@ -180,7 +182,11 @@ class ResponseLog:
         elif self.head.status == "queued":
             await self._put_head("in_progress", self.stream.document("in_progress"))
         chunk = ResponseEvents(first=self._first, events=events, token_ids=tokens, last=last)
-        await self._values.put(LOG, f"{self._id}.{self.chunks}", chunk, expected)
+        try:
+            await self._values.put(LOG, f"{self._id}.{self.chunks}", chunk, expected)
+        except KeyConflict:  # those before gave way, so that this log was begun anew
+            await self._put_head("failed", self.stream.document("failed", _GAVE_WAY))
+            raise
         if last and events:
             await self._put_head(*ended_by(chunk))
         self.chunks += 1
@@ -208,7 +214,5 @@ def ended_by(chunk: ResponseEvents) -> tuple[str, bytes]:
 
 
 async def _until(event: asyncio.Event) -> None:
-    try:
+    with suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), LOOK_S)
-    except TimeoutError:
-        pass

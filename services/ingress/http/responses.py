@@ -27,7 +27,7 @@ from services.ingress.api.models import ModelRegistry
 from services.ingress.api.responses_api.events import ResponseStream, last_response, unstored
 from services.ingress.api.responses_api.parsing import input_items, parse_responses, with_earlier
 from services.ingress.api.responses_api.requests import ResponsesRequest
-from services.ingress.api.streams import COMMENT, ResponseHead
+from services.ingress.api.streams import COMMENT, ResponseHead, error_event
 from services.ingress.http.keys import KeyHolder
 from services.ingress.http.open_calls import OpenCalls
 from services.ingress.http.response_log import BYTES_MAX, LOG, RESPONSES, ResponseLog, Values, ended_by
@@ -43,6 +43,7 @@ POLL_S = 0.1
 OWNERS_MAX = 256
 STORES_NONE = "This cluster stores no responses: send the whole conversation as `input`."
 _OPEN = ("queued", "in_progress")
+_GAVE_WAY = error_event(ApiError(500, "The end of its events is not stored: ask for it without `stream`.", kind=SERVER))
 
 
 class _Stored(msgspec.Struct):
@@ -305,45 +306,43 @@ class Responses:
         """Say that this ingress lives, as long as it makes responses in the background."""
         self._beating = True
         while self._logs:
-            try:
+            with contextlib.suppress(StoreAway):
                 await self._values().put(LOG, self._owner, ResponseEvents())
-            except StoreAway:
-                pass
             await asyncio.sleep(BEAT_S)
         self._beating = False
 
     async def _replay(self, exchange: Exchange, identity: str, holder: KeyHolder, after: int) -> None:
         """Send the events behind number ``after``, those in the store and those that come."""
         exchange.start_stream([(b"x-request-id", identity.removeprefix("resp_").encode())], COMMENT)
-        chunk, over = 0, False
+        chunk, over, whole = 0, "", False
         while not exchange.closed:
             try:
                 found, _ = await self._values().get(LOG, f"{identity}.{chunk}")
                 if isinstance(found, ResponseEvents) and (over or not found.last):  # its end is seen when it is stored
-                    chunk += 1
+                    chunk, whole = chunk + 1, found.last
                     exchange.write(_behind(found, after))
                 elif over:
                     break
                 else:
-                    over = not await self._goes_on(identity, holder)
+                    over = await self._goes_on(identity, holder)
             except StoreAway:
                 await asyncio.sleep(BEAT_S)
-            except ApiError:  # it was deleted
-                over = True
-        exchange.end()
+            except ApiError:
+                over = "deleted"
+        exchange.end(b"" if whole or over in ("cancelled", "deleted") else _GAVE_WAY)
 
-    async def _goes_on(self, identity: str, holder: KeyHolder) -> bool:
-        """Wait for more of a response; False where its log may only be read to its end."""
+    async def _goes_on(self, identity: str, holder: KeyHolder) -> str:
+        """Wait for more of a response; its status where its log may only be read to its end."""
         log = self._logs.get(identity)
         if log is not None:
             await log.grown()
-            return True
+            return ""
         found, _ = await self._stored(identity, holder)
         if found.status not in _OPEN:
-            return False
+            return found.status
         await self._take_if_lost(identity, found, holder)
         await asyncio.sleep(POLL_S)
-        return True
+        return ""
 
     async def _take_if_lost(self, identity: str, found: StoredResponse, holder: KeyHolder) -> None:
         """Go on with a response whose ingress gives no sign of life, whether its readers stay or not."""
