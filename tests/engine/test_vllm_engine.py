@@ -204,3 +204,9 @@ def test_threads_that_carry_messages_do_not_wait_for_the_one_that_computes(engin
     assert os.getpriority(os.PRIO_PROCESS, process) == max(here, ENGINE_NICE)
     assert os.sched_getaffinity(process) == {min(os.sched_getaffinity(0))}
     assert os.getsid(process) == process
+
+
+def test_torch_s_ranks_meet_in_a_file_that_ends_with_the_engine(engine: BenchEngine) -> None:
+    files = list(Path(f"/proc/{engine.info.engine_pid}/fd").iterdir())
+    (met,) = [file for file in files if os.readlink(file).startswith("/memfd:ranks")]
+    assert met.stat().st_size

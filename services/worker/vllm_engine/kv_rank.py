@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,12 @@ class KvRankMixin(_Worker):
     """A worker that offers its KV and reads others'. The engine core asks for the offer before anything else."""
 
     _region: KvRegion | None = None
+
+    def init_device(self) -> None:
+        """Prepares the device. A single rank meets itself in memory: vLLM leaves a temporary file at each start."""
+        if self.parallel_config.world_size == 1 and self.distributed_init_method.startswith("file:"):
+            self.distributed_init_method = f"file:///proc/self/fd/{os.memfd_create('ranks')}"
+        super().init_device()
 
     def millrace_kv_offer(self, columns: list[int]) -> tuple[str, Any]:
         """The rank as an encoded KvRank, and its copiers. Args: columns: the group of each column of a row."""
