@@ -12,7 +12,6 @@ from millrace.actor.ports import TelemetrySink
 from millrace.contracts.codec import PAYLOAD_BYTES_MAX, MalformedMessage, decode, encode
 from millrace.contracts.local import Replied, TimerFired
 from millrace.contracts.message import Body, ErrorReply, Message
-from millrace.sim.nats import Packet
 from millrace.sim.pending_replies import Answer, PendingReply, SimGather, SimRequest, SimWrite
 from millrace.sim.process import SimNode, SimProcess, SimWatch
 from millrace.sim.routing import Subscription
@@ -81,13 +80,13 @@ class SimEffectExecutor:
             if len(content) > PAYLOAD_BYTES_MAX:
                 self._too_large(process, reply, len(content))
                 return True
-        packet: Packet = (subject, content, process.name, reply, traceparent)
+        message = Message(content, subject, process.name, reply, traceparent)
         queue, link = self._queue, node.up
         if not link.faulty:
-            queue.at(link.arrival(queue.now_ns), self._at_server, node, node.connection, packet)
+            queue.at(link.arrival(queue.now_ns), self._at_server, node, node.connection, message)
             return True
         for arrival_ns in link.arrivals(queue.now_ns):
-            queue.at(arrival_ns, self._at_server, node, node.connection, packet)
+            queue.at(arrival_ns, self._at_server, node, node.connection, message)
         return True
 
     def _too_large(self, process: SimProcess, reply: str, size: int) -> None:
@@ -100,10 +99,10 @@ class SimEffectExecutor:
         elif question is not None:
             self._sim.deliver(process, question.on_timeout())
 
-    def _at_server(self, node: SimNode, connection: int, packet: Packet) -> None:
+    def _at_server(self, node: SimNode, connection: int, message: Message) -> None:
         server = self._sim.nats
         if server.up and not node.partitioned and connection == node.connection:
-            server.route(packet)
+            server.route(message)
         else:
             server.lost += 1
 

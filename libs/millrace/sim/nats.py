@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from millrace.contracts.channels import Role
-from millrace.contracts.message import Body
+from millrace.contracts.message import Message
 from millrace.contracts.permissions import INBOX
 from millrace.contracts.status import PresenceState, ServicePresence
 from millrace.sim.kv_store import Entry, SimStore
@@ -16,9 +16,6 @@ from millrace.sim.routing import Router, Subscription
 
 if TYPE_CHECKING:
     from millrace.sim.runtime_sim import Simulation
-
-#: What travels: (subject, body or its bytes, sender, reply subject, traceparent).
-Packet = tuple[str, "Body | bytes", str, str, str]
 
 _ALIVE = PresenceState.ALIVE
 
@@ -53,27 +50,27 @@ class SimNats:
         if not keep_store:
             self.store.wipe()
 
-    def route(self, packet: Packet) -> None:
-        """Passes a message on to whoever wants it."""
-        subject, body = packet[0], packet[1]
+    def route(self, message: Message) -> None:
+        """Passes a message on to whoever wants it. Its body may be bytes."""
+        subject, body = message.subject, message.body
         if self.quiet and type(body) is ServicePresence and body.role == Role.WORKER and body.state is _ALIVE:
             return
         if subject.startswith(INBOX):
-            self._to_inbox(subject, body, packet[2], packet[4])
+            self._to_inbox(subject, body, message.sender, message.traceparent)
             return
         receivers = self.router.receivers(subject)
-        if not receivers and packet[3]:
-            self._to_inbox(packet[3], NoResponders(), "", "")
+        if not receivers and message.reply_to:
+            self._to_inbox(message.reply_to, NoResponders(), "", "")
         sim = self._sim
         now_ns, at = sim.queue.now_ns, sim.queue.at
         for subscription in receivers:
             node = subscription.process.node
             link = node.down
             if not link.faulty:
-                at(link.arrival(now_ns), self._at_receiver, subscription, node.connection, packet)
+                at(link.arrival(now_ns), self._at_receiver, subscription, node.connection, message)
                 continue
             for arrival_ns in link.arrivals(now_ns):
-                at(arrival_ns, self._at_receiver, subscription, node.connection, packet)
+                at(arrival_ns, self._at_receiver, subscription, node.connection, message)
 
     def forget(self, process: SimProcess) -> None:
         """An actor's connection ended."""
@@ -82,13 +79,13 @@ class SimNats:
         for watch in process.watches:
             self._watches.pop(watch, None)
 
-    def _at_receiver(self, subscription: Subscription, connection: int, packet: Packet) -> None:
+    def _at_receiver(self, subscription: Subscription, connection: int, message: Message) -> None:
         process = subscription.process
         node = process.node
         if subscription.ended or not process.alive or node.partitioned or connection != node.connection:
             self.lost += 1
             return
-        self._sim.arrived(process, packet)
+        self._sim.arrived(process, message)
 
     def _to_inbox(self, reply: str, content: Any, sender: str, traceparent: str) -> None:
         process = self._sim.executor.asker(reply)

@@ -26,6 +26,8 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
+from msgspec.structs import replace
+
 from millrace.actor.effects import Effect
 from millrace.actor.ports import NullTelemetry, TelemetrySink
 from millrace.contracts.channels import Role
@@ -38,7 +40,7 @@ from millrace.sim.events import EventQueue
 from millrace.sim.failure import SimulationFailed
 from millrace.sim.faults import Faults
 from millrace.sim.links import LinkModel
-from millrace.sim.nats import Packet, SimNats
+from millrace.sim.nats import SimNats
 from millrace.sim.process import ActorFactory, Handlers, SimActor, SimNode, SimProcess
 
 MICROSECOND = 1_000
@@ -183,7 +185,7 @@ class Simulation:
     def publish(self, subject: str, content: Body | bytes, *, sender: str = "outside", reply_to: str = "") -> None:
         """Puts a message on the bus from outside: any body, or bytes that are none."""
         if self.nats.up:
-            self.nats.route((subject, content, sender, reply_to, ""))
+            self.nats.route(Message(content, subject, sender, reply_to))
 
     def start(self, actor: SimActor) -> None:
         """Starts an actor (again) as a new incarnation, when its node reaches the bus."""
@@ -213,22 +215,19 @@ class Simulation:
 
     # Deliveries
 
-    def arrived(self, process: SimProcess, packet: Packet) -> None:
+    def arrived(self, process: SimProcess, message: Message) -> None:
         """A message of the bus reached an actor's process."""
-        subject, content, sender, reply, traceparent = packet
-        if type(content) is bytes:
-            self.trace_hash ^= crc32(content)
+        if type(message.body) is bytes:
+            self.trace_hash ^= crc32(message.body)
             try:
-                body = decode(content)
+                message = replace(message, body=decode(message.body))
             except MalformedMessage as malformed:
-                self._refuse(process, "malformed", f"{malformed.kind}: {malformed.detail}", reply)
+                self._refuse(process, "malformed", f"{malformed.kind}: {malformed.detail}", message.reply_to)
                 return
-        else:
-            body = content  # type: ignore[assignment]
-        if type(body) not in process.accepts:
-            self._refuse(process, "unexpected", f"{body.type_name()} is not taken here", reply)
+        if type(message.body) not in process.accepts:
+            self._refuse(process, "unexpected", f"{message.body.type_name()} is not taken here", message.reply_to)
             return
-        self.deliver(process, Message(body, subject, sender, reply, traceparent))
+        self.deliver(process, message)
 
     def deliver(self, process: SimProcess, message: Message) -> None:
         """Hands a message over, now or after what is under way."""
