@@ -64,7 +64,7 @@ class Cluster:
     async def applied(self, **change: object) -> None:
         self.spec |= change
         self.write()
-        said = await self.apply()
+        said = await self.apply("--reason", "tried", "--within", "60")
         assert said.splitlines()[-1].endswith("the cluster is as the file says"), said
         assert await self.apply("--dry-run") == "nothing changes\n"
 
@@ -97,6 +97,7 @@ async def test_instances_flags_and_policies_change_under_load_and_no_stream_noti
     assert "at the start" not in shown
     assert "max_num_seqs = 9" in shown
     assert "join_shortest_queue" in shown
+    assert '"reason":"tried"' in (cluster.rig.folder / "run" / "orders.log").read_text()
 
 
 @asynccontextmanager

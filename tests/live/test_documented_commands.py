@@ -37,7 +37,7 @@ LIMIT_S = 180.0
 
 #: A line of code: indented, or within a fence. A fence that is no shell shows files or messages.
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^(?:\./task |millrace |curl |hf |docker |python -m |\.venv/bin/)")
+COMMAND = re.compile(r"^(?:(?:\./task|millrace|curl|hf|cd|docker|helm|kubectl|nats|pip|python -m) |/srv/|\.venv/bin/)")
 COMMENT = re.compile(r"\s{2,}# .*$")
 
 #: What a document lets its reader fill in, and what a cluster of this test has other names for.
@@ -46,22 +46,26 @@ PLACEHOLDERS = {"INSTANCE": "worker-1", "MODEL": "millrace-mini", "llama": "mill
 #: Pattern of a command that this test does not run -> who runs it, or what it needs.
 ELSEWHERE = {
     r"\./task (test|check|fmt|setup|lock|bench)\b.*": "CI and whoever works on the code",
-    r"\./task wheels|millrace up .*/srv/models/llama": "tests/live/test_wheel.py",
+    r"\./task wheels|pip install .*|millrace up .*/srv/models/llama": "tests/live/test_wheel.py",
+    r"kubectl .*|helm .*": "need a control plane; tests/unit/test_kubernetes_manifests.py renders the chart",
+    r"nats sub .*": "needs NATS' command line; tests/live/test_nats_permissions.py: what its user may hear",
+    r"/srv/millrace-.*": "tests/live/test_supervisor_death.py",
     r"\./task kubernetes:prepare .*": "tests/unit/test_kubernetes_manifests.py, tests/live/test_kubernetes_pods.py",
-    r"millrace apply .*": "tests/live/test_apply.py",
-    r"millrace certs .*": "tests/live/test_bus_tls.py",
+    r"millrace apply .*": "tests/live/test_apply.py, tests/live/test_join.py (--set)",
+    r"millrace certs .*|millrace up .*nats.tls=certs": "tests/live/test_bus_tls.py",
     r"millrace join .*": "tests/live/test_join.py",
     r".*hf download .*": "needs a model hub; tests/unit/test_cli_cluster_flags.py: models in the hub's cache",
-    r"\./task compose:prepare .*|docker .*": "needs docker: ./task test:compose",
+    r"\./task compose:prepare .*|docker .*|cd compose .*": "needs docker: ./task test:compose",
     r"python -m bench .*": "minutes: tests/unit/test_bench_*.py",
     r"\./task up": "real engines: tests/engine",
-    r"millrace (profile models/|selftest).*": "real engines: tests/engine/test_profile_vllm.py",
+    r"millrace profile models/.*": "real engines: tests/engine/test_profile_vllm.py",
+    r"millrace selftest.*": "needs a GPU; with modelled engines: tests/live/test_selftest.py",
     r"millrace scale .* --shape .*": "needs a GPU; tests/unit/test_scaling_by_order.py",
     r"millrace sim .*considerate\.py.*": "tests/sim/test_policy_files.py",
     r"millrace what-if --(advise|(rate x2|set .*round_robin) .*)": "tests/sim/test_what_if_replays.py",
     r"millrace tap 'migrat.*'": "test_a_tap_tells_the_whole_story_of_a_move",
     r".*--sweep .*|.*--seeds .*": "minutes: tests/unit/test_cli_sim.py, tests/sim",
-    r".*\b(FILE|NAME|DIR|nano\.toml|cluster\.toml|cascade\.toml)\b.*": "needs a file of the reader's",
+    r"(?!millrace cluster show).*\b(FILE|NAME|DIR|nano\.toml|cluster\.toml|cascade\.toml)\b.*": "needs a file",
     r"curl .*_lora_adapter.*": "needs an adapter: tests/live/test_ingress_adapters.py",
     r"millrace drain .* --force": "ends the model's last instance: tests/unit/test_cli_orders.py",
 }
