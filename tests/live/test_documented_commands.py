@@ -52,7 +52,7 @@ ELSEWHERE = {
     r"/srv/millrace-.*": "tests/live/test_supervisor_death.py",
     r"\./task kubernetes:prepare .*": "tests/unit/test_kubernetes_manifests.py, tests/live/test_kubernetes_pods.py",
     r"millrace apply .*": "tests/live/test_apply.py, tests/live/test_join.py (--set)",
-    r"millrace certs .*|millrace up .*nats.tls=certs": "tests/live/test_bus_tls.py",
+    r"millrace certs .*|millrace up .*nats.tls=certs": "tests/live/test_bus_tls.py, tests/live/test_join.py (--host)",
     r"millrace join .*": "tests/live/test_join.py",
     r".*hf download .*": "needs a model hub; tests/unit/test_cli_cluster_flags.py: models in the hub's cache",
     r"\./task compose:prepare .*|docker .*|cd compose .*": "needs docker: ./task test:compose",

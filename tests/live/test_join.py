@@ -1,4 +1,4 @@
-"""Another machine's engines join a running cluster, are cut off from it, come back, and leave; no stream is lost. An
+"""Another machine's engines join a running cluster over TLS, are cut off, come back, and leave; no stream is lost. An
 ingress there is cut off from NATS for longer than workers wait for it.
 
 The other machine is a network namespace with a host name of its own, behind a cable of its own.
@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from millrace.cli.__main__ import main
 from millrace.supervision.joining import TOKEN
 
 from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
@@ -67,16 +68,16 @@ def machine() -> Iterator[list[str]]:
 
 
 async def test_a_machine_that_joins_is_cut_off_and_leaves_costs_no_stream(tmp_path: Path, machine: list[str]) -> None:
-    model = write_model_folder(tmp_path / "model")
-    with UpRig(
-        tmp_path / "c", model_path=model, engine="modelled", instances=2, extra=("--set", f"nats.host={HERE}")
-    ) as rig:
+    model, certificates = write_model_folder(tmp_path / "model"), tmp_path / "certs"
+    assert main(["certs", str(certificates), "--host", HERE]) == 0
+    extra = ("--set", f"nats.host={HERE}", "--set", f"nats.tls={certificates}")
+    with UpRig(tmp_path / "c", model_path=model, engine="modelled", instances=2, extra=extra) as rig:
         token = rig.folder / "run" / TOKEN
         assert token.stat().st_mode & 0o777 == 0o600
         assert "millrace join nats://THIS_MACHINE" in rig.output()
         words = [rig.cluster_file()["nats_url"], "--token", f"@{token}", "--dir", str(tmp_path / "there")]
         words += ["--model", str(model), "--served-name", "m", "--engine", "modelled", "--instances", "2"]
-        words += ["--processes", "2", "--instances-max", "3"]
+        words += ["--processes", "2", "--instances-max", "3", *extra[2:]]
         expected = await undisturbed(rig, **FIELDS)
 
         async def joins_and_leaves() -> None:
