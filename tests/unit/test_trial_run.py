@@ -56,9 +56,6 @@ def test_too_little_to_compare_is_said():
     assert tried({"w0": (4, 40.0), "w1": (4, 40.0)}, model="other").slower() is None
 
 
-def test_a_trial_is_over_once_the_changed_instance_is_good_or_the_model_has_no_requests():
-    assert tried({"w0": (4, 40.0), "w1": (4, 40.0)}, seconds=3.0).over
-    assert not tried({"w0": (4, 15.0), "w1": (4, 40.0)}).over  # 2.7 times as long: not good, and not bad
-    assert not tried({"w0": (4, 20.0), "w1": (4, 20.0)}, seconds=3.0).over  # too few tokens
-    assert tried({"w0": (0, 0.0), "w1": (4, 40.0)}, seconds=IDLE_S + LOOK_S, model="other").over
-    assert not tried({"w0": (0, 0.0), "w1": (4, 40.0)}).over
+def test_a_model_without_requests_is_idle():
+    assert tried({"w0": (0, 0.0), "w1": (4, 40.0)}, seconds=IDLE_S + LOOK_S, model="other").idle
+    assert not tried({"w0": (0, 0.0), "w1": (4, 40.0)}).idle

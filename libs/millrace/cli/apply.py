@@ -11,10 +11,9 @@ its requests move away with their KV, and it starts anew. An ingress that change
 port, and ends with its last stream. Other services start anew one by one. Ports, addresses and folders that the file
 does not name stay as they are.
 
-A model's first changed instance works beside the unchanged ones before the next is changed: until enough tokens
-of both show that it is good, five seconds at most. If a new process does not start, crashes, or takes far longer for a
-token, everything goes back to what ran before. If the command is interrupted, run it again: it goes on from what it
-finds, with the same file or with another one.
+A model's first changed instance works for five seconds beside the unchanged ones before the next is changed. If
+a new process does not start, crashes, or takes far longer for a token, everything goes back to what ran before. If the
+command is interrupted, run it again: it goes on from what it finds, with the same file or with another one.
 """
 
 from __future__ import annotations
@@ -153,14 +152,13 @@ async def apply(folder: Path, arguments: argparse.Namespace) -> int:
         raise CliError(str(error)) from None
     connection = resolve_connection(arguments, operator=True)
     async with listen(connection) as view, open_bus(connection) as bus:
-        heard_s = time.monotonic() + LISTEN_S
         work = _Work(bus, connection, view, folder=folder, arguments=arguments)
         rows = await work.take(wanted, dry=True)
         text = difference(cluster_toml(now), cluster_toml(wanted), rows)
         print(text or "nothing changes\n", end="")
         if not text:
             return 0
-        await asyncio.sleep(heard_s - time.monotonic())
+        await asyncio.sleep(LISTEN_S)
         if others := [host for host in view.hosts(time.time_ns()) if host != connection.host]:
             print(f"other machines stay as they are ({', '.join(others)}); `millrace apply` there changes theirs")
         here = {instance for row in rows for instance in row.instances}
@@ -375,8 +373,8 @@ class _Work:
             trial.look(self._view.instances(time.time_ns()), now_s)
             await asyncio.sleep(TRIAL_LOOK_S)
             await self._compared()
-            if trial.over:
-                break
+            if trial.idle:
+                return
         if (slower := trial.slower()) is None:
             self.say(f"{changed.name} works; nothing compared its tokens with others'")
             return

@@ -13,15 +13,12 @@ import msgspec
 
 from millrace.cli.cluster_rows import InstanceRow
 
-#: A trial's greatest length, and the time between two looks: instances say what they do at least as often.
+#: A trial's length, and the time between two looks: instances say what they do at least as often.
 TRIAL_S, LOOK_S = 5.0, 0.25
 
 #: A changed instance that takes so many times as long is not kept. Real engines that were as good as before took 1.1 to
 #: 1.9 times as long, on two cores that their clients used as well.
 SLOWER_MAX = 3.0
-
-#: One that takes less than so many times as long, by so many tokens of each side, is good: the trial ends.
-GOOD_MAX, GOOD_TOKENS_MIN = 2.0, 64
 
 #: An engine's first steps are slow: this much time of running ones does not count.
 WARM_S = 1.0
@@ -48,7 +45,11 @@ class _Work(msgspec.Struct):
 
 
 class TrialRun:
-    """Tokens of a model's instances, as far as they can be compared."""
+    """Tokens of a model's instances, as far as they can be compared.
+
+    Attributes:
+        idle: Whether the model has nothing to do.
+    """
 
     def __init__(self, model: str, changed: Container[str]) -> None:
         self._model, self._changed = model, changed
@@ -57,11 +58,8 @@ class TrialRun:
         self._warm_s = self._idle_s = 0.0
 
     @property
-    def over(self) -> bool:
-        """Whether it need not go on: the changed instance is good, or the model has nothing to do."""
-        slower, tokens = self.slower(), min(self._new.tokens, self._old.tokens)
-        good = slower is not None and slower < GOOD_MAX and tokens >= GOOD_TOKENS_MIN
-        return good or self._idle_s >= IDLE_S
+    def idle(self) -> bool:
+        return self._idle_s >= IDLE_S
 
     def look(self, rows: Iterable[InstanceRow], now_s: float) -> None:
         """Takes what all instances do now. ``now_s``: rises."""
