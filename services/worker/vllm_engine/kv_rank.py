@@ -42,6 +42,7 @@ class KvRankMixin(_Worker):
     """A worker that offers its KV and reads others'. The engine core asks for the offer before anything else."""
 
     _region: KvRegion | None = None
+    distributed_init_method: str
 
     def init_device(self) -> None:
         """Prepares the device. A single rank meets itself in memory: vLLM leaves a temporary file at each start."""
