@@ -18,6 +18,13 @@ def test_every_step_passes_and_the_report_has_them(tmp_path: Path, capsys: pytes
     ]
 
 
+def test_steps_whose_stream_is_over_before_it_is_found_fail_at_once(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    assert main(["selftest", "--engine", "modelled", "--tokens", "2", "--report", str(report)]) == 1
+    steps = json.loads(report.read_text())["steps"]
+    assert all("try more --tokens" in step["detail"] for step in steps[3:])
+
+
 def test_without_a_cluster_the_reason_is_told_and_the_rest_is_skipped(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     words = ["selftest", "--engine", "modelled", "--model", str(tmp_path / "nothing"), "--report", str(report)]

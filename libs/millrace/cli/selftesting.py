@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import httpx2
 import msgspec
 import psutil
+from nats.aio.client import Client
 
 from millrace.cli.bus import open_bus
 from millrace.cli.cluster import add_connection_options, resolve_connection
@@ -55,6 +57,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 class Failure(Exception):
     """A step cannot go on; the message says why."""
+
+
+async def _found(bus: Client, subjects: Subjects, request: str) -> dict[str, str]:
+    """The stream's sequence and where it runs."""
+    places = await find(bus, subjects, request)
+    if not places:
+        raise Failure("the stream ended before it could be found; try more --tokens")
+    return places
 
 
 #: A stream whose text is not that of the undisturbed one.
@@ -183,15 +193,8 @@ class SelfTest:
 
     async def _moved(self, request: str, target: str) -> str:
         """Moves it to the target, before that away from there; the last move in words."""
-        parser = argparse.ArgumentParser()
-        add_connection_options(parser)
-        connection = resolve_connection(parser.parse_args(["--dir", str(self._folder)]), operator=True)
-        subjects = Subjects(connection.cluster)
-        async with open_bus(connection) as bus:
-            places = await find(bus, subjects, request)
-            if not places:
-                raise Failure("the stream ended before it could move; try more --tokens")
-            ((sequence, place),) = places.items()
+        async with self._operator() as (bus, subjects):
+            ((sequence, place),) = (await _found(bus, subjects, request)).items()
             other = "worker-0" if target == "worker-1" else "worker-1"
             for step in [other, target] if place == target else [target]:
                 order = MigrateSequence(sequence=sequence, target=step, within_ms=WITHIN_MS)
@@ -205,7 +208,7 @@ class SelfTest:
 
     def _kill(self) -> str:
         def kill(stream: GreedyStream) -> str:
-            os.kill(self._engine(self._place()), signal.SIGKILL)
+            os.kill(self._engine(asyncio.run(self._place(stream.request))), signal.SIGKILL)
             return ""
 
         told = self._disturbed(kill)
@@ -227,13 +230,17 @@ class SelfTest:
         equal = "text unchanged" if stream.text == self._expected.text else DIFFERS
         return ", ".join(filter(None, [equal, f"longest pause {stream.gap_s * 1000:.0f} ms", said]))
 
-    def _place(self) -> str:
-        until = time.monotonic() + STREAM_S
-        while time.monotonic() < until:
-            for name, row in self._instances().items():
-                if row["running"]:
-                    return name
-        raise Failure("no instance runs the stream")
+    @contextlib.asynccontextmanager
+    async def _operator(self) -> AsyncIterator[tuple[Client, Subjects]]:
+        parser = argparse.ArgumentParser()
+        add_connection_options(parser)
+        connection = resolve_connection(parser.parse_args(["--dir", str(self._folder)]), operator=True)
+        async with open_bus(connection) as bus:
+            yield bus, Subjects(connection.cluster)
+
+    async def _place(self, request: str) -> str:
+        async with self._operator() as (bus, subjects):
+            return next(iter((await _found(bus, subjects, request)).values()))
 
     def _engine(self, instance: str) -> int:
         """The engine's process: the youngest one that writes to its worker's log."""
