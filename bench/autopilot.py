@@ -47,7 +47,7 @@ def main() -> int:
 
 
 async def _measure_share(rig: UpRig, options: argparse.Namespace) -> None:
-    """From the end of the first replay to the end of the last, so that each has its pause."""
+    """From the begin of the first replay to that of the last, so that each has its own pause. It runs as it computes."""
     requests = load(options.rate, round(options.rate * options.share_s), 0)
     work = asyncio.create_task(play(requests, port=rig.port, model=rig.model))
     coordinator, ends = psutil.Process(rig.pids("coordinator-0.json")[0]), [(0.0, 0.0)]
@@ -57,9 +57,10 @@ async def _measure_share(rig: UpRig, options: argparse.Namespace) -> None:
             ends.append((time.monotonic(), cpu_s))
         await asyncio.sleep(1)
     assert len(ends) > 2, f"{len(ends) - 1} replays: measure for longer"
-    (first_s, before), (last_s, after) = ends[1], ends[-1]
-    share = f"{(after - before) / (last_s - first_s):.1%}"
-    print(f"{len(ends) - 2} replays in {last_s - first_s:.0f} s took {after - before:.1f} s of CPU: {share} of a core")
+    (first_s, first), (_, took), (last_s, most) = ends[1], ends[-2], ends[-1]
+    spent_s = last_s - first_s - (most - took) + first
+    share = f"{took / spent_s:.1%}"
+    print(f"{len(ends) - 2} replays in {spent_s:.0f} s took {took:.1f} s of CPU: {share} of a core")
     report("share", share)
 
 
