@@ -79,7 +79,7 @@ LOG_LINES, LOG_LINES_READ = 12, 400
 #: Every order that was given, a line of JSON each, below the cluster's folder.
 ORDER_FILE = Path("run") / "orders.log"
 
-#: So many looks after the store pass between two looks after logs and sockets.
+#: Looks after the store for each one after logs, sockets and the display.
 LOOKS_BETWEEN = 5
 
 
@@ -213,6 +213,7 @@ class Cluster:
             for store in self._stores:
                 self._notify(await store.check())
             if look % LOOKS_BETWEEN == 0:
+                self._changed.set()  # whatever no line of the log told
                 await asyncio.to_thread(self._tidy)
 
     def _tidy(self) -> None:
