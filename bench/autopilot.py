@@ -47,7 +47,7 @@ def main() -> int:
 
 
 async def _measure_share(rig: UpRig, options: argparse.Namespace) -> None:
-    """From the first replay's begin to the last one's, so that each has its own pause. It computes as it runs."""
+    """From the first replay's begin to the last one's, which is its end less its CPU: each has its own pause."""
     requests = load(options.rate, round(options.rate * options.share_s), 0)
     work = asyncio.create_task(play(requests, port=rig.port, model=rig.model))
     coordinator, ends = psutil.Process(rig.pids("coordinator-0.json")[0]), [(0.0, 0.0)]
