@@ -177,14 +177,14 @@ class IngressActor:
         match body := message.body:
             case TokensGenerated():
                 ingest_tokens(self._state, body)
-            case InstanceSummary():
-                self._on_summary(body)
             case CallSubmitted():
                 self._on_call(body.call)
             case Replied() | RequestFailed():
                 take_reply(self._state, body)
             case Gathered():
                 take_gathered(self._state, body)
+            case InstanceSummary():
+                self._on_summary(body)
             case BoundaryMoved():
                 self._state.cluster.take_boundary(body)
             case AdapterAsked():

@@ -122,10 +122,6 @@ class PredictorActor:
     def handle(self, message: Message, now_ns: int) -> list[Effect]:
         self._now_ns = now_ns
         match message.body:
-            case StatusSnapshot() as body:  # these two are most
-                return self._on_snapshot(body, now_ns)
-            case InstanceSummary() as body:
-                return self._on_summary(body, now_ns)
             case AskedTogether(body=PredictLatency() as body, subjects=subjects):
                 return self._on_question(message, body, subjects, now_ns)
             case PredictLatency() as body:
@@ -134,8 +130,12 @@ class PredictorActor:
                 return self._on_decision(body, now_ns)
             case RequestFinished() as body:
                 return self._on_outcome(body, now_ns)
+            case StatusSnapshot() as body:
+                return self._on_snapshot(body, now_ns)
             case MigrationFinished(outcome=MigrationOutcome.MOVED) as body:
                 return self._on_move(body, now_ns)
+            case InstanceSummary() as body:
+                return self._on_summary(body, now_ns)
             case KeyChanged(bucket="instance") as body:
                 return self._on_instance(body, now_ns)
             case ServicePresence() as body:

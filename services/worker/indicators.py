@@ -58,10 +58,7 @@ def load_indicators(
 
 def blocks_to_come(entry: SequenceStatus, block_size: int, groups: Sequence[KvGroup] = ()) -> int:
     """Blocks that a sequence is expected to need beyond those that it holds; 0 where no length is expected."""
-    output = entry.expected_output_tokens
-    if output is None:
+    if entry.expected_output_tokens is None:
         return 0
-    output = entry.output_tokens if output < entry.output_tokens else output
-    output = entry.max_tokens if output > entry.max_tokens else output
-    blocks = blocks_for(entry.prompt_tokens + output, block_size, groups) - entry.blocks
-    return blocks if blocks > 0 else 0
+    output = min(max(entry.expected_output_tokens, entry.output_tokens), entry.max_tokens)
+    return max(0, blocks_for(entry.prompt_tokens + output, block_size, groups) - entry.blocks)

@@ -68,10 +68,10 @@ def statuses(sequences: Iterable[object]) -> list[SequenceStatus]:
         SequenceStatus(
             sequence.sequence,
             sequence.state,  # type: ignore[arg-type]
-            prompt := sequence.prompt_tokens,
+            sequence.prompt_tokens,
             # With async scheduling the step under way is counted in already: its tokens are not there yet.
-            computed if (computed := sequence.computed) < (total := sequence.total) else total,
-            total - prompt,
+            sequence.computed if sequence.computed < sequence.total else sequence.total,
+            sequence.total - sequence.prompt_tokens,
             sequence.max_tokens,
             len(sequence.blocks) + len(sequence.beside),
             sequence.arrival_ns,

@@ -59,10 +59,8 @@ class RemainingLengths:
             return entry if entry.expected_at is None else _told(entry, submitted, None)
         top = entry.max_tokens if entry.max_tokens > generated else generated + 1
         median, p90 = rest
-        middle, late = generated + median, generated + p90
-        middle, late = middle if middle < top else top, late if late < top else top
-        expected = submitted if submitted is not None and submitted > generated else middle
-        return _told(entry, expected, late if late > expected else expected)
+        expected = submitted if submitted is not None and submitted > generated else min(generated + median, top)
+        return _told(entry, expected, max(expected, min(generated + p90, top)))
 
 
 def _told(entry: SequenceStatus, expected: int | None, p90: int | None) -> SequenceStatus:

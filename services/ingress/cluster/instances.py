@@ -37,8 +37,8 @@ def sign_of_hang(summary: InstanceSummary, silent_ns: int) -> str:
     """
     if summary.engine_silent_ns >= silent_ns:
         return "engine hangs"
-    long = summary.step_age_ns >= STEP_NS and summary.step_age_ns >= STEP_FACTOR * summary.step_longest_ns
-    return "engine step takes too long" if long else ""
+    long_ns = max(STEP_NS, STEP_FACTOR * summary.step_longest_ns)
+    return "engine step takes too long" if summary.step_age_ns >= long_ns else ""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,9 +71,9 @@ class KnownInstance:
         """Reason for giving it no new work; empty where it takes some."""
         if self.member.incarnation == 0:
             return "never heard of"
-        if self.member.serving:  # nearly all
-            return self.hang
-        return "silent or dead" if self.dead else "draining"
+        if self.dead:
+            return "silent or dead"
+        return self.hang if self.member.serving else "draining"
 
     def place(self, sequence: str, tokens: int) -> None:
         """Counts a sequence as in flight."""
