@@ -1,7 +1,7 @@
 """Everything on, and no process alone: every one is killed in turn under load. What runs at a killed ingress breaks and
 is asked again; nothing else is noticed.
 
-MILLRACE_SOAK_MINUTES=120 goes on for two hours with a kill each minute, prints a line for each, and memory and file
+`./task test:soak` (MILLRACE_SOAK_MINUTES) goes on with a kill each minute, prints a line for each, and memory and file
 descriptors stay flat.
 """
 
