@@ -42,7 +42,6 @@ class Soak:
         self._running: set[str] = set()
         self.outcomes: Counter[str] = Counter()
         self.streams = self.differing = self.failed = 0
-        self.moves_of: Counter[int] = Counter()
 
     def _fields(self, number: int) -> dict[str, Any]:
         kind = KINDS[number % len(KINDS)]

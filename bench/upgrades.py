@@ -32,6 +32,7 @@ path = "{model}"
 count = {engines}
 processes = {engines}
 engine = "{engine}"
+python = "{python}"
 
 [models.groups.settings]
 max_num_seqs = {places}
@@ -116,8 +117,7 @@ async def measure(rig: UpRig, options: argparse.Namespace, write: object) -> Non
     if took:
         print(f"  a change took p50 {_at(sorted(took), 0.5):.1f} s, max {max(took):.1f} s; by its engines' starts "
               f"p50 {_at(sorted(shares), 0.5):.2f}, max {max(shares):.2f}")  # fmt: skip
-    for error in errors[:3]:
-        print(f"    {error[:200]}")
+    print("".join(f"    {error[:200]}\n" for error in errors[:3]), end="")
 
 
 def _at(ordered: list[float], share: float) -> float:
@@ -138,6 +138,7 @@ def main() -> int:
     parser.add_argument("--settle", type=float, default=20.0, help="seconds before the first change")
     parser.add_argument("--speed", type=float, default=0.1, help="of the modelled engines")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--python", nargs="+", default=[""], help="of engines, in turn; they start unforked")
     parser.add_argument("--keep", type=Path, help="folder that stays, for the logs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
@@ -145,7 +146,8 @@ def main() -> int:
         folder.mkdir(exist_ok=True)
 
         def write(change: int) -> None:
-            text = CLUSTER.format(**vars(options) | {"blocks": options.blocks + change % 2})
+            in_turn = {"blocks": options.blocks + change % 2, "python": options.python[change % len(options.python)]}
+            text = CLUSTER.format(**vars(options) | in_turn)
             speed = f"modelled.speed = {options.speed}\n" if options.engine == "modelled" else ""
             (folder / "cluster.toml").write_text(text + speed)
 

@@ -9,8 +9,7 @@ MEMORY_SHARE = 0.9
 #: What a GPU needs beside weights and KV: activations of the largest step, captured graphs. An estimate.
 ACTIVATION_BYTES = 1.5e9
 #: Memory of GPUs as their driver reports it, bytes.
-H100_BYTES = 85.5e9
-H200_BYTES = 150.7e9
+H100_BYTES, H200_BYTES = 85.5e9, 150.7e9
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
