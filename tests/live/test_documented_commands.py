@@ -37,7 +37,7 @@ LIMIT_S = 180.0
 
 #: A line of code: indented, or within a fence. A fence that is no shell shows files or messages.
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^(?:(?:\./task|millrace|curl|hf|cd|docker|helm|kubectl|nats|pip|python -m) |/srv/|\.venv/bin/)")
+COMMAND = re.compile(r"^((\./task|millrace|curl|hf|cd|docker|helm|kubectl|nats|pip(-audit)?|python -m) |/srv/|\.venv/)")
 COMMENT = re.compile(r"\s{2,}# .*$")
 
 #: What a document lets its reader fill in, and what a cluster of this test has other names for.
@@ -48,6 +48,7 @@ ELSEWHERE = {
     r"\./task (test|check|fmt|setup|lock|bench)\b.*": "CI and whoever works on the code",
     r"\./task wheels|pip install .*|millrace up .*/srv/models/llama": "tests/live/test_wheel.py",
     r"kubectl .*|helm .*": "need a control plane; tests/unit/test_kubernetes_manifests.py renders the chart",
+    r"pip-audit .*": "needs a service of advisories: a user's CI",
     r"nats sub .*": "needs NATS' command line; tests/live/test_nats_permissions.py: what its user may hear",
     r"/srv/millrace-.*": "tests/live/test_supervisor_death.py",
     r"\./task kubernetes:prepare .*": "tests/unit/test_kubernetes_manifests.py, tests/live/test_kubernetes_pods.py",
