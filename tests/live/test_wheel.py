@@ -1,4 +1,7 @@
-"""The wheel, installed into an environment of its own, runs a cluster in an empty folder without the repository."""
+"""The wheel, installed into an environment of its own, runs a cluster in an empty folder without the repository.
+
+That of the compiled parts is built, installed and used where `./task test:compose` builds images (compose/Dockerfile).
+"""
 
 from __future__ import annotations
 
