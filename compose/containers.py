@@ -45,13 +45,42 @@ def compose_services(spec: ClusterSpec, slots: list[WorkerSlot], out: Path) -> d
     names = [f"{slot.name}.json" for slot in slots]
     services |= {migrator_of(slot.name): _compose_migrator(slot.name, spec) for slot in slots}
     names += [f"{name}.json" for slot in slots for name in (migrator_of(slot.name), broker_of(slot.name))]
+    servers = nats_servers(spec)
+    names += [f"{host}.conf" for host in servers]
+    services |= _compose_nats(servers)
     services["ingress"] = _mounts(spec, spec.models)
     if spec.api.keys:
         names.append("keys.toml")
         services["ingress"] |= {"secrets": ["keys.toml"]}
     if not services["ingress"]:
         del services["ingress"]
-    return {"services": services, "secrets": {name: {"file": str(out / name)} for name in names}}
+    return {
+        "services": services,
+        "secrets": {name: {"file": str(out / name)} for name in names},
+        "volumes": {f"jetstream-{host}": {} for host in servers if host != "nats"},
+    }
+
+
+def nats_servers(spec: ClusterSpec) -> dict[str, tuple[str, int]]:
+    """Services of the NATS servers; of each the variable that names its port on this host, and that port by default."""
+    others = {f"nats-{n}": (f"MILLRACE_NATS_{n}_PORT", 4222 + n) for n in range(1, spec.nats.servers)}
+    return {"nats": ("MILLRACE_NATS_PORT", 4222), **others}
+
+
+def _compose_nats(servers: dict[str, tuple[str, int]]) -> dict[str, Any]:
+    """What each NATS server has of its own; the buckets wait for all, since each keeps a copy."""
+    services: dict[str, Any] = {}
+    for host, (variable, port) in servers.items():
+        services[host] = {"ports": [f"127.0.0.1:${{{variable}:-{port}}}:4222"]}
+        if host != "nats":
+            services[host] |= {
+                "extends": {"file": str(HERE / "compose.yaml"), "service": "nats"},
+                "secrets": [{"source": f"{host}.conf", "target": "/run/secrets/nats.conf"}],
+                "volumes": [f"jetstream-{host}:/data"],
+            }
+    command = ["services.supervisor.buckets", "--config", "/run/secrets/buckets.json", "--replicas", str(len(servers))]
+    healthy = {host: {"condition": "service_healthy"} for host in servers}
+    return services | {"buckets": {"command": command, "depends_on": healthy}}
 
 
 def _compose_worker(spec: ClusterSpec, slot: WorkerSlot) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from millrace.policies.trading import TRADING_POLICIES
 from millrace.supervision.roles import roles_of
 from millrace.supervision.service_fields import shape_of, step_time_files
 
-from compose.containers import SPARE, compose_services, migrator_of, profile_of
+from compose.containers import SPARE, compose_services, migrator_of, nats_servers, profile_of
 from compose.model_mounts import mount_source, not_in_containers
 from compose.service_files import METRICS_PORT, bus_fields, nats_file, service_files
 from deployment.config_check import check_settings
@@ -71,9 +71,10 @@ def main(words: list[str] | None = None) -> int:
     spec: ClusterSpec = arguments.spec
     slots = workers_of(spec)
     workers, spares = [slot.name for slot in slots], [slot.name for slot in slots if slot.spare]
+    otlp, servers = "" if arguments.no_traces else "http://otel-collector:4318", nats_servers(spec)
     files: dict[str, str] = {
-        **service_files(spec, passwords, otlp="" if arguments.no_traces else "http://otel-collector:4318"),
-        "nats.conf": nats_file(spec, passwords),
+        **service_files(spec, passwords, otlp=otlp, servers=tuple(f"nats://{host}:4222" for host in servers)),
+        **{f"{host}.conf": _nats_file(spec, passwords, host) for host in servers},
         "grafana-password": passwords["grafana"],
         "workers.yaml": json.dumps(compose_services(spec, slots, out), indent=1),  # JSON is YAML
         ".env": _environment(arguments, out),
@@ -132,8 +133,6 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
         parser.error(str(error))
     if wrong := not_for_containers(arguments.spec):
         parser.error(wrong)
-    if arguments.spec.nats.servers != 1:
-        parser.error(f"nats.servers: {arguments.spec.nats.servers}; a compose deployment has one")
     return arguments
 
 
@@ -236,11 +235,21 @@ def kept_passwords(out: Path, *, new: bool) -> dict[str, str]:
     return {str(name): value for name, value in drawn.items()}
 
 
+def _nats_file(spec: ClusterSpec, passwords: dict[str, str], host: str) -> str:
+    others = [f"{other}:6222" for other in nats_servers(spec) if other != host]
+    return (
+        nats_file(spec, passwords, name=host, routes=("0.0.0.0:6222", *others))
+        if others
+        else nats_file(spec, passwords)
+    )
+
+
 def _provisioner(spares: list[str], passwords: dict[str, str], arguments: argparse.Namespace) -> str:
     """It runs on the host: beside docker, and before the bus's port there."""
     out = arguments.out.resolve()
-    port = os.environ.get("MILLRACE_NATS_PORT", "4222")
-    bus = bus_fields(Role.SUPERVISOR, passwords, arguments.spec.name, servers=(f"nats://127.0.0.1:{port}",))
+    ports = nats_servers(arguments.spec).values()
+    servers = tuple(f"nats://127.0.0.1:{os.environ.get(variable, default)}" for variable, default in ports)
+    bus = bus_fields(Role.SUPERVISOR, passwords, arguments.spec.name, servers=servers)
     profile = profile_of(arguments.spec)  # of what the spare ones depend on
     compose = ["docker", "compose", "--env-file", str(out / ".env"), "--profile", profile, "--profile", SPARE]
     slots = [slot for slot in workers_of(arguments.spec) if slot.spare]

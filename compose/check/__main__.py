@@ -19,9 +19,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from compose.check import nats_servers
 from compose.check.calls import ROOT, Failed, call, say, wait
 from compose.check.deployment import Container, Deployment, is_healthy
 from compose.check.engine import (
@@ -77,7 +78,8 @@ def _arguments() -> argparse.Namespace:
 def _run(arguments: argparse.Namespace, work: Path) -> None:
     reached = not arguments.base and registry_in_reach()
     base = arguments.base or (USUAL_BASE if reached else base_image())
-    ports = {name: str(_free_port()) for name in ("MILLRACE_PORT", "MILLRACE_NATS_PORT", "MILLRACE_PROMETHEUS_PORT")}
+    published = ("PORT", "NATS_PORT", "NATS_1_PORT", "NATS_2_PORT", "PROMETHEUS_PORT")
+    ports = {f"MILLRACE_{name}": str(_free_port()) for name in published}
     images = {"MILLRACE_CONTROL_IMAGE": "millrace-control:check", "MILLRACE_WORKER_IMAGE": "millrace-worker:check"}
     environment = os.environ | ports | images | {"BASE_IMAGE": base, "COMPOSE_PROJECT_NAME": "millrace-check"}
     if not reached:
@@ -86,7 +88,8 @@ def _run(arguments: argparse.Namespace, work: Path) -> None:
     model = _readable_copy(arguments.model, work)
     keys = work / "keys.toml"
     api = Api(f"http://127.0.0.1:{ports['MILLRACE_PORT']}", _key(keys, "check"), _key(keys, "limited", 1))
-    deployment = Deployment(work / "cpu", environment, ["--cpus", "2", "--model", str(model), "--keys", str(keys)])
+    options = ["--cpus", "2", "--model", str(model), "--keys", str(keys)]
+    deployment = Deployment(work / "cpu", environment, options)
     say(f"images on {base} (the first build installs vLLM)")
     began = time.monotonic()
     for service in ("ingress", "worker-0"):  # one after the other: what both begin with is built once
@@ -96,12 +99,21 @@ def _run(arguments: argparse.Namespace, work: Path) -> None:
     say(f"images built in {time.monotonic() - began:.0f} s")
     for tensor_parallel in (1, 2):
         _gpu_reservations(work, environment, model, tensor_parallel)
-    with deployment.torn_down_after():
-        try:
-            _break_and_look(deployment, api, ports, work=work, stands_in=not reached)
-        except BaseException:
-            print(deployment.logs()[-60_000:], file=sys.stderr)
-            raise
+    with deployment.torn_down_after(), _logs_of(deployment):
+        _break_and_look(deployment, api, ports, work=work, stands_in=not reached)
+    three = Deployment(work / "three", environment, [*options, *nats_servers.OPTIONS])
+    with three.torn_down_after(), _logs_of(three):
+        nats_servers.try_three(three, api, int(ports["MILLRACE_NATS_PORT"]))
+
+
+@contextlib.contextmanager
+def _logs_of(deployment: Deployment) -> Iterator[None]:
+    """Prints what the containers said last where something goes wrong."""
+    try:
+        yield
+    except BaseException:
+        print(deployment.logs()[-60_000:], file=sys.stderr)
+        raise
 
 
 def _gpu_reservations(work: Path, environment: dict[str, str], model: Path, tensor_parallel: int) -> None:

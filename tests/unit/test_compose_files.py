@@ -301,7 +301,7 @@ def _rendered(folder: Path, text: str) -> Path:
 
 
 def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
-    folder = _rendered(tmp_path, CLUSTER)
+    folder = _rendered(tmp_path, CLUSTER + "[nats]\nservers = 3")
     services = _resolved(folder, "gpu")["services"]
     workers = ("wide-0", "wide-1", "narrow-0")
     devices = [services[name]["environment"]["CUDA_VISIBLE_DEVICES"] for name in workers]
@@ -317,6 +317,11 @@ def test_a_cluster_s_file_is_rendered_to_containers(tmp_path: Path) -> None:
     assert (ingress.dispatch.policy, ingress.bus.cluster) == ("round_robin", "two")
     assert services["ingress"]["ports"][0]["published"] == "8100"
     assert load_config(CoordinatorConfig, folder / "coordinator.json").roles == {"narrow-0": InstanceRole.DECODE}
+    hosts = [name for name in services if name.startswith("nats")]
+    assert [services[host]["ports"][0]["published"] for host in hosts] == ["4222", "4223", "4224"]
+    assert list(services["buckets"]["depends_on"]) == hosts
+    assert ingress.bus.servers == [f"nats://{host}:4222" for host in hosts]
+    assert re.findall("@([a-z0-9-]+):6222", (folder / "nats-1.conf").read_text()) == ["nats", "nats-2"]
 
 
 @pytest.mark.parametrize(
