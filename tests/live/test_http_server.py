@@ -13,6 +13,7 @@ from millrace.http.certificate import Certificate
 from millrace.http.client_connection import ConnectionLimits
 from millrace.http.exchange import Exchange, HttpRefusal
 from millrace.http.server import HttpServer
+from msgspec.structs import replace
 
 from tests.testbed.certificates import make_certificate
 
@@ -47,8 +48,8 @@ def _refused(exchange: Exchange, refusal: HttpRefusal) -> None:
 
 
 @asynccontextmanager
-async def _served(tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
-    server = HttpServer(_page, _refused, limits=LIMITS, connections_max=2, tls=tls)
+async def _served(tls: ssl.SSLContext | None = None, limits: ConnectionLimits = LIMITS) -> AsyncIterator[str]:
+    server = HttpServer(_page, _refused, limits=limits, connections_max=8, tls=tls)
     port = await server.start("127.0.0.1", 0, reuse_port=False)
     try:
         yield f"{'https' if tls else 'http'}://127.0.0.1:{port}"
@@ -98,6 +99,32 @@ async def test_a_client_that_sends_no_more_gets_its_answer():
             answer = await asyncio.wait_for(reader.read(), 10)
             assert answer.endswith(end), answer
             assert b"HTTP/1.1 200 OK" in answer
+            writer.close()
+
+
+async def test_half_bodies_that_came_first_give_way_to_others_beyond_the_bound_of_all_together():
+    limits = replace(LIMITS, read_s=60, idle_s=60, bodies_bytes_max=2500)
+    async with _served(limits=limits) as url, httpx.AsyncClient(base_url=url) as client:
+
+        async def half(before: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(before + b"POST /echo HTTP/1.1\r\nContent-Length: 1000\r\n\r\n" + bytes(900))
+            assert (await client.get("/")).content == PAGE  # so that this came before what follows
+            return reader, writer
+
+        never = b"POST /never HTTP/1.1\r\nContent-Length: 900\r\n\r\n" + bytes(900)  # handled: no more a body
+        behind, first, second = await half(never), await half(), await half()
+        assert await behind[0].read() == b"", "no answer into that of an earlier request"
+        for _ in range(3):  # those that are whole make room
+            assert (await client.post("/echo", content=bytes(600))).content == bytes(600)
+        third = await half()
+        answer = await first[0].read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\nconnection: close\r\n" in answer
+        for reader, writer in (second, third):
+            writer.write(bytes(100))
+            assert (await reader.readuntil(bytes(1000)))[:12] == b"HTTP/1.1 200"
+        for _, writer in (behind, first, second, third):
             writer.close()
 
 

@@ -46,6 +46,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
         slow_reader_s: How long more than a quarter of that may wait.
         read_s: Time to send a whole request.
         idle_s: Time between requests.
+        bodies_bytes_max: Bytes of bodies of all connections together that nobody has begun to handle.
     """
 
     body_bytes_max: int
@@ -53,6 +54,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     slow_reader_s: float
     read_s: float
     idle_s: float
+    bodies_bytes_max: int = 1 << 30
 
 
 class HttpConnection(asyncio.Protocol):
@@ -165,12 +167,14 @@ class HttpConnection(asyncio.Protocol):
             self._refuse_body()
         else:
             self._body.append(body)
+            self._hold()
 
     def on_message_complete(self) -> None:
         if self._linger_bytes >= 0:
             return
         self._in_request = False
         body = self._whole_body()
+        self._body, self._body_bytes = [], 0
         if body is None:
             return
         exchange = Exchange(self._request(body), self)
@@ -178,9 +182,10 @@ class HttpConnection(asyncio.Protocol):
             self._waiting.append(exchange)
             if len(self._waiting) >= PIPELINED_MAX:
                 self.transport.pause_reading()
+            self._hold()
             return
         self._current = exchange
-        self._host.handle(exchange)
+        self._handle(exchange)
 
     # Channel
 
@@ -206,7 +211,15 @@ class HttpConnection(asyncio.Protocol):
         if exchange.closed or self.transport.is_closing():
             return
         self.transport.resume_reading()
+        self._handle(exchange)
+
+    def _handle(self, exchange: Exchange) -> None:
+        self._hold()
         self._host.handle(exchange)
+        exchange.request.body = b""  # it has been read, and the answer may take minutes
+
+    def _hold(self) -> None:
+        self._host.hold(self, self._body_bytes + sum(len(each.request.body) for each in self._waiting))
 
     # Bounds
 
@@ -234,6 +247,10 @@ class HttpConnection(asyncio.Protocol):
     def cut(self, reason: DisconnectReason) -> None:
         self._leave(reason)
         self.transport.abort()
+
+    def give_way(self) -> None:
+        """Refuse what was received of requests, so that there is room for those of others."""
+        self._refuse(503, "Too many bytes of other bodies came before this one was whole.", code="overloaded")
 
     def close_when_idle(self) -> None:
         """End the connection after what is being answered; at once where nothing is."""
@@ -307,10 +324,14 @@ class HttpConnection(asyncio.Protocol):
         if self._current is not None:  # an earlier response is under way: its bytes must not be mixed with these
             self.cut(DisconnectReason.CLIENT_GONE)
             return
-        self._body.clear()
+        self._body, self._body_bytes = [], 0
+        self._hold()
         # A parser that has failed does not know its method either; it matters for HEAD only.
         request = HttpRequest(method="POST", path="", headers=self._headers, body=b"", keep_alive=False, chunked=True)
-        self._host.refused(Exchange(request, self), HttpRefusal(status=status, message=message, code=code))
+        exchange = Exchange(request, self)
+        if status == 503:
+            exchange.headers = ((b"retry-after", b"1"),)
+        self._host.refused(exchange, HttpRefusal(status=status, message=message, code=code))
 
     def _discard(self, count: int) -> None:
         self._linger_bytes -= count

@@ -47,6 +47,9 @@ class HttpServer:
         self._tls = tls
         self._look = look
         self._connections: set[HttpConnection] = set()
+        #: Bytes of bodies by connection, those that began first before the others.
+        self._held: dict[HttpConnection, int] = {}
+        self._held_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -130,6 +133,20 @@ class HttpServer:
 
     def lost(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)
+        self.hold(connection, 0)
+
+    def hold(self, connection: HttpConnection, count: int) -> None:
+        """Note the bytes of bodies that a connection holds. Beyond the bound of all together those that began first
+        give way, so that nobody who holds half bodies locks others out.
+        """
+        self._held_bytes += count - self._held.get(connection, 0)
+        self._held[connection] = count
+        if not count:
+            del self._held[connection]
+        while self._held_bytes > self.limits.bodies_bytes_max:
+            first = next(iter(self._held))
+            self._held_bytes -= self._held.pop(first)
+            first.give_way()
 
     def _sweep(self) -> None:
         self.date_header = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"

@@ -10,7 +10,7 @@ from millrace.telemetry.opening import package_version
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from services.ingress.api.errors import ApiError
+from services.ingress.api.errors import INVALID_REQUEST, SERVER, ApiError
 from services.ingress.api.messages_api.parsing import parse_messages_request
 from services.ingress.api.messages_api.requests import CountTokensRequest
 from services.ingress.api.models import ModelRegistry
@@ -138,7 +138,9 @@ class App:
 
     def refused(self, exchange: Exchange, refusal: HttpRefusal) -> None:
         """Answers what never became a request."""
-        self._calls.answer_error(exchange, "other", ApiError(refusal.status, refusal.message, code=refusal.code))
+        kind = SERVER if refusal.status >= 500 else INVALID_REQUEST
+        error = ApiError(refusal.status, refusal.message, kind=kind, code=refusal.code)
+        self._calls.answer_error(exchange, "other", error)
 
     def _find(self, exchange: Exchange) -> Handler:
         request = exchange.request
