@@ -26,11 +26,12 @@ from tests.testbed.waiting import until
 PATIENCE_S = 60.0
 
 
-def environment(folder: Path) -> Path:
-    """Another virtual environment, which has the packages of this one; returns its Python."""
+def environment(folder: Path, *, without: str = "") -> Path:
+    """Another virtual environment, which has the packages of this one; returns its Python. ``without``: one module."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/*/site-packages")
-    (site / "these.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    lacks = f"import sys; sys.modules[{without!r}] = None\n"
+    (site / "these.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n{lacks}")
     shutil.copy(Path(sys.executable).with_name("nats-server"), folder / "bin")
     return folder / "bin" / "python"
 
@@ -78,6 +79,35 @@ async def test_a_supervisor_of_another_environment_takes_over_and_replaces_all_a
     assert alive == []
     assert not list((rig.folder / "run").glob("cluster.json"))
     assert not (rig.folder / "jetstream").exists()
+
+
+async def test_an_upgrade_whose_workers_do_not_start_goes_back_and_a_good_one_replaces_all(tmp_path: Path) -> None:
+    options = ["--processes", "2", "--set", 'worker={"modelled": {"speed": 0.1}}']
+    model = write_model_folder(tmp_path / "model")
+    rig = UpRig(tmp_path / "cluster", model_path=model, engine="modelled", instances=2, extra=options)
+    rig.start()
+    fields = {"max_tokens": 60, "ignore_eos": True}
+    expected = await undisturbed(rig, **fields)
+
+    async def upgraded(python: Path) -> tuple[int, str]:
+        words = [str(python), "-m", "millrace.cli", "upgrade", "--dir", str(rig.folder)]
+        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=300, check=False)
+        stay = [each for each in survivors(rig.folder) if not each.retiring]
+        programs = {Path(each.spec["command"][0]).parent for each in stay}
+        assert programs == {Path(sys.executable if done.returncode else python).parent}, done
+        return done.returncode, done.stdout + done.stderr
+
+    async def both() -> None:
+        code, said = await upgraded(environment(tmp_path / "bad", without="services.worker.build"))
+        assert (code, "worker-0 does not start" in said, "as it was before" in said) == (1, True, True), said
+        assert "worker-1 drains" not in said
+        await told(rig, instances_ready=2)
+        assert (await upgraded(environment(tmp_path / "good")))[0] == 0
+
+    try:
+        expect_identical(await offer_during(rig, both(), rate=2, prompts=PROMPTS, **fields), expected)
+    finally:
+        assert "the cluster is down" in rig.cli("down")
 
 
 def test_down_ends_what_a_killed_supervisor_left_and_the_next_start_tells(tmp_path: Path) -> None:

@@ -176,6 +176,8 @@ async def _carried_out(work: _Work, now: ClusterSpec, wanted: ClusterSpec) -> in
     try:
         await work.converge()
     except Unfit as failure:
+        if wanted == now:  # another environment's, which has nothing else to start
+            raise CliError(f"{failure}; what is not replaced yet stays as it is") from None
         print(f"{failure}; everything goes back to what ran before")
         await work.take(now)
         try:

@@ -26,6 +26,11 @@ class _Supervisor(msgspec.Struct):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this verb's options."""
+    add_folder_option(parser)
+
+
+def add_folder_option(parser: argparse.ArgumentParser) -> None:
+    """The option that a verb of this machine's cluster has."""
     parser.add_argument(
         "--dir", metavar="DIR", help="the cluster's folder; by default .millrace in this folder or a parent"
     )

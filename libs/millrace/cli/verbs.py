@@ -28,6 +28,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("down", "stop the cluster that was started here", "millrace.cli.down"),
     Verb("service", "write a systemd unit that keeps a cluster up", "millrace.cli.service"),
     Verb("apply", "change the running cluster to what a file says", "millrace.cli.apply"),
+    Verb("upgrade", "replace what runs by another environment's versions", "millrace.cli.upgrade"),
     Verb("doctor", "show what this machine offers and what Millrace will use", "millrace.cli.doctor"),
     Verb("selftest", "try serving, moving and a kill with engines of this machine", "millrace.cli.selftest"),
     Verb("cluster", "print and check the specification of a cluster", "millrace.cli.cluster_show"),
