@@ -68,7 +68,7 @@ def nats_servers(spec: ClusterSpec) -> dict[str, tuple[str, int]]:
 
 
 def _compose_nats(servers: dict[str, tuple[str, int]]) -> dict[str, Any]:
-    """What each NATS server has of its own; the buckets wait for all, since each keeps a copy."""
+    """Parts of each NATS server; the buckets wait for all, since each keeps a copy."""
     services: dict[str, Any] = {}
     for host, (variable, port) in servers.items():
         services[host] = {"ports": [f"127.0.0.1:${{{variable}:-{port}}}:4222"]}
