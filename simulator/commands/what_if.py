@@ -245,5 +245,5 @@ def _cell(figure: ComparedFigure) -> str:
 def _print_answer(console: Console, answer: ChangeAnswer) -> None:
     console.print(f"{answer.label}: {answer.reason}", highlight=False)
     if answer.fragment:
-        settings = (f"--set {shlex.quote(line.replace(' = ', '=', 1))}" for line in answer.fragment.splitlines())
+        settings = (f"--set {shlex.quote(line)}" for line in answer.fragment.splitlines())
         console.print(f"  millrace apply {' '.join(settings)}", highlight=False, markup=False, soft_wrap=True)

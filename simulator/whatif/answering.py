@@ -207,7 +207,7 @@ def answered(question: Asked, change: AskedChange, replayed: Replayed) -> Change
         figures=compared(before, after),
         within=compared_shares(before, after, question.objectives),
         reason=reason(prompts, before, after, (question.base, replayed)),
-        fragment=fragment(question.fitted.spec, change.spec),
+        fragment=fragment(question.fitted.spec, change),
         lost=replayed.lost,
     )
 

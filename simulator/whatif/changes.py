@@ -23,10 +23,11 @@ _NOT_REPLAYED = frozenset({"name", "api", "nats", "telemetry", "extra_services"}
 
 
 class AskedChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One changed cluster, and how it was asked for."""
+    """One changed cluster, and how it was asked for; ``settings`` where that was by such."""
 
     label: str
     spec: ClusterSpec
+    settings: list[str] = []
 
 
 def with_setting(spec: ClusterSpec, text: str) -> AskedChange:
@@ -35,9 +36,10 @@ def with_setting(spec: ClusterSpec, text: str) -> AskedChange:
     Raises:
         ConfigError: naming the key.
     """
-    spec = with_model_folders(with_cluster_settings(spec, text.split()))
+    settings = text.split()
+    spec = with_model_folders(with_cluster_settings(spec, settings))
     check_spec(spec)
-    return AskedChange(label=text, spec=spec)
+    return AskedChange(label=text, spec=spec, settings=settings)
 
 
 def with_instances(spec: ClusterSpec, count: int) -> AskedChange:
@@ -70,13 +72,14 @@ def with_file(path: Path) -> AskedChange:
     return AskedChange(label=path.name, spec=with_model_folders(read_cluster(path)))
 
 
-def fragment(before: ClusterSpec, after: ClusterSpec) -> str:
-    """Keys of the second cluster's file that differ from the first's, each in a line as ``--set`` takes it."""
-    return "\n".join(
-        f"{'.'.join(path)} = {msgspec.json.encode(value).decode()}"
-        for path, value in _differences(before, after, ())
+def fragment(before: ClusterSpec, change: AskedChange) -> str:
+    """Keys of the changed cluster's file that differ, each in a line as ``--set`` takes it, and as it was asked for."""
+    found = [
+        f"{'.'.join(path)}={msgspec.json.encode(value).decode()}"
+        for path, value in _differences(before, change.spec, ())
         if path[0] not in _NOT_REPLAYED
-    )
+    ]
+    return "\n".join(change.settings or found) if found else ""
 
 
 def _differences(before: Any, after: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -29,6 +29,7 @@ DRAWS = 300
 
 #: A change below this share is none.
 SMALL = 0.02
+_SAME = "times to the first token and per further token stay within 2 % on average"
 
 Floats = npt.NDArray[np.float64]
 
@@ -185,7 +186,7 @@ def reason(prompts: Floats, before: Latencies, after: Latencies, replays: tuple[
     changes = {who: _mean_ratio(before.ttft[mask], after.ttft[mask]) for who, mask in classes.items()}
     parts = [_first_tokens(changes), _pace(before.tpot[both], after.tpot[both])]
     why = _causes(was, now, before.cached[both], after.cached[both])
-    text = " and ".join(part for part in parts if part) or "nothing changes by more than 2 %"
+    text = " and ".join(part for part in parts if part) or _SAME
     lost = f"; {now.lost - was.lost} more requests are not served" if now.lost > was.lost else ""
     return f"{text}{lost}: {why}." if why and any(parts) else f"{text}{lost}."
 
