@@ -459,6 +459,9 @@ def test_the_document_names_what_is_taken_and_the_models_and_not_what_is_refused
     assert "audio" not in properties
     assert schemas["ChatRequest"]["additionalProperties"] is False
     assert schemas["ScoreRequest"]["properties"]["model"] == {"enum": ["m", None]}
+    more = openapi_document("1", ["m"], ["adapter"], ["cascade"])["components"]["schemas"]
+    assert more["ScoreRequest"]["properties"]["model"] == {"enum": ["m", "adapter", None]}
+    assert more["ChatRequest"]["properties"]["model"] == {"enum": ["m", "adapter", "cascade", None]}
     assert schemas["MessagesRequest"]["properties"]["model"] == {"enum": ["m"]}
     tool = {"type": "function", "function": {"name": "f\n"}}
     assert schemas["Function"]["properties"]["name"]["pattern"].endswith("+$")

@@ -114,9 +114,10 @@ class ModelRegistry:
         records = (member.record for member in self.members_now())
         return next((record.task for record in records if record and record.model == name), "")
 
-    def names(self) -> list[str]:
-        """Served names, in their configured order."""
-        return list(self._models)
+    def names(self) -> tuple[list[str], list[str], list[str]]:
+        """Names that are served now: of models in their configured order, of adapters and of cascades."""
+        adapters = [name for name, (model, _) in self.adapters.items() if model in self._models]
+        return list(self._models), adapters, [name for name in self._cascades() if self.members(name)]
 
     def limit(self, model: ServedModel) -> int:
         """Its length bound now, tokens: the instances may have been started with less than the model can."""
@@ -156,6 +157,4 @@ class ModelRegistry:
 
     def list_body(self) -> bytes:
         """Body of ``GET /v1/models``: models, then adapters, then cascades."""
-        adapters = [name for name, (model, _) in self.adapters.items() if model in self._models]
-        names = [*self._models, *adapters, *(name for name in self._cascades() if self.members(name))]
-        return _encode({"object": "list", "data": [self.card_of(name) for name in names]})
+        return _encode({"object": "list", "data": [self.card_of(name) for names in self.names() for name in names]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from services.ingress.api.requests import (
     CompletionRequest,
     DetokenizeRequest,
     LoadAdapterRequest,
+    SampledRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
 )
@@ -44,13 +46,16 @@ _USAGE = _with(prompt_tokens=_INTEGER, completion_tokens=_INTEGER, total_tokens=
 _LIST = {"type": "array", "items": _OBJECT}
 
 
-def openapi_body(version: str, models: Sequence[str]) -> bytes:
-    """The document as JSON."""
-    return msgspec.json.encode(openapi_document(version, models))
+@lru_cache(maxsize=1)
+def openapi_body(version: str, *served: tuple[str, ...]) -> bytes:
+    """The document as JSON. ``served``: names of models, adapters and cascades."""
+    return msgspec.json.encode(openapi_document(version, *served))
 
 
-def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
-    """The document of an ingress that serves these models."""
+def openapi_document(
+    version: str, models: Sequence[str], adapters: Sequence[str] = (), cascades: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The document of an ingress that serves these."""
     posts = _posts()
     kinds = dict.fromkeys(kind for _, _, kind, _ in posts.values())
     _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
@@ -60,7 +65,9 @@ def openapi_document(version: str, models: Sequence[str]) -> dict[str, Any]:
     for kind in kinds:
         if "model" in kind.__struct_fields__:
             properties = components[kind.__name__]["properties"]
-            properties["model"] = {"enum": [*models, *[None] * (len(models) == 1 and "default" in properties["model"])]}
+            further = cascades if issubclass(kind, SampledRequest | CountTokensRequest) else ()
+            none = [None] if len(models) == 1 and "default" in properties["model"] else []
+            properties["model"] = {"enum": [*models, *adapters, *further, *none]}
     components |= {
         "Error": _ERROR,
         "AnthropicError": _ANTHROPIC_ERROR,
