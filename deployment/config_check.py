@@ -12,6 +12,7 @@ from millrace.actor.config import load_config
 from millrace.actor.config_marks import refuse_wired
 from millrace.actor.errors import ConfigError
 from millrace.actor.nearest_field import nearest_field
+from millrace.cluster.model_folders import check_weights
 from millrace.cluster.spec import ClusterSpec
 from millrace.enginemodel.coefficients import load_step_time
 
@@ -39,6 +40,9 @@ SERVICES: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
         "judge": JudgeConfig,
     }
 )
+
+#: Values of vLLM's ``load_format`` by which it reads weights from the model's own folder.
+FORMATS_OF_FOLDERS = frozenset({"auto", "fastsafetensors", "hf", "mistral", "npcache", "pt", "safetensors"})
 
 #: Where a person sets what a deployment writes into the services' files: key of the cluster's file, by path.
 SET_IN_CLUSTER: Mapping[str, str] = MappingProxyType(
@@ -145,6 +149,9 @@ def _worker(path: Path) -> None:
             _ = load_step_time(config.step_time) if config.step_time else None
         except ValueError as error:
             raise ConfigError(f"step_time: {error}") from None
+        arguments = {"load_format": config.load_format, "model": config.model_path} | config.engine_args
+        if arguments["load_format"] in FORMATS_OF_FOLDERS and (Path(arguments["model"]) / "config.json").is_file():
+            check_weights(Path(arguments["model"]))
         return
     try:
         modelled_parameters(config)

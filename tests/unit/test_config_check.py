@@ -13,9 +13,10 @@ from services.supervisor.layout import Layout
 GROUP = '[[models]]\nname = "m"\npath = "/m"\n[[models.groups]]\ncount = 2\nspares = 1\n'
 
 
-def check(folder: Path, lines: str) -> None:
+def check(folder: Path, lines: str, model: str = "/m") -> None:
     lines = lines if lines.startswith("engine") else f'engine = "modelled"\n{lines}'
-    layout = Layout(LaunchOptions(spec=parse_cluster(GROUP + lines), directory=str(folder), cores=[0]))
+    spec = parse_cluster(GROUP.replace("/m", model) + lines)
+    layout = Layout(LaunchOptions(spec=spec, directory=str(folder), cores=[0]))
     layout.plan()
     layout.write()
     check_files(layout.spec, layout.configurations())
@@ -52,3 +53,15 @@ def test_what_a_service_would_refuse_or_a_deployment_writes_is_refused_by_its_ke
     with pytest.raises(ConfigError) as refused:
         check(tmp_path, lines)
     assert str(refused.value).startswith(refusal)
+
+
+def test_a_folder_without_weights_is_refused_for_engines_that_read_them_there(tmp_path: Path) -> None:
+    model = tmp_path / "models--owner--name" / "snapshots" / "1234"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    for lines in ('engine = "vllm"\nsettings = { load_format = "dummy" }', ""):
+        check(tmp_path, lines, str(model))
+    with pytest.raises(ConfigError, match=r"worker-0: .*1234 has no weights, .* `hf download owner/name` completes it"):
+        check(tmp_path, 'engine = "vllm"', str(model))
+    (model / "model.safetensors").touch()
+    check(tmp_path, 'engine = "vllm"', str(model))

@@ -12,7 +12,7 @@ import msgspec
 from millrace.actor.errors import ConfigError
 from millrace.cluster.spec import ClusterSpec
 from millrace.judging.files import CONFIDENCE_FILE, JudgeUnreadable, LlmCalibration, read_judge, read_llm_judge
-from millrace.kvcopy.weights import ADAPTER_CONFIG
+from millrace.kvcopy.weights import ADAPTER_CONFIG, WEIGHTS
 
 #: Models that ship are named so; ``nano`` means ``millrace-nano``.
 SHIPPED_PREFIX = "millrace-"
@@ -60,6 +60,15 @@ def _is_complete(snapshot: Path) -> bool:
         return all((snapshot / name).is_file() for name in json.loads(index.read_text())["weight_map"].values())
     on_its_way = (snapshot.parent.parent / "blobs").glob("*.incomplete")
     return any(snapshot.glob("*.safetensors")) or not any(on_its_way)
+
+
+def check_weights(folder: Path) -> None:
+    """Raises ConfigError where no weights lie in a model's folder, which an engine would say after half a minute."""
+    if any(any(folder.rglob(pattern)) for pattern in WEIGHTS):
+        return
+    kind, *repository = folder.parent.parent.name.split("--")  # of a snapshot in Hugging Face's cache
+    get = f"; `hf download {'/'.join(repository)}` completes it" if kind == "models" else ""
+    raise ConfigError(f"{folder} has no weights, which are {', '.join(WEIGHTS)}{get}")
 
 
 def _shipped() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 WHOLE_BYTES = 64 << 20
 SAMPLES = 256
 SAMPLE_BYTES = 4096
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
 def weights_fingerprint(folder: str | Path) -> str:
@@ -18,7 +18,7 @@ def weights_fingerprint(folder: str | Path) -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    files = sorted(path for pattern in _WEIGHTS for path in Path(folder).glob(pattern))
+    files = sorted(path for pattern in WEIGHTS for path in Path(folder).glob(pattern))
     if not files:
         return ""
     digest = hashlib.sha256()
