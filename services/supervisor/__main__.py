@@ -79,6 +79,9 @@ LOG_LINES, LOG_LINES_READ = 12, 400
 #: Every order that was given, a line of JSON each, below the cluster's folder.
 ORDER_FILE = Path("run") / "orders.log"
 
+#: Exit code of a start that Ctrl-C ended, as shells have it.
+INTERRUPTED = 128 + signal.SIGINT
+
 #: Looks after the store for each one after logs, sockets and the display.
 LOOKS_BETWEEN = 5
 
@@ -121,6 +124,7 @@ class Cluster:
         self._living = {each.spec["name"]: each for each in living}
         self._written: list[tuple[ChildSpec, int, bool]] = []
         self._changed = asyncio.Event()
+        self._ended_by = 0
         self._handle: ActorHandle | None = None
         self._order_log: ActorHandle | None = None
         self._early: list[Body] = []
@@ -249,7 +253,7 @@ class Cluster:
                 self._stop()
                 return 1
             await asyncio.sleep(0.05)
-        return 0
+        return INTERRUPTED if self._ended_by == signal.SIGINT else 0
 
     def _all_ready(self) -> bool:
         return all(child["state"] in ("ready", "retiring") for child in self._actor.snapshot().values())
@@ -336,9 +340,10 @@ class Cluster:
         loop = asyncio.get_running_loop()
         hang_up = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []  # nohup ignores it
         for number in (signal.SIGINT, signal.SIGTERM, *hang_up):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, self._stop, number)
 
-    def _stop(self) -> None:
+    def _stop(self, number: int = 0) -> None:
+        self._ended_by = self._ended_by or number
         self._launcher.end_starts()
         for handle in filter(None, (self._handle, self._order_log)):
             handle.deliver(StopRequested())
@@ -366,7 +371,7 @@ def main(check_files: CheckFiles, open_servers: OpenServers) -> int:
         return 1
     except KeyboardInterrupt:  # before the loop listens for signals: nothing was started
         print("millrace up: stopped before anything had started", file=sys.stderr)  # noqa: T201  # as above
-        return 130
+        return INTERRUPTED
 
 
 def _in_force(options: LaunchOptions) -> ClusterSpec:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 from millrace.cluster.spec import ApiSpec, ClusterSpec, NatsSpec, PageSpec, TelemetrySpec
+from millrace.supervision.survivors import FILE
 
 from services.supervisor.preflight import METRICS_PORTS, free_ports
 from tests.live.ingress_rig import write_model_folder
@@ -20,13 +23,16 @@ from tests.testbed.certificates import make_certificate
 from tests.testbed.up_cluster import free_port
 
 
-def up(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def command_of(folder: Path, *words: str) -> list[str]:
     model = write_model_folder(folder / "model")
-    command = [
+    return [
         *(sys.executable, "-m", "millrace.cli", "up", "--engine", "modelled", "--model", str(model)),
         *("--dir", str(folder / "cluster"), "--port", str(free_port()), "--nats-port", str(free_port()), *words),
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def up(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command_of(folder, *words), capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +61,25 @@ def test_what_a_service_would_refuse_is_refused_before_anything_starts(
     assert not list((tmp_path / "cluster").glob("logs/*"))
 
 
+#: Settings by which no worker gets ready.
+CANARY = {"canary": {"prompt": "Say", "text": "something that no engine says"}}
+UNREADY = ("--instances", "1", "--set", "worker=" + json.dumps(CANARY))
+
+
+@pytest.mark.parametrize("words", [(), ("--detach",)])
+def test_a_start_that_is_interrupted_ends_with_130(tmp_path: Path, words: tuple[str, ...]) -> None:
+    process = subprocess.Popen(command_of(tmp_path, *UNREADY, *words), stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "cluster" / FILE).exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert ("it goes on starting in the background" in said) == bool(words)
+    millrace("down", "--dir", str(tmp_path / "cluster"), cwd=tmp_path)
+
+
 def test_why_a_child_does_not_start_is_said_in_a_line_and_the_rest_is_stopped(tmp_path: Path) -> None:
-    canary = {"prompt": "Say", "text": "something that no engine says"}
-    done = up(tmp_path, "--instances", "1", "--set", "worker=" + json.dumps({"canary": canary}))
+    done = up(tmp_path, *UNREADY)
     assert done.returncode == 1
     why = done.stdout.partition("worker-0 did not start:\n")[2].splitlines()
     assert why[0].startswith("  worker-0: ")

@@ -89,15 +89,20 @@ def _detach(words: list[str], directory: Path) -> int:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
-    while time.time() - began < DETACHED_WAIT_S:
-        if process.poll() is not None:
-            raise CliError(f"it did not start:\n{_since(log, before) or 'in the foreground, without -d, it says why'}")
-        if banner.is_file() and banner.stat().st_mtime >= began:
-            stop = command("down", directory)
-            print(_note(_since(log, before)), end="")
-            print(f"{banner.read_text()}It runs in the background; `{stop}` stops it.")
-            return 0
-        time.sleep(0.05)
+    stop = command("down", directory)
+    try:
+        while time.time() - began < DETACHED_WAIT_S:
+            if process.poll() is not None:
+                why = _since(log, before) or "in the foreground, without -d, it says why"
+                raise CliError(f"it did not start:\n{why}")
+            if banner.is_file() and banner.stat().st_mtime >= began:
+                print(_note(_since(log, before)), end="")
+                print(f"{banner.read_text()}It runs in the background; `{stop}` stops it.")
+                return 0
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        print(f"millrace up: it goes on starting in the background; `{stop}` stops it", file=sys.stderr)
+        raise
     raise CliError(f"not ready after {DETACHED_WAIT_S:.0f} s; see {log}")
 
 
