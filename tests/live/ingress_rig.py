@@ -87,7 +87,7 @@ class MemoryValues:
     """The store of responses, without a server; ``away``: it does not answer."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], tuple[Body, int]] = {}
+        self.kept: dict[tuple[str, str], tuple[Body | None, int]] = {}
         self.away = False
         self._revision = 0
 
@@ -97,7 +97,8 @@ class MemoryValues:
 
     async def put(self, bucket: str, key: str, value: Body, expected: int | None = None) -> int:
         await self._answer()
-        if expected is not None and self.kept.get((bucket, key), (None, 0))[1] != expected:
+        found, revision = self.kept.get((bucket, key), (None, 0))
+        if expected is not None and revision != expected and (expected or found):
             raise KeyConflict(key)
         self._revision += 1
         self.kept[bucket, key] = (decode(encode(value)), self._revision)
@@ -105,7 +106,8 @@ class MemoryValues:
 
     async def delete(self, bucket: str, key: str) -> None:
         await self._answer()
-        self.kept.pop((bucket, key), None)
+        self._revision += 1
+        self.kept[bucket, key] = (None, self._revision)  # a marker, as the server leaves it
 
     async def _answer(self) -> None:
         await asyncio.sleep(0)

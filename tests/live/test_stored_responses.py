@@ -226,6 +226,24 @@ async def test_events_that_gave_way_are_told_and_what_goes_on_after_them_fails(t
         assert (failed.status, failed.error.message[:23]) == ("failed", "Its first events were n")
 
 
+async def test_a_response_that_is_being_made_is_stored_again_before_and_after_it_gives_way_to_others(tmp_path: Path):
+    values = MemoryValues()
+    async with ingress(tmp_path, values) as (rig, client):
+        rig.core.pace_s = 0.05
+        queued = await client.responses.create(**ASK, background=True)
+        key = ("response", queued.id)
+        await until(lambda: values.kept[key][0].status == "in_progress")
+        stored = values.kept[key]
+        await until(lambda: values.kept[key] != stored, look_s=0.1)
+        assert values.kept[key][0] == stored[0]
+        del values.kept[key]
+        await until(lambda: key in values.kept, look_s=0.01)
+        assert (await client.responses.retrieve(queued.id)).status == "in_progress"
+        del values.kept[key]  # so many are being made that they take all the room
+        await until(lambda: rig.core.abandoned, look_s=0.1)
+        assert key not in values.kept
+
+
 class GoneOnce(DeadStore):
     """A store that goes away once, when a response has been taken over."""
 

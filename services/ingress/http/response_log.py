@@ -24,6 +24,9 @@ from services.ingress.api.streams import COMMENT
 RESPONSES, LOG = "response", "response_log"
 #: How often a log looks whether its response was cancelled at another ingress, and tries again to reach the store.
 LOOK_S = 1.0
+#: How often a response that is being made is stored again, so that it does not give way to others, seconds. One that
+#: gave way twice within that time ends: those that are being made take all the room.
+KEEP_S = 5.0
 #: Bytes of events, or of a response, with its input: they are stored in one value.
 BYTES_MAX = 900_000
 _TOO_LARGE = ApiError(413, "The response is larger than can be stored.")
@@ -101,6 +104,7 @@ class ResponseLog:
         self._events = b""
         self._first = self._count = stream.count
         self._tokens = 0
+        self._kept_s = self._gone_s = 0.0
         self._ended = self._left = self._unsure = False
         self._exchange: Exchange | None = None
         self._wake = asyncio.Event()
@@ -138,7 +142,7 @@ class ResponseLog:
         """Write until the end. ``revision``: of the response in the store."""
         self._revision = revision
         loop = asyncio.get_running_loop()
-        looked_s = loop.time()
+        looked_s = self._kept_s = loop.time()
         while not self._left:
             await _until(self._wake)
             self._wake.clear()
@@ -157,15 +161,21 @@ class ResponseLog:
             self._grown.set()
 
     async def _look(self) -> None:
-        """Find out how the response stands.
+        """Find out how the response stands, and keep it in the store.
 
         Raises:
             KeyConflict: it is not this log's any more.
         """
-        found, revision = await self._values.get(RESPONSES, self._id)
-        if not isinstance(found, StoredResponse) or found.owner != self.head.owner or found.status == "cancelled":
+        found, self._revision = await self._values.get(RESPONSES, self._id)
+        now_s = asyncio.get_running_loop().time()
+        gone = (found, self._revision) == (None, 0) and now_s - self._gone_s > KEEP_S  # or the store lost all
+        mine = isinstance(found, StoredResponse) and found.owner == self.head.owner and found.status != "cancelled"
+        if not gone and not mine:
             raise KeyConflict(self._id)
-        self._revision = revision
+        if gone or now_s - self._kept_s > KEEP_S:
+            with suppress(KeyConflict):  # a replica answered that is behind, or others write: the next look tells
+                self._revision = await self._values.put(RESPONSES, self._id, self.head, self._revision)
+                self._kept_s, self._gone_s = now_s, now_s if gone else self._gone_s
 
     async def _flush(self) -> None:
         """Put what came, the events that end the response before it: where this ingress dies between the two, another

@@ -328,8 +328,8 @@ class Responses:
             except StoreAway:
                 await asyncio.sleep(BEAT_S)
             except ApiError:
-                over = "deleted"
-        exchange.end(b"" if whole or over in ("cancelled", "deleted") else _GAVE_WAY)
+                over = "gone"
+        exchange.end(b"" if whole or over == "cancelled" else _GAVE_WAY)
 
     async def _goes_on(self, identity: str, holder: KeyHolder) -> str:
         """Wait for more of a response; its status where its log may only be read to its end."""
