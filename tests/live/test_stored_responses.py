@@ -244,6 +244,27 @@ async def test_a_response_that_is_being_made_is_stored_again_before_and_after_it
         assert key not in values.kept
 
 
+class LostAck(MemoryValues):
+    """A store that takes a chunk and dies before it says so."""
+
+    async def put(self, bucket: str, key: str, value: Any, expected: int | None = None) -> int:
+        new = (bucket, key) not in self.kept
+        revision = await super().put(bucket, key, value, expected)
+        if new and key.endswith(".1"):
+            raise StoreAway
+        return revision
+
+
+async def test_events_that_were_read_and_not_acknowledged_are_followed_by_the_next(tmp_path: Path):
+    async with ingress(tmp_path, LostAck(), owner="a") as (rig, client):
+        rig.core.pace_s = 0.05
+        events = await events_of(
+            await client.responses.create(**ASK, background=True, stream=True, max_output_tokens=40)
+        )
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "".join(f"w{i} " for i in range(40))
+
+
 class GoneOnce(DeadStore):
     """A store that goes away once, when a response has been taken over."""
 

@@ -105,7 +105,9 @@ class ResponseLog:
         self._first = self._count = stream.count
         self._tokens = 0
         self._kept_s = self._gone_s = 0.0
-        self._ended = self._left = self._unsure = False
+        self._ended = self._left = False
+        #: The chunk that was not acknowledged, and where its events end: it may be in the store, and have been read.
+        self._sent: tuple[ResponseEvents, int, int] | None = None
         self._exchange: Exchange | None = None
         self._wake = asyncio.Event()
         self._grown = asyncio.Event()
@@ -147,7 +149,7 @@ class ResponseLog:
             await _until(self._wake)
             self._wake.clear()
             try:
-                if self._unsure or loop.time() - looked_s >= LOOK_S:
+                if loop.time() - looked_s >= LOOK_S:
                     await self._look()
                     looked_s = loop.time()
                 if self._events:
@@ -155,7 +157,6 @@ class ResponseLog:
             except KeyConflict:
                 self.leave()
             except StoreAway:
-                self._unsure = True
                 await asyncio.sleep(LOOK_S)
                 self._wake.set()
             self._grown.set()
@@ -181,7 +182,26 @@ class ResponseLog:
         """Put what came, the events that end the response before it: where this ingress dies between the two, another
         one finds in them what the response is (``ended_by``).
         """
-        expected = None if self._unsure else 0
+        expected = 0 if self._sent is None else None
+        chunk, size, count = self._sent = self._sent or await self._next()
+        try:
+            await self._values.put(LOG, f"{self._id}.{self.chunks}", chunk, expected)
+        except KeyConflict:  # those before gave way, so that this log was begun anew
+            await self._put_head("failed", self.stream.document("failed", _GAVE_WAY))
+            raise
+        if chunk.last and chunk.events:
+            await self._put_head(*ended_by(chunk))
+        self.chunks += 1
+        self._sent = None
+        self._events = self._events[size:]
+        del self.stream.tokens[: len(chunk.token_ids)]
+        self._tokens -= len(chunk.token_ids)
+        self._first = count
+        if chunk.last:
+            self.leave()
+
+    async def _next(self) -> tuple[ResponseEvents, int, int]:
+        """What came, as a chunk; how many bytes of events it covers, and the number behind them."""
         events, last, size, count = self._events, self._ended, len(self._events), self._count
         tokens = self.stream.tokens[: self._tokens]
         if size + len(self.head.input) > BYTES_MAX:
@@ -191,22 +211,7 @@ class ResponseLog:
             await self._look()  # who cancelled it shall not see its end
         elif self.head.status == "queued":
             await self._put_head("in_progress", self.stream.document("in_progress"))
-        chunk = ResponseEvents(first=self._first, events=events, token_ids=tokens, last=last)
-        try:
-            await self._values.put(LOG, f"{self._id}.{self.chunks}", chunk, expected)
-        except KeyConflict:  # those before gave way, so that this log was begun anew
-            await self._put_head("failed", self.stream.document("failed", _GAVE_WAY))
-            raise
-        if last and events:
-            await self._put_head(*ended_by(chunk))
-        self.chunks += 1
-        self._unsure = False
-        self._events = self._events[size:]
-        del self.stream.tokens[: len(tokens)]
-        self._tokens -= len(tokens)
-        self._first = count
-        if last:
-            self.leave()
+        return ResponseEvents(first=self._first, events=events, token_ids=tokens, last=last), size, count
 
     async def _put_head(self, status: str, document: bytes) -> None:
         request = self.head.request if status == "in_progress" else b""
