@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from random import Random
 
-from tests.testbed.programs import command_line, output_of
+from tests.testbed.programs import output_of
 from tests.testbed.timed_streams import TimedStream, client
 from tests.testbed.up_cluster import UpRig, prompt_text, stream
 
@@ -87,7 +87,7 @@ async def measure(rig: UpRig, options: argparse.Namespace, write: object) -> Non
         began = time.monotonic()
         words = ("apply", str(rig.folder.parent / "cluster.toml"))
         code, said = await asyncio.to_thread(
-            output_of, command_line(), words, environment=os.environ | {"MILLRACE_DIR": str(rig.folder)}, limit_s=600
+            output_of, "millrace.cli", words, environment=os.environ | {"MILLRACE_DIR": str(rig.folder)}, limit_s=600
         )
         took.append(time.monotonic() - began)
         at_s = [sum(map(float, re.findall(SAID + what, said))) for what in ("drains", "starts", "ready")]

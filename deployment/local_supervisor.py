@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from millrace.cli.running import without_websockets
 
 if TYPE_CHECKING:
     from millrace.cluster.spec import ClusterSpec
@@ -49,8 +50,9 @@ def start() -> int:
     with contextlib.suppress(msgspec.MsgspecError):  # the supervisor says what is wrong
         options = msgspec.json.decode(sys.argv[-1], type=LaunchOptions)
         early = _for_engines(options.spec, Path(options.directory) / "logs")
-    from deployment.config_check import check_files
-    from services.supervisor.__main__ import main
+    with without_websockets():
+        from deployment.config_check import check_files
+        from services.supervisor.__main__ import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return main(check_files, partial(fork_servers, early))

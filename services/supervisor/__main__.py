@@ -409,7 +409,8 @@ def launch(options: LaunchOptions, check_files: CheckFiles, fork_servers: ForkSe
             layout.write()
         except OSError as error:
             raise ConfigError(f"{directory} cannot be written: {error.strerror}") from None
-        check_files(spec, layout.configurations())
+        if not living:
+            check_files(spec, layout.configurations())
         file = Path(config.directory) / "run" / "cluster.json"
         stack.callback(file.unlink, missing_ok=True)
         file.touch(mode=0o600)

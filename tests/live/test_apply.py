@@ -11,7 +11,7 @@ import pytest
 
 from tests.live.faults import PROMPTS, expect_identical, expected_outcomes, kill, told
 from tests.live.ingress_rig import write_model_folder
-from tests.testbed.programs import Program, command_line, start_program
+from tests.testbed.programs import Program, start_program
 from tests.testbed.up_cluster import UpRig, offer_during
 from tests.testbed.waiting import until
 
@@ -107,7 +107,7 @@ async def applying(cluster: Cluster, until_said: bytes) -> AsyncIterator[tuple[P
     said = cluster.file.parent / "apply.out"
     with said.open("wb") as out:
         command = start_program(
-            command_line(), ["apply", str(cluster.file)], output=out, environment=environment, own_session=True
+            "millrace.cli", ["apply", str(cluster.file)], output=out, environment=environment, own_session=True
         )
         await until(lambda: until_said in said.read_bytes(), look_s=0.05)
         yield command, said

@@ -15,7 +15,7 @@ import pytest
 
 from tests.live.faults import PATIENCE_S, PROMPTS, expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
-from tests.testbed.programs import command_line, output_of
+from tests.testbed.programs import output_of
 from tests.testbed.up_cluster import UpRig, offer_during
 
 LENGTH = {"max_tokens": 60, "ignore_eos": True}
@@ -25,7 +25,7 @@ SERVERS = ("nats-0", "nats-1", "nats-2")
 
 def certs(*words: str) -> tuple[int, str]:
     """Exit code and output of `millrace certs`."""
-    return output_of(command_line(), ["certs", *words], environment=dict(os.environ))
+    return output_of("millrace.cli", ["certs", *words], environment=dict(os.environ))
 
 
 def names_of(certificate: Path) -> set[tuple[str, str]]:

@@ -26,7 +26,7 @@ from compose.check.moves import lines_of, of_type, show_conversation
 from deployment.config_check import check_files
 from services.supervisor.config import LaunchOptions
 from services.supervisor.layout import Layout
-from tests.testbed.programs import command_line, output_of
+from tests.testbed.programs import output_of
 from tests.testbed.up_cluster import UpRig, prompt_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -241,7 +241,7 @@ def test_a_tap_tells_the_whole_story_of_a_move(busy: Busy) -> None:
 
 def verb(rig: UpRig, *words: str) -> tuple[int, str]:
     environment = os.environ | {"MILLRACE_DIR": str(rig.folder), "COLUMNS": "160"}
-    return output_of(command_line(), words, environment=environment, limit_s=LIMIT_S)
+    return output_of("millrace.cli", words, environment=environment, limit_s=LIMIT_S)
 
 
 @pytest.mark.parametrize("command", UP)
@@ -260,7 +260,7 @@ def test_a_simulation_runs_as_documented(tmp_path: Path, command: str) -> None:
     words = [str(tmp_path / word) if word in ("out/", "check.toml") else word for word in words_of(command)]
     if words[0] == "sim":
         words += ["--set", "workload.count=40", "--set", "workload.warm_up=0"]
-    status, output = output_of(command_line(), words, environment=dict(os.environ), limit_s=LIMIT_S)
+    status, output = output_of("millrace.cli", words, environment=dict(os.environ), limit_s=LIMIT_S)
     assert status == 0, output
 
 

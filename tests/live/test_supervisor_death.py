@@ -2,12 +2,10 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -19,21 +17,12 @@ from millrace.supervision.survivors import survivors
 from services.supervisor.preflight import clear_sockets
 from tests.live.faults import PROMPTS, expect_identical, told, undisturbed
 from tests.live.ingress_rig import write_model_folder
+from tests.testbed.programs import environment
 from tests.testbed.up_cluster import UpRig, offer_during
 from tests.testbed.waiting import until
 
 #: Longest wait for processes to end, seconds.
 PATIENCE_S = 60.0
-
-
-def environment(folder: Path, *, without: str = "") -> Path:
-    """Another virtual environment, which has the packages of this one; returns its Python. ``without``: one module."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (site,) = folder.glob("lib/*/site-packages")
-    lacks = f"import sys; sys.modules[{without!r}] = None\n"
-    (site / "these.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n{lacks}")
-    shutil.copy(Path(sys.executable).with_name("nats-server"), folder / "bin")
-    return folder / "bin" / "python"
 
 
 async def test_a_supervisor_of_another_environment_takes_over_and_replaces_all_and_cuts_no_stream(

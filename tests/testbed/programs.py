@@ -5,9 +5,11 @@ imports for itself, as it does for a user. What runs is the same either way.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ PROGRAMS = (
     "services.supervisor.__main__",
     "millrace.cli.cluster_view",
     "millrace.cli.up",
-    "tests.testbed.up_in_place",
+    "millrace.cli.__main__",
 )
 
 #: Pause between two looks whether a program has ended, seconds.
@@ -119,9 +121,14 @@ def ended(pid: int) -> bool:
         return True
 
 
-def command_line() -> str:
-    """The module that is ``millrace`` here: by exec the user's, by fork the one that goes on without an exec."""
-    return "tests.testbed.up_in_place" if _servers else "millrace.cli"
+def environment(folder: Path, *, without: str = "") -> Path:
+    """Another virtual environment, which has the packages of this one; returns its Python. ``without``: one module."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/*/site-packages")
+    lacks = f"import sys; sys.modules[{without!r}] = None\n"
+    (site / "these.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n{lacks}")
+    shutil.copy(Path(sys.executable).with_name("nats-server"), folder / "bin")
+    return folder / "bin" / "python"
 
 
 def output_of(

@@ -27,7 +27,7 @@ from millrace.cli.listening import LISTEN_S, listen
 from millrace.contracts.permissions import store_user
 from nats.aio.client import Client
 
-from tests.testbed.programs import Program, command_line, output_of, start_program
+from tests.testbed.programs import Program, output_of, start_program
 from tests.testbed.timed_streams import TimedStream, client, play
 from tests.testbed.waiting import until
 
@@ -103,7 +103,7 @@ class UpRig:
         told = [*self._words, *words]
         with (self.folder / "up.out").open("wb") as out:
             if python is None:
-                self.process = start_program(command_line(), told, output=out, own_session=True)
+                self.process = start_program("millrace.cli", told, output=out, own_session=True)
             else:
                 command = [str(python), "-m", "millrace.cli", *told]
                 self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
@@ -174,7 +174,7 @@ class UpRig:
     def cli(self, *words: str, limit_s: float = 60.0) -> str:
         """A verb of the command line against this cluster."""
         environment = os.environ | {"MILLRACE_DIR": str(self.folder), "COLUMNS": "160"}
-        return output_of(command_line(), words, environment=environment, limit_s=limit_s)[1]
+        return output_of("millrace.cli", words, environment=environment, limit_s=limit_s)[1]
 
     async def well(self, instances: int, limit_s: float = 120.0) -> None:
         """Waits until every instance is ready again: what follows must not meet an earlier fault's wounds."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from millrace.cli.arguments import did_you_mean
-from millrace.cli.running import run_verb
+from millrace.cli.running import run_verb, without_websockets
 from millrace.cli.verbs import VERBS
 
 _EPILOG = "`millrace VERB --help` explains a verb. By default a verb acts on the cluster of this folder."
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _without_verb(words)
     if not verb.program:
         try:
-            with _without_websockets():
+            with without_websockets():
                 module = importlib.import_module(verb.module)
         except KeyboardInterrupt:  # Ctrl-C while modules load; later ones are run_verb's
             return 130
@@ -38,18 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         os.execv(command[0], command)
     return subprocess.run(command, check=False).returncode
-
-
-@contextlib.contextmanager
-def _without_websockets() -> Iterator[None]:
-    """Hides aiohttp, which vLLM brings, from nats-py: it takes for websockets a third of a verb's start."""
-    hidden = {"aiohttp": None} if "aiohttp" not in sys.modules else {}
-    sys.modules.update(hidden)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 def _without_verb(words: list[str]) -> int:

@@ -139,10 +139,10 @@ def running_folders() -> list[Path]:
 
     found = set()
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if SUPERVISOR_MODULE in words:
+        head, _, options = " ".join(process.info["cmdline"] or []).partition(" --options ")
+        if head.endswith(SUPERVISOR_MODULE):
             with suppress(msgspec.DecodeError):
-                found.add(msgspec.json.decode(words[-1], type=_Options).directory)
+                found.add(msgspec.json.decode(options, type=_Options).directory)
     return sorted(map(Path, found))
 
 

@@ -26,6 +26,7 @@ from millrace.cli.errors import CliError
 from millrace.cluster.spec import ClusterSpec
 from millrace.files import open_private
 from millrace.supervision.cluster_folder import command
+from millrace.supervision.fork_server import run_module, set_title
 from millrace.supervision.survivors import created
 
 #: How long --detach waits for the banner: as long as the supervisor itself waits for readiness, and a little more.
@@ -51,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     return start(arguments, cluster_of(arguments, len(os.sched_getaffinity(0))))
 
 
-def start(arguments: argparse.Namespace, spec: ClusterSpec, **further: Any) -> int:  # noqa: RET503  # execv does not
-    """Starts the supervisor of a specification, with further fields of its options; returns if detached."""
+def start(arguments: argparse.Namespace, spec: ClusterSpec, **further: Any) -> int:
+    """Runs the supervisor of a specification, with further fields of its options: in this process if not detached."""
     directory = Path(arguments.dir).absolute()
     try:
         (directory / "run").mkdir(parents=True, exist_ok=True)
@@ -61,10 +62,12 @@ def start(arguments: argparse.Namespace, spec: ClusterSpec, **further: Any) -> i
     if arguments.take_over:
         _end_supervisor(directory)
     options = {"directory": str(directory), "spec": msgspec.to_builtins(spec), **further}
-    words = [sys.executable, "-m", SUPERVISOR_MODULE, "--options", json.dumps(options)]
+    words = [SUPERVISOR_MODULE, "--options", json.dumps(options)]
     if arguments.detach:
-        return _detach(words, directory)
-    os.execv(words[0], words)
+        return _detach([sys.executable, "-m", *words], directory)
+    sys.argv = words  # an exec would import half a second's modules again
+    set_title(f"{sys.executable} -m {SUPERVISOR_MODULE} --options {json.dumps({'directory': str(directory)})}")
+    return run_module(SUPERVISOR_MODULE)
 
 
 def _end_supervisor(directory: Path) -> None:

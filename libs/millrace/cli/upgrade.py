@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     supervisor = running_supervisor(folder) if folder else None
     if folder is None or supervisor is None:
         raise no_cluster("upgrade", arguments.dir)
-    program = supervisor.cmdline()[0]
+    program = " ".join(supervisor.cmdline()).partition(" -m ")[0]
     unit = kept_by(supervisor)
     if (takes := program != sys.executable) and unit:
         raise CliError(

@@ -197,7 +197,7 @@ def _run(sock: socket.socket, owner: int, preload: Sequence[str], log: Path | No
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        _title("millrace: fork server", "fork server")
+        set_title("millrace: fork server", "fork server")
         if log is not None:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(descriptor, 1)
@@ -288,7 +288,7 @@ def _become(request: ProgramRequest, output: int) -> NoReturn:
             os.sched_setaffinity(0, request.cores)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         command = [sys.executable, "-m", request.module, *request.arguments]
-        _title(" ".join(command), Path(sys.executable).name)
+        set_title(" ".join(command))
         if request.folder not in sys.path:
             sys.path.insert(0, request.folder)
         sys.argv = [request.module, *request.arguments]
@@ -352,12 +352,12 @@ def _take_streams(output: int) -> None:
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
-def _title(text: str, name: str) -> None:
+def set_title(text: str, name: str = Path(sys.executable).name) -> None:
     """Sets what ``ps`` shows: the command line, and the short name."""
     try:
         from setproctitle import setproctitle, setthreadtitle
     except ImportError:
-        return  # no wheel for this platform: the owner's title stays
+        return  # no wheel for this platform: the former title stays
     setproctitle(text)
     setthreadtitle(name)
 
