@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -277,6 +278,7 @@ class Cluster:
             text += open_api_warning(api.host, keys=bool(api.keys)) + joining(self._layout.spec.nats, self._directory)
         replace_file(self._directory / "run" / "banner.txt", text.encode())  # `up --detach` reads it once it is there
         display.say(text + "Ctrl-C stops everything." if sys.stdout.isatty() else text)
+        _tell_ready()
 
     def _broken(self) -> list[str]:
         """Children that do not come up."""
@@ -347,6 +349,13 @@ class Cluster:
         self._launcher.end_starts()
         for handle in filter(None, (self._handle, self._order_log)):
             handle.deliver(StopRequested())
+
+
+def _tell_ready() -> None:
+    """Tells systemd, where it has started this process, that the cluster serves."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told, contextlib.suppress(OSError):
+            told.sendto(b"READY=1", f"\0{address[1:]}" if address[0] == "@" else address)
 
 
 #: Makes a cluster's fork servers, and ends them.

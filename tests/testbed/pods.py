@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -107,25 +107,31 @@ class Cluster:
 
 def enter_root(model: Path) -> None:
     """Changes into a root that has the images' folders and this machine's other ones."""
-    root = Path(tempfile.mkdtemp())
-    _mount("-t", "tmpfs", "tmpfs", root)
-    for entry in Path("/").iterdir():
-        if entry.is_symlink():
-            (root / entry.name).symlink_to(entry.readlink())
-        elif entry.is_dir() and entry.name not in ("run", *FOLDERS):
-            (root / entry.name).mkdir()
-            _mount("--rbind", entry, root / entry.name)
+    root = make_root(("run", *FOLDERS))
     for folder in FOLDERS:
         (root / folder).mkdir(parents=True)
-    _mount("--bind", model, root / "model")
+    mount("--bind", model, root / "model")
     (root / "hosts").write_text("127.0.0.1 localhost nats ingress page\n")
-    _mount("--bind", root / "hosts", root / "etc/hosts")
+    mount("--bind", root / "hosts", root / "etc/hosts")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     os.chroot(root)
     os.chdir("/run")
 
 
-def _mount(*words: str | Path) -> None:
+def make_root(apart: Collection[str]) -> Path:
+    """A root with this machine's folders but those that are to be apart."""
+    root = Path(tempfile.mkdtemp())
+    mount("-t", "tmpfs", "tmpfs", root)
+    for entry in Path("/").iterdir():
+        if entry.is_symlink():
+            (root / entry.name).symlink_to(entry.readlink())
+        elif entry.is_dir() and entry.name not in apart:
+            (root / entry.name).mkdir()
+            mount("--rbind", entry, root / entry.name)
+    return root
+
+
+def mount(*words: str | Path) -> None:
     subprocess.run(["mount", *words], check=True)
 
 

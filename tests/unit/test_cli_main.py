@@ -226,9 +226,8 @@ def test_a_unit_starts_what_up_would_and_leaves_engines_to_the_next_supervisor(
     assert shown == unit.read_text()
     lines = unit.read_text().splitlines()
     start = next(line for line in lines if line.startswith("ExecStart="))
-    assert '"up" "--engine" "modelled" "--dir" "100%% mine" "--set" "worker.modelled.speed=2"' in start
-    assert start.endswith(f'"--dir" "{tmp_path}/100%% mine"')
-    assert {"KillMode=process", "Restart=on-failure", f"WorkingDirectory={tmp_path}"} <= set(lines)
+    assert start.endswith('"up" "--engine" "modelled" "--dir" "100%% mine" "--set" "worker.modelled.speed=2"')
+    assert {"KillMode=process", "RestartPreventExitStatus=0 SIGTERM", f"WorkingDirectory={tmp_path}"} <= set(lines)
     assert "daemon-reload" in capsys.readouterr().out
     if analyze := shutil.which("systemd-analyze"):
         done = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, timeout=60, check=False)

@@ -1,7 +1,8 @@
 """Writes a unit with which systemd keeps a cluster up: ``millrace service [--name NAME] install|show [options of up]``.
 
 The supervisor is the unit's process. Where it is killed, systemd starts it again and it takes over what lives: no
-stream ends (``KillMode=process``). Nothing is started here; what to type next is printed.
+stream ends (``KillMode=process``). Told to end, it ends its cluster in order: an ``ExecStop`` would fail after
+`millrace down`, and systemd would start the cluster again. Nothing is started here; what to type next is printed.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ UNIT = """\
 Description=Millrace cluster in {directory}
 After=network-online.target
 Wants=network-online.target
+StartLimitIntervalSec=0
 
 [Service]
-Type=exec
+Type=notify
+TimeoutStartSec=infinity
 {user}WorkingDirectory={folder}
 ExecStart={start}
-ExecStop={stop}
 KillMode=process
 Restart=on-failure
-RestartSec=1
+RestartPreventExitStatus=0 SIGTERM
 TimeoutStopSec=90
 OOMPolicy=continue
 LimitNOFILE=65536
@@ -71,13 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _unit(words: list[str], directory: Path, *, root: bool) -> str:
-    millrace = [sys.executable, "-m", "millrace.cli"]
+    if not any(word.partition("=")[0] == "--dir" for word in words):
+        words = [*words, "--dir", str(directory)]
     return UNIT.format(
         directory=_escaped(str(directory)),
         user=f"User={pwd.getpwuid(os.geteuid()).pw_name}\n" if root else "",  # with it systemd sets HOME
         folder=_escaped(str(Path.cwd())),
-        start=_line([*millrace, "up", *words, "--dir", str(directory)]),
-        stop=_line([*millrace, "down", "--dir", str(directory)]),
+        start=_line([sys.executable, "-m", "millrace.cli", "up", *words]),
         target="multi-user.target" if root else "default.target",
     )
 
