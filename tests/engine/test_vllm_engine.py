@@ -206,7 +206,8 @@ def test_threads_that_carry_messages_do_not_wait_for_the_one_that_computes(engin
     assert os.getsid(process) == process
 
 
-def test_torch_s_ranks_meet_in_a_file_that_ends_with_the_engine(engine: BenchEngine) -> None:
+def test_torch_s_ranks_meet_in_a_file_that_is_removed(engine: BenchEngine) -> None:
     files = list(Path(f"/proc/{engine.info.engine_pid}/fd").iterdir())
-    (met,) = [file for file in files if os.readlink(file).startswith("/memfd:ranks")]
+    (met,) = [file for file in files if "vllm_dist_" in os.readlink(file)]
+    assert os.readlink(met).endswith(" (deleted)")
     assert met.stat().st_size

@@ -45,10 +45,16 @@ class KvRankMixin(_Worker):
     distributed_init_method: str
 
     def init_device(self) -> None:
-        """Prepares the device. A single rank meets itself in memory: vLLM leaves a temporary file at each start."""
-        if self.parallel_config.world_size == 1 and self.distributed_init_method.startswith("file:"):
-            self.distributed_init_method = f"file:///proc/self/fd/{os.memfd_create('ranks')}"
+        """Prepares the device. vLLM leaves the file in which ranks meet: each holds it open, and once they have met it
+        is removed. Torch reads on from it, and finds it by what is open.
+        """
+        elsewhere, _, path = self.distributed_init_method.partition("file://")
+        if not elsewhere:
+            met = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+            self.distributed_init_method = f"file:///proc/self/fd/{met}"
         super().init_device()
+        if not elsewhere:
+            Path(path).unlink(missing_ok=True)
 
     def millrace_kv_offer(self, columns: list[int]) -> tuple[str, Any]:
         """The rank as an encoded KvRank, and its copiers. Args: columns: the group of each column of a row."""
