@@ -54,6 +54,23 @@ async def ended(client: openai.AsyncOpenAI, identity: str) -> Any:
     return await until(end, look_s=0.02)
 
 
+async def test_what_is_asked_while_the_store_elects_a_leader_waits_for_it(tmp_path: Path):
+    values = MemoryValues()
+    async with ingress(tmp_path, values) as (_, client):
+
+        async def meanwhile(asked: Any) -> Any:
+            values.away = True
+            asyncio.get_running_loop().call_later(0.3, setattr, values, "away", False)
+            return await asked
+
+        answer = await meanwhile(client.responses.create(**ASK, max_output_tokens=2))
+        assert answer.store
+        assert await meanwhile(client.responses.retrieve(answer.id)) == answer
+        assert (
+            await meanwhile(client.responses.create(**ASK, background=True, max_output_tokens=2))
+        ).status == "queued"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_is_asked_for_again_gone_on_with_and_deleted(tmp_path: Path, stream: bool):
     async with ingress(tmp_path, MemoryValues()) as (rig, client):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
@@ -35,14 +35,17 @@ from services.ingress.http.response_log import BYTES_MAX, LOG, RESPONSES, Respon
 PATH = "/v1/responses"
 #: An ingress with responses in the background says so as often, and is lost when it has not for so long, seconds.
 BEAT_S, LOST_S = 1.0, 5.0
-#: Time for the store to take a response before its client is told that it did not.
-STORE_S = 2.0
+#: Time for the store to answer once, and with retries: a server that dies takes what it was asked with it, and the
+#: others were seen to take 5.3 s to elect a leader.
+TRY_S, STORE_S = 2.0, 8.0
 #: Pause of readers at another ingress than the one that makes the response.
 POLL_S = 0.1
 #: Other ingresses whose signs of life are remembered.
 OWNERS_MAX = 256
 STORES_NONE = "This cluster stores no responses: send the whole conversation as `input`."
 _OPEN = ("queued", "in_progress")
+P = ParamSpec("P")
+T = TypeVar("T")
 _GAVE_WAY = error_event(ApiError(500, "The end of its events is not stored: ask for it without `stream`.", kind=SERVER))
 
 
@@ -157,8 +160,8 @@ class Responses:
             try:
                 if kept:
                     assert self.values is not None
-                    await asyncio.wait_for(self.values.put(RESPONSES, identity, body), STORE_S)
-            except (StoreAway, TimeoutError):
+                    await _answered(self.values.put, RESPONSES, identity, body)
+            except StoreAway:
                 kept = False
             tell(last if kept else unstored(last))
 
@@ -167,7 +170,7 @@ class Responses:
     # Stored responses
 
     async def _stored(self, identity: str, holder: KeyHolder) -> tuple[StoredResponse, int]:
-        found, revision = await self._values().get(RESPONSES, identity) if _is_id(identity) else (None, 0)
+        found, revision = await _answered(self._values().get, RESPONSES, identity) if _is_id(identity) else (None, 0)
         if not isinstance(found, StoredResponse) or found.holder != holder.name:
             raise ApiError(404, f"Response with id {identity[:100]} not found.", code="response_not_found")
         return found, revision
@@ -228,7 +231,7 @@ class Responses:
         log, start = self._open(exchange.request, identity, request, holder)
         if len(log.head.input) + len(log.head.request) + len(log.head.document) > BYTES_MAX:
             raise bad_value("background", "The input is larger than can be stored.")
-        revision = await self._values().put(RESPONSES, identity, log.head, 0)
+        revision = await _answered(self._values().put, RESPONSES, identity, log.head)
         start(revision)
         if request.stream:
             await self._replay(exchange, identity, holder, -1)
@@ -401,6 +404,21 @@ class Responses:
         if len(self._beats) > OWNERS_MAX:
             del self._beats[next(iter(self._beats))]
         return now_s - since > self._lost_s
+
+
+async def _answered(ask: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What the store answers, asked again where it does not.
+
+    Raises:
+        StoreAway: it does not for STORE_S.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STORE_S):
+            while True:
+                with contextlib.suppress(StoreAway, TimeoutError):
+                    return await asyncio.wait_for(ask(*args, **kwargs), TRY_S)
+                await asyncio.sleep(POLL_S)
+    raise StoreAway
 
 
 def _behind(chunk: ResponseEvents, after: int) -> bytes:
