@@ -1,5 +1,6 @@
 """systemd itself runs the unit that `millrace service install` writes."""
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,8 @@ async def test_a_killed_supervisor_is_started_again_by_another_environment_and_o
         machine.run("kill", "-9", worker)  # it watches what it has not started
         await until(lambda: processes("worker-0.json") not in ([], [worker]), look_s=0.1)
         await rig.well(2)
+        await asyncio.to_thread(machine.run, python, "-m", "millrace.cli", "upgrade", "--dir", rig.folder)
+        assert processes(f"^{sys.executable}") == []
 
     expect_identical(await offer_during(rig, replaced(), rate=2, prompts=PROMPTS, **FIELDS), expected)
     assert "taking over" in machine.run("journalctl", "-u", "millrace")
