@@ -34,17 +34,6 @@ async def test_a_second_up_says_that_one_runs(rig: UpRig) -> None:
     assert rig.url in again.stderr
 
 
-async def test_a_predictor_that_stands_still_costs_no_request(rig: UpRig) -> None:
-    expected = await expected_outcomes(rig, **LENGTH)
-    (pid,) = rig.pids("predictor-0.json")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        expect_identical(await under_fire(rig, lambda: None, shots=0, **LOAD, **LENGTH), expected)
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert await rig.metric('millrace_ingress_fallbacks_total{reason="paused"}') > 0, "it is left alone a while"
-
-
 async def test_services_run_on_and_come_back_without_their_fork_server(rig: UpRig) -> None:
     expected = await expected_outcomes(rig, **LENGTH)
     others = {pid for name in ("services.coordinator", "worker-0.json") for pid in rig.pids(name)}
@@ -84,14 +73,6 @@ async def test_an_ingress_that_stands_still_again_and_again_loses_its_sequences_
             lost.append(await rig.metric("millrace_ingress_continuations_total", 'reason="tokens_forgotten"'))
         assert [(each.tokens, each.error) for each in await asyncio.gather(*asked)] == [(800, "")] * 4
     assert lost[1] == lost[0]
-
-
-async def test_a_client_that_hangs_up_frees_its_blocks(rig: UpRig) -> None:
-    async with client(60) as http:
-        task = asyncio.create_task(stream(http, rig, prompt_text(2), max_tokens=1500, ignore_eos=True))
-        await told(rig, running=1)
-        task.cancel()
-    await told(rig, running=0, blocks_used=0)
 
 
 async def test_strangers_bytes_on_every_subject_change_nothing(rig: UpRig) -> None:

@@ -44,15 +44,6 @@ async def test_openai_chat_with_all_its_fields(client: openai.AsyncOpenAI, rig: 
     assert (sampling.ignore_eos, sampling.min_tokens, sampling.max_tokens) == (True, 1, 3)
 
 
-async def test_openai_stream_with_usage(client: openai.AsyncOpenAI):
-    stream = await client.chat.completions.create(
-        model="tiny", messages=MESSAGES, max_tokens=3, stream=True, stream_options={"include_usage": True}
-    )
-    chunks = [chunk async for chunk in stream]
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert (text, chunks[-1].usage.completion_tokens, chunks[0].choices[0].delta.role) == ("w0 w1 w2 ", 3, "assistant")
-
-
 async def test_openai_completions_with_a_batch_of_prompts(client: openai.AsyncOpenAI):
     answer = await client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=2, n=2, logprobs=1)
     assert [(c.index, c.text) for c in answer.choices] == [(i, "w0 w1 ") for i in range(4)]

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 from millrace.actor.settings import with_settings
 from millrace.enginemodel.coefficients import load_step_time
-from millrace.sim.runtime_sim import SECOND
 
-from simulator.scenarios.cluster import ScenarioCluster
 from simulator.scenarios.load import arrivals, models_of
 from simulator.scenarios.reading import scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
@@ -59,14 +57,6 @@ def test_outputs_are_as_long_as_the_model_makes_them() -> None:
     plain = {each.number: each.output_tokens for each in same.finished}
     for each in both.finished:
         assert each.output_tokens == plain[each.number] * (2 if each.model == "large" else 1)
-
-
-def test_the_coordinator_makes_one_plan_for_each_model() -> None:
-    cluster = ScenarioCluster(scenario_of(TABLE), step_times=load_step_time, truth=lambda _request, _model: 10)
-    cluster.simulation.run_for(3 * SECOND)
-    plans: dict[str, Any] = {key: entry.value for key, entry in cluster.simulation.nats.store.entries("plan").items()}
-    members = {model: [name for stage in plan.stages for name in stage.instances] for model, plan in plans.items()}
-    assert members == {"small": ["a-0", "a-1"], "large": ["b-0", "b-1"]}
 
 
 def test_a_model_that_is_killed_leaves_the_other_alone() -> None:
