@@ -1,7 +1,5 @@
 """Plans of cascades: leases, thresholds in force, membership of tiers, and what other writers do."""
 
-from typing import Any
-
 import msgspec
 import pytest
 from millrace.actor.effects import DeleteKey
@@ -140,17 +138,3 @@ def test_a_plan_that_cannot_be_read_is_written_anew_with_what_a_person_put(story
     assert _thresholds(story.plan) == [33.0, 0.0]
     assert story.plan.epoch == 4
     assert story.keys["cascade", "c"][1] == story.revision
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"tiers": [{"model": "nano", "threshold": 101}]}, "threshold 101"),
-        ({"tiers": [{"model": "nano"}, {"model": "nano"}]}, "tiers of c"),
-        ({"tiers": [{"model": "nano"}], "quality": 50.0}, "needs sample"),
-        ({"tiers": [{"model": "nano"}], "quality": 50.0, "latency_s": 1.0, "sample": "s"}, "exclude each other"),
-    ],
-)
-def test_a_configuration_that_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=said):
-        msgspec.convert({"name": "c", **fields}, CoordinatedCascade)

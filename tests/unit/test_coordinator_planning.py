@@ -247,15 +247,31 @@ def _built(config: CoordinatorConfig) -> ActorGroup:
     return build(config, ActorDeps(incarnation=1, rng=random.Random(1)))
 
 
+def cascaded(*tiers: dict[str, object], **fields: object) -> list[dict[str, object]]:
+    return [{"name": "c", "tiers": list(tiers), **fields}]
+
+
+NANO, RELIEF = {"model": "nano"}, {"strategy": "relief"}
+
+
 @pytest.mark.parametrize(
-    ("stages", "named"),
+    ("key", "value", "named"),
     [
-        ({"policy": "best"}, "stages.policy: 'best' is none of exact, fixed, one_stage"),
-        ({"policy": "exact", "parameters": {"margin": 2}}, "stages.parameters of exact: .*margin"),
-        ({"step_times": {"x": "/nowhere/x.toml"}}, "stages.step_times: .*nowhere"),
-        ({"ranges": {"m": [{"length_min": 5}]}}, r"ranges.m: ranges\[0\].length_min is 5"),
+        ("stages", {"policy": "best"}, "stages.policy: 'best' is none of exact, fixed, one_stage"),
+        ("stages", {"policy": "exact", "parameters": {"margin": 2}}, "stages.parameters of exact: .*margin"),
+        ("stages", {"step_times": {"x": "/nowhere/x.toml"}}, "stages.step_times: .*nowhere"),
+        ("stages", {"ranges": {"m": [{"length_min": 5}]}}, r"ranges.m: ranges\[0\].length_min is 5"),
+        ("flips", {"policy": "astrology"}, "flips"),
+        ("flips", {"policy": "fixed", "parameters": {"x": 1}}, "flips"),
+        ("provisioning", {"strategy": "pre-empt"}, "one of none, preempt, relief"),
+        ("provisioning", RELIEF | {"parameters": {"threshold_s": -3}}, "threshold_s"),
+        ("provisioning", RELIEF | {"hosts": []}, "hosts is empty"),
+        ("cascades", cascaded(NANO | {"threshold": 101}), "threshold 101"),
+        ("cascades", cascaded(NANO, NANO), "tiers of c"),
+        ("cascades", cascaded(NANO, quality=50.0), "needs sample"),
+        ("cascades", cascaded(NANO, quality=50.0, latency_s=1.0, sample="s"), "exclude each other"),
     ],
 )
-def test_a_wrong_configuration_is_refused_by_name(stages: dict[str, object], named: str) -> None:
+def test_a_wrong_configuration_is_refused_by_name(key: str, value: object, named: str) -> None:
     with pytest.raises((ConfigError, msgspec.ValidationError), match=named):
-        _built(msgspec.convert({"stages": stages}, CoordinatorConfig))
+        _built(msgspec.convert({key: value}, CoordinatorConfig))

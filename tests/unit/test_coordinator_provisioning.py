@@ -1,13 +1,10 @@
 """Provisioning in the coordinator: what it asks of provisioners, and what it does with their answers and silence."""
 
-from random import Random
 from typing import Any
 
 import msgspec
 import pytest
-from millrace.actor.deps import ActorDeps
 from millrace.actor.effects import Effect, Log, Publish, Request
-from millrace.actor.errors import ConfigError
 from millrace.contracts.coordinator import OrderRefusal, OrderRefused
 from millrace.contracts.local import KeyChanged, Replied, RequestFailed, RequestFailure
 from millrace.contracts.message import Body, ErrorReply
@@ -17,8 +14,7 @@ from millrace.contracts.provisioner import InstanceOrdered, StartInstance, StopI
 from millrace.contracts.status import ServicePresence
 from prometheus_client import CollectorRegistry
 
-from services.coordinator.build import build
-from services.coordinator.config import CoordinatorConfig, ProvisioningConfig
+from services.coordinator.config import ProvisioningConfig
 from services.coordinator.fleet import SAMPLES_MAX
 from services.coordinator.leased_plans import LEASE_NS
 from services.coordinator.provisioning import STOP_GRACE_NS
@@ -274,17 +270,3 @@ def test_windows_are_bounded(bench: Provisioned) -> None:
     for _ in range(SAMPLES_MAX + 9):
         bench.placed(1)
     bench.actor.check_invariants()
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"strategy": "pre-empt"}, "one of none, preempt, relief"),
-        ({"strategy": "relief", "parameters": {"threshold_s": -3}}, "threshold_s"),
-        ({"strategy": "relief", "hosts": []}, "hosts is empty"),
-    ],
-)
-def test_a_wrong_configuration_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
-    config = CoordinatorConfig(name="c", provisioning=ProvisioningConfig(**fields))
-    with pytest.raises(ConfigError, match=words):
-        build(config, ActorDeps(incarnation=1, rng=Random(1)))

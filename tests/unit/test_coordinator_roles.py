@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from millrace.actor.effects import Reply
-from millrace.actor.errors import ConfigError
 from millrace.contracts.coordinator import OrderAccepted, OrderRefusal, OrderRefused, SetRole
 from millrace.contracts.local import BucketReady, BusReconnected, KeyChanged, KeyFailure, KeyNotPut, TimerFired
 from millrace.contracts.message import Message
@@ -296,9 +294,3 @@ def test_a_standby_that_leads_after_the_store_lost_its_disk_keeps_roles_and_orde
     assert standby.plan.coordinator == "coordinator-1"
     assert standby.plan.epoch > before.epoch
     assert (standby.plan.stages, standby.plan.role_orders) == (before.stages, {"d0": PREFILL})
-
-
-@pytest.mark.parametrize("fields", [{"policy": "astrology"}, {"policy": "fixed", "parameters": {"x": 1}}])
-def test_an_unknown_policy_or_parameter_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="flips"):
-        Bench(flips=RolePolicyConfig(**fields))
