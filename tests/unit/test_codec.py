@@ -122,13 +122,10 @@ def test_a_sequence_id_that_is_written_is_read_again(request: str, index: int):
     written = str(SequenceId(request, index))
     assert SequenceId.parse(written) == SequenceId(request, index)
     assert request_id_of(written) == request
+    assert request_id_of("r") == "r", "no sequence"
 
 
 @pytest.mark.parametrize("text", ["", "r", "r.", ".0", "r.x", "r.-1", "r.²"])
 def test_text_that_is_no_sequence_id_is_refused(text: str):
     with pytest.raises(ValueError, match="not a sequence id"):
         SequenceId.parse(text)
-
-
-def test_a_request_that_is_no_sequence_stays_what_it_is():
-    assert request_id_of("r") == "r"

@@ -101,6 +101,13 @@ def drained(effects: list[Effect]) -> list[tuple[str, int]]:
     ]
 
 
+def drained_told(bench: Bench) -> list[tuple[str, str]]:
+    """Return what the next presence says of drained instances."""
+    bodies = [effect.body for effect in bench.send(TimerFired(name="tick")) if isinstance(effect, Publish)]
+    (presence,) = [body for body in bodies if isinstance(body, ServicePresence) and body.role == "supervisor"]
+    return [(each.instance, each.model) for each in presence.drained]
+
+
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
@@ -130,6 +137,7 @@ def test_a_stopped_instance_drains_and_once_it_ended_its_name_is_free_again(benc
     cancelled = {effect.name for effect in effects if isinstance(effect, CancelTimer)}
     assert cancelled >= {"retire/worker-0", "kill/worker-0"}
     assert "worker-0" not in bench.states()
+    assert drained_told(bench) == [], "that is for operators"
     assert reply(bench.order()) == InstanceOrdered(instance="worker-0")
 
 
@@ -226,13 +234,6 @@ class Drained(Bench):
         self.send(ChildExited(name=name, pid=pid, status=0))
         return answer
 
-    def told(self) -> list[tuple[str, str]]:
-        """Return what the next presence says of drained instances."""
-        effects = self.send(TimerFired(name="tick"))
-        bodies = [effect.body for effect in effects if isinstance(effect, Publish)]
-        (presence,) = [body for body in bodies if isinstance(body, ServicePresence) and body.role == "supervisor"]
-        return [(each.instance, each.model) for each in presence.drained]
-
     def back(self, name: str) -> Body:
         return reply(self.order(model="", instance=name))
 
@@ -243,11 +244,11 @@ def test_every_instance_can_be_drained_and_each_comes_back() -> None:
         assert isinstance(bench.back(name), InstanceOrdered)
         bench.run(name, 20)
         bench.drain(name, 20)
-    assert bench.told() == [(name, "m") for name in ("worker-0", "worker-2", "worker-3")]
+    assert drained_told(bench) == [(name, "m") for name in ("worker-0", "worker-2", "worker-3")]
     for name in ("worker-3", "worker-0", "worker-2"):
         assert bench.back(name) == InstanceOrdered(instance=name)
     assert bench.states()["worker-0"] == "starting"
-    assert bench.told() == []
+    assert drained_told(bench) == []
 
 
 def test_provisioning_leaves_alone_what_an_operator_drained() -> None:
@@ -256,13 +257,6 @@ def test_provisioning_leaves_alone_what_an_operator_drained() -> None:
     refused = reply(bench.order())
     assert isinstance(refused, OrderRefused)
     assert refused.detail == "5 instances of m are the bound (--instances-max), 1 drained by an operator"
-
-
-def test_what_provisioning_stopped_is_not_told_of_and_may_be_started_again_by_anyone(bench: Bench) -> None:
-    bench.retire("worker-0", 0)
-    bench.send(ChildExited(name="worker-0", pid=10, status=0))
-    assert Drained.told(bench) == []  # type: ignore[arg-type]
-    assert reply(bench.order()) == InstanceOrdered(instance="worker-0")
 
 
 @pytest.mark.parametrize(
