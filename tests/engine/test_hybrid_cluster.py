@@ -1,6 +1,4 @@
-"""Real engines in two stages, of a model with attention and states: requests are handed on as they grow, and no token
-differs for it.
-"""
+"""Real engines in two stages, of a model with attention and states: requests are handed on, and no token differs."""
 
 import asyncio
 import json

@@ -16,12 +16,7 @@ AT_ONCE = 3
 
 
 class Mover(Operator):
-    """Use as ``async with Mover(rig) as mover``; it moves until the end of the block.
-
-    Attributes:
-        finished: What became of each migration that was answered.
-        heard: What was published of any.
-    """
+    """Moves until the end of its ``async with``. ``finished``: migrations that were answered; ``heard``: any."""
 
     def __init__(self, rig: UpRig, *, seed: int = 1, modes: tuple[MigrationMode, ...] = (MigrationMode.LIVE,)) -> None:
         """Without ``modes`` it only looks."""

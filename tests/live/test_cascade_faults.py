@@ -1,6 +1,4 @@
-"""A cascade of three models, judged by a fourth, on modelled engines under faults: every request is answered, by one
-attempt's text.
-"""
+"""A cascade of three models, judged by a fourth, under faults: every request is answered, by one attempt's text."""
 
 import asyncio
 import json
@@ -72,14 +70,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpRig]:
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """Answer of the cascade, as its client got it.
-
-    Attributes:
-        model: Who answered.
-        cascade: The field of that name in the body, or in the last chunk.
-        usage: Of the delivered answer, with ``cascade.attempts``.
-        error: Empty where there was none.
-    """
+    """Answer of the cascade, as its client got it: ``usage`` has ``cascade.attempts``, too."""
 
     prompt: str
     text: str = ""
@@ -137,8 +128,7 @@ async def ask(api: openai.AsyncOpenAI, model: str, prompt: str, *, streamed: boo
 async def barrage(rig: UpRig, count: int, faults: Mapping[int, Callable[[], Any]]) -> list[Answer]:
     """Asks the cascade eight times a second, every other time as a stream; returns all answers in order.
 
-    Args:
-        faults: Called just before the request of that number; coroutines run beside the requests.
+    Each fault is called just before the request of its number; coroutines run beside the requests.
     """
     async with client_of(rig) as api, asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[Answer]] = []

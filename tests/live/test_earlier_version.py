@@ -47,11 +47,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Beside:
-    """Processes beside a cluster, configured as its own ones are.
-
-    Args:
-        code: Folder of the earlier version; ``role`` is of it, everything else of this one.
-    """
+    """Processes beside a cluster, configured as its own: ``role`` is of ``code``, the folder of the earlier version."""
 
     def __init__(self, rig: UpRig, code: Path, role: str) -> None:
         self._rig, self._code, self._role = rig, code, role

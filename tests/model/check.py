@@ -78,12 +78,7 @@ SECONDS_MAX = 600
 
 
 class Found(NamedTuple):
-    """Result of a search.
-
-    Attributes:
-        violated: The property; empty where none was.
-        processor_s: Processor time of the search; the machine may have had other things to do.
-    """
+    """Result of a search: the property that was violated, or empty; and processor time."""
 
     errors: int
     states: int

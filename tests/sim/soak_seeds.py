@@ -40,11 +40,7 @@ def _drawn(of: str, index: int) -> int:
 
 
 def passed(seed: int, policy: str = POLICY, **kind: Any) -> SoakReport:
-    """The report of a seed. One that fails fails the test, with the command that runs it again.
-
-    Args:
-        kind: Further fields of ``SoakChoice``.
-    """
+    """The report of a seed; ``kind``: fields of ``SoakChoice``. A seed that fails says how it is run again."""
     choice = SoakChoice(policy=policy, **kind)
     result = run_seed(seed, choice)
     if isinstance(result, SoakReport):

@@ -63,11 +63,7 @@ def recorded(
     engine: EngineParameters = ENGINE,
     rate_per_s: float = 12.0,
 ) -> Path:
-    """Requests as a simulated cluster served them.
-
-    Args:
-        factors: By group's name: its step times over those that its instances name.
-    """
+    """Requests as a simulated cluster served them; ``factors``: step times over those that a group names."""
     spec = with_model_folders(parse_cluster(cluster))
     tables = cluster_tables(spec, lambda model, group: (engine, f"cpu-8m {factors[group.name]}"))
     named = spec.models[0].groups[0].step_time or "cpu-8m"

@@ -21,12 +21,7 @@ ANSWER_S = 10.0
 
 
 class Operator:
-    """Connected to one cluster.
-
-    Attributes:
-        where: Instance that decodes a sequence, by its last tokens.
-        snapshots: The last one of each instance.
-    """
+    """Knows where each sequence decodes, by its last tokens, and the last snapshot of each instance."""
 
     def __init__(self, rig: UpRig) -> None:
         self._rig = rig

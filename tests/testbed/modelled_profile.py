@@ -16,11 +16,7 @@ IDS = 200
 
 
 class ModelledProfile:
-    """Implements ProfilePort in virtual time.
-
-    Attributes:
-        noise: Standard deviation of a step's time as a share of it: what a real machine does to measurements.
-    """
+    """Implements ProfilePort in virtual time; ``noise``: standard deviation of a step's time as a share of it."""
 
     def __init__(
         self, name: str, step_time: StepTimeModel, parameters: EngineParameters, *, noise: float = 0.0, seed: int = 0

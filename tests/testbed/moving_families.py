@@ -52,14 +52,7 @@ DRAFT = "draft"
 
 
 class Family(NamedTuple):
-    """Recipe of one.
-
-    Attributes:
-        config: Name of its configuration in transformers.
-        fields: Of that, beside those of all.
-        keeps: Groups of layers, for people.
-        engine: VLLM's arguments.
-    """
+    """Recipe of one: its configuration in transformers, and its engine's arguments; ``keeps`` is for people."""
 
     config: str
     fields: dict[str, Any]

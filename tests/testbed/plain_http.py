@@ -42,11 +42,7 @@ class PlainTransport(httpx.AsyncBaseTransport):
 
 
 class PlainAnswer(httpx.AsyncByteStream):
-    """One answer: its head, then its body by iteration. Its ``on_...`` methods are called by the parser.
-
-    Attributes:
-        headers: Once ``head`` has returned.
-    """
+    """One answer: its head, then its body by iteration. Its ``on_...`` methods are called by the parser."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, read_s: float | None) -> None:
         self.headers: list[tuple[bytes, bytes]] = []

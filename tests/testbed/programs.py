@@ -76,11 +76,7 @@ Program = subprocess.Popen[bytes] | ForkedProgram
 
 
 def open_fork_server(*preload: str) -> None:
-    """Opens the fork server of this session of tests, if there is none. Where it cannot be, programs start by exec.
-
-    Args:
-        preload: Modules beside the usual ones.
-    """
+    """Opens the fork server of this session, where there is none. Where it cannot be, programs start by exec."""
     if not _servers:
         server = ForkServer.open([*PROGRAMS, *preload])
         _servers.extend([server] if server is not None else [])

@@ -23,11 +23,7 @@ ANSWER_S = 2.0
 
 
 class RoleOperator:
-    """Use as ``async with RoleOperator(rig) as operator``.
-
-    Attributes:
-        took_s: How long each flip that was followed to its end took.
-    """
+    """Use as ``async with RoleOperator(rig) as operator``; ``took_s``: how long each flip that was followed took."""
 
     def __init__(self, rig: UpRig) -> None:
         self._rig = rig
@@ -67,11 +63,7 @@ class RoleOperator:
     async def order(
         self, instance: str, role: InstanceRole, *, epoch: int = 0, limit_s: float = 30.0
     ) -> OrderAccepted | OrderRefused:
-        """Gives an order until somebody answers it.
-
-        Raises:
-            TimeoutError: nobody does within the limit.
-        """
+        """Gives an order until somebody answers it; raises TimeoutError where nobody does within the limit."""
         body = SetRole(model=self._rig.model, instance=instance, role=role, plan_epoch=epoch)
         subject = self._subjects.coordinate(body.model, "role")
         until = time.monotonic() + limit_s
@@ -86,11 +78,7 @@ class RoleOperator:
         raise TimeoutError(f"nobody takes the order for {instance}")
 
     async def reaches(self, instance: str, role: InstanceRole, *, limit_s: float = 60.0) -> None:
-        """Waits until an instance has a role.
-
-        Raises:
-            TimeoutError: not within the limit.
-        """
+        """Waits until an instance has a role; raises TimeoutError after the limit."""
 
         async def reached() -> bool:
             return await self.role(instance) is role
@@ -98,11 +86,7 @@ class RoleOperator:
         await until(reached, limit_s, 0.05)
 
     async def flip(self, instance: str, role: InstanceRole, *, limit_s: float = 60.0) -> None:
-        """Orders a role and waits until the instance has it.
-
-        Raises:
-            TimeoutError: not within the limit. AssertionError: refused.
-        """
+        """Orders a role and waits until the instance has it; raises TimeoutError, or AssertionError if refused."""
         began = time.monotonic()
         answer = await self.order(instance, role)
         assert isinstance(answer, OrderAccepted), answer

@@ -53,9 +53,7 @@ _BESIDE: dict[str, dict[str, Any]] = {
 
 
 def build(folder: Path, family: str, **changes: Any) -> Path:
-    """Writes a family's files, its configuration changed as told; returns the folder. Engines take ``load_format``
-    ``dummy``.
-    """
+    """Writes a family's files, its configuration changed as told, for engines with ``load_format`` ``dummy``."""
     files = {"config.json": {**CONFIGS[family], **changes}, **_BESIDE.get(family, {})}
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

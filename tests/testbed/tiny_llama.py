@@ -12,13 +12,7 @@ EOS = 257
 
 
 def build(folder: Path, *, seed: int = 0, max_model_len: int = 1024) -> Path:
-    """Writes config.json, weights and tokenizer; returns the folder.
-
-    Args:
-        folder: Made where it is missing.
-        seed: Of the weights.
-        max_model_len: Longest sequence, tokens.
-    """
+    """Writes config.json, weights and tokenizer to the folder, which is made where it is missing; returns it."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -7,11 +7,9 @@ from typing import Any
 
 
 async def until(holds: Callable[[], Any], limit_s: float = 60.0, look_s: float = 0.005) -> Any:
-    """Asks until it holds, every ``look_s``; returns what was answered. ``holds`` may return a coroutine, and shall be
-    cheap where no ``look_s`` is given.
+    """Asks until it holds, every ``look_s``; returns what was answered. Raises TimeoutError after the limit.
 
-    Raises:
-        TimeoutError: not within the limit.
+    ``holds`` may return a coroutine, and shall be cheap where no ``look_s`` is given.
     """
     async with asyncio.timeout(limit_s):
         while True:

@@ -21,12 +21,7 @@ DONE = plain(RequestFinished, request="r", prompt_tokens=9, output_tokens=[9], a
 
 
 class Autopilot:
-    """One autopilot, after its first tick.
-
-    Attributes:
-        proposed: The advice that it gave, in order.
-        applied: Settings that it put in force, in order.
-    """
+    """One autopilot, after its first tick, with its advice and the settings that it put in force, in order."""
 
     def __init__(self, *, leads: bool = True, mode: str = "advise", found: Plan | None = None) -> None:
         config = CoordinatorConfig(

@@ -36,10 +36,7 @@ class Bench:
         registry: CollectorRegistry | None = None,
         **config: Any,
     ) -> None:
-        """Args:
-        instances: That are registered; then a second passes.
-        config: Further fields of the configuration.
-        """
+        """Registers ``instances``, then a second passes; ``config``: further fields of the configuration."""
         settings = CoordinatorConfig(name=name, roles=dict(roles or {}), **config)
         self.actor = build(settings, ActorDeps(incarnation=incarnation, rng=Random(1), registry=registry))
         self.now_ns = 100 * S

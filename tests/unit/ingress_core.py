@@ -100,10 +100,7 @@ class Bench:
         model_of: Mapping[str, str] | None = None,
         judges: Mapping[str, ConfidenceModel] = MappingProxyType({}),
     ) -> None:
-        """Args:
-        model_of: Model of each instance; ``instances`` of one model where there is none.
-        judges: By model.
-        """
+        """``model_of``: model of each instance; ``instances`` of one where there is none. ``judges``: by model."""
         self.config = config or IngressConfig(tagging=NO_TAG, dispatch=PLAIN)
         self.now_ns = START
         self.model_of = {f"w{i}": MODEL for i in range(instances)} if model_of is None else dict(model_of)

@@ -37,12 +37,7 @@ def _actor(learning: LearningConfig | None = None, **given: Any) -> TaggerActor:
 
 
 class Talk:
-    """Asks a tagger and tells it outcomes, as ingress does.
-
-    Attributes:
-        others: Every effect but trainings.
-        trainings: Trainings asked for; where ``trains`` is set they have been carried out at once.
-    """
+    """Asks a tagger and tells it outcomes, as ingress does. Trainings are done at once where ``trains`` is set."""
 
     def __init__(self, tagger: TaggerActor, *, trains: bool = True) -> None:
         self.tagger = tagger
