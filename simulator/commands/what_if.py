@@ -210,8 +210,8 @@ def _print_fidelity(console: Console, question: Asked) -> None:
     for name in _COLUMNS:
         table.add_column(name.replace("_", " "), justify="right")
     figures = question.fidelity
-    table.add_row("recorded", *(_ms(figures[name].before) for name in _COLUMNS))
-    table.add_row("replayed", *(_ms(figures[name].after) for name in _COLUMNS))
+    table.add_row("recorded", *(recordings.digits(figures[name].before) for name in _COLUMNS))
+    table.add_row("replayed", *(recordings.digits(figures[name].after) for name in _COLUMNS))
     table.add_row("ratio", *(f"{figures[name].ratio:.2f}" for name in _COLUMNS))
     table.add_row("95 %", *(f"{figures[name].low:.2f} to {figures[name].high:.2f}" for name in _COLUMNS))
     console.print(table)
@@ -225,7 +225,9 @@ within: {objectives}, {objectives.source}"""
     for name in (*_COLUMNS, "within"):
         table.add_column(name.replace("_", " "), justify="right")
     before = found[0].within.before
-    table.add_row("unchanged", *(_ms(found[0].figures[name].before) for name in _COLUMNS), f"{before:.1%}")
+    table.add_row(
+        "unchanged", *(recordings.digits(found[0].figures[name].before) for name in _COLUMNS), f"{before:.1%}"
+    )
     for each in found:
         within = each.within
         points = f"{within.after:.1%}\n[{100 * within.low:+.1f}, {100 * within.high:+.1f}]"
@@ -233,13 +235,9 @@ within: {objectives}, {objectives.source}"""
     return table
 
 
-def _ms(value: float) -> str:
-    return f"{value:.4g}"
-
-
 def _cell(figure: ComparedFigure) -> str:
     low, high = (f"{100 * (bound - 1):+.0f}" for bound in (figure.low, figure.high))
-    return f"{_ms(figure.after)}\n{100 * (figure.ratio - 1):+.0f} %\n[{low}, {high}]"
+    return f"{recordings.digits(figure.after)}\n{100 * (figure.ratio - 1):+.0f} %\n[{low}, {high}]"
 
 
 def _print_answer(console: Console, answer: ChangeAnswer) -> None:

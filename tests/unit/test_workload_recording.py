@@ -178,6 +178,12 @@ def test_show_says_what_a_recording_holds(tmp_path: Path, capsys: pytest.Capture
     text = capsys.readouterr().out
     assert "2 requests in 1 s (2.00/s), 2 completed" in text
     assert "40% of them as in an earlier one" in text
+    long = msgspec.structs.replace(row(0), prompt=123_456)
+    write_recording(tmp_path / "a.jsonl", [RecordingBegan(run=1), long])
+    assert run_verb("recording", verb, ["show", "--file", str(tmp_path / "a.jsonl")]) == 0
+    text = capsys.readouterr().out
+    assert "1 requests in 0 s, 1 completed" in text
+    assert "prompt 123456 tokens" in text
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,11 @@ def shown(load: RecordedLoad) -> list[str]:
     rows = [row for _, row in load.requests]
     done = [row for row in rows if row.outcome == "completed"]
     span_s = (rows[-1].at_ns - rows[0].at_ns) / 1e9
+    rate = f" ({len(rows) / span_s:.2f}/s)" if span_s else ""
     alike = sum(row.shared * row.block_size for row in rows) / max(1, sum(row.prompt for row in rows))
     models = sorted({row.model for row in rows if row.model})
     lines = [
-        f"{len(rows)} requests in {span_s:.0f} s ({len(rows) / max(span_s, 1e-9):.2f}/s), {len(done)} completed",
+        f"{len(rows)} requests in {span_s:.0f} s{rate}, {len(done)} completed",
         f"models: {', '.join(models) or 'not told'}; instances: {', '.join(sorted(load.instances)) or 'not told'}",
         f"prompt {_quantiles([row.prompt for row in rows])} tokens, {alike:.0%} of them as in an earlier one; "
         f"output {_quantiles([tokens for row in rows for tokens in row.outputs])}",
@@ -117,6 +118,11 @@ def shown(load: RecordedLoad) -> list[str]:
 
 def _quantiles(values: list[int] | list[float]) -> str:
     if len(values) < 2:
-        return ", ".join(f"{value:g}" for value in values) or "none"
+        return ", ".join(map(digits, values)) or "none"
     cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return f"p50 {cuts[49]:.4g}, p99 {cuts[98]:.4g}"
+    return f"p50 {digits(cuts[49])}, p99 {digits(cuts[98])}"
+
+
+def digits(value: float) -> str:
+    """A number with four digits, and all of those before its point."""
+    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
