@@ -155,8 +155,12 @@ def joining(nats: NatsSpec, directory: Path) -> str:
     """Text that says how other machines join; empty where NATS cannot be reached from there."""
     if nats.host == "127.0.0.1":
         return ""
-    plain = "" if nats.tls else "WARNING: NATS speaks no TLS: passwords and prompts pass as they are (nats.tls).\n"
-    return f"  join     millrace join nats://THIS_MACHINE:{nats.port} --token @{shown(directory)}/run/{TOKEN}\n{plain}"
+    host = "THIS_MACHINE" if nats.host in ("0.0.0.0", "::") else nats.host
+    words = f"nats://{host}:{nats.port} --token @{shown(directory)}/run/{TOKEN}"
+    if nats.tls:
+        return f"  join     millrace join {words} --set nats.tls={nats.tls}\n"
+    plain = "WARNING: NATS speaks no TLS: passwords and prompts pass as they are (nats.tls).\n"
+    return f"  join     millrace join {words}\n{plain}"
 
 
 def open_api_warning(host: str, *, keys: bool) -> str:

@@ -318,7 +318,7 @@ def _free(host: str, port: int) -> bool:
 def _running_text(directory: Path) -> str:
     try:
         known = msgspec.json.decode((directory / "run" / "cluster.json").read_bytes(), type=dict[str, object])
-        where = f" at {known['ingress_url']} (supervisor pid {known['supervisor_pid']})"
+        where = f" at {known['ingress_url'] or known['nats_url']} (supervisor pid {known['supervisor_pid']})"
     except (OSError, msgspec.DecodeError, KeyError):
         where = ""
     show, stop = (command(verb, directory) for verb in ("status", "down"))

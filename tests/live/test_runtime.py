@@ -134,7 +134,7 @@ async def test_effects_before_a_stop_still_leave(nats_server: NatsProcess):
 
 async def test_no_server_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch, unused_tcp_port: int):
     monkeypatch.setattr(connection, "CONNECT_S", 0.5)
-    with pytest.raises(BusUnavailable, match="no NATS server at nats://127"):
+    with pytest.raises(BusUnavailable, match=r"no NATS server at nats://127.*: .*Connect call failed"):
         await runtime_at(f"nats://127.0.0.1:{unused_tcp_port}").connect()
 
 

@@ -32,7 +32,7 @@ from services.supervisor.actor import (
     SupervisorActor,
 )
 from services.supervisor.config import ChildSpec, Imports, Joined, LaunchOptions
-from services.supervisor.display import Display, banner, open_api_warning
+from services.supervisor.display import Display, banner, joining, open_api_warning
 from services.supervisor.effects import ChildExited, ChildStarted, MachineChecked, SignalChild, StartChild
 from services.supervisor.launcher import _in_thread, bound_logs, last_lines
 from services.supervisor.layout import JOINING, Layout
@@ -409,6 +409,13 @@ def test_an_api_open_to_others_without_keys_is_warned_of(host: str) -> None:
     text = open_api_warning(host, keys=False)
     assert ("WARNING" in text and host in text and "--keys" in text) is (host not in ("127.0.0.1", "localhost"))
     assert "WARNING" not in open_api_warning(host, keys=True)
+
+
+@pytest.mark.parametrize(("host", "tls", "shown"), [("0.0.0.0", "", "THIS_MACHINE"), ("10.0.0.7", "certs", "10.0.0.7")])
+def test_how_other_machines_join_is_shown_in_full(host: str, tls: str, shown: str) -> None:
+    first, *rest = joining(NatsSpec(host=host, tls=tls), Path("c")).splitlines()
+    assert f"millrace join nats://{shown}:4222 --token @" in first
+    assert (first.endswith(" --set nats.tls=certs"), bool(rest)) == (bool(tls), not tls)
 
 
 @pytest.mark.parametrize(

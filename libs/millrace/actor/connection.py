@@ -75,6 +75,7 @@ class Connection:
         self._closing = False
         self._reopening: asyncio.Task[None] | None = None
         self._errors_logged: set[str] = set()
+        self._last_error = ""
 
     async def connect(self) -> None:
         """Connects.
@@ -98,7 +99,8 @@ class Connection:
             await asyncio.gather(connecting, return_exceptions=True)
             if refused.done():
                 raise BusRefused(f"{self._servers()} refused user {self._user!r}: {refused.result()}")
-            raise BusUnavailable(f"no NATS server at {self._servers()} within {CONNECT_S:.0f} s")
+            why = f": {self._last_error}" if self._last_error else ""
+            raise BusUnavailable(f"no NATS server at {self._servers()} within {CONNECT_S:.0f} s{why}")
         try:
             connecting.result()
         except (OSError, NatsError) as error:
@@ -190,7 +192,7 @@ class Connection:
         await self._on_reconnected()
 
     def _on_client_error(self, error: Exception) -> None:
-        text = str(error) or type(error).__name__
+        text = self._last_error = str(error) or type(error).__name__
         refused = "permissions violation" in text.lower()
         self._meter.dropped.add("permission" if refused else "bus_error")
         if self.connected and text not in self._errors_logged and len(self._errors_logged) < ERRORS_LOGGED_MAX:
