@@ -28,6 +28,7 @@ path = "{model}"
 [[models.groups]]
 count = {count}
 processes = {count}
+spares = {spares}
 engine = "modelled"
 
 [models.groups.settings]
@@ -46,13 +47,13 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "cluster.toml"
-        self.spec = {"count": 3, "sequences": 8, "policy": "forecast", "more": SPEED}
-        self.model = write_model_folder(folder / "model")
+        model = write_model_folder(folder / "model")
+        self.spec = {"model": model, "count": 3, "spares": 0, "sequences": 8, "policy": "forecast", "more": SPEED}
         self.write()
         self.rig = UpRig.of_words(folder / "cluster", ("--cluster", str(self.file)), "m")
 
     def write(self, **change: object) -> None:
-        self.file.write_text(CLUSTER.format(model=self.model, **(self.spec | change)))
+        self.file.write_text(CLUSTER.format(**(self.spec | change)))
 
     def write_wrong(self, **change: object) -> None:
         """Something that drains every instance, and shall not stay."""
@@ -61,12 +62,13 @@ class Cluster:
     async def apply(self, *words: str) -> str:
         return await asyncio.to_thread(self.rig.cli, "apply", str(self.file), *words, limit_s=200)
 
-    async def applied(self, **change: object) -> None:
+    async def applied(self, **change: object) -> str:
         self.spec |= change
         self.write()
         said = await self.apply("--reason", "tried", "--within", "60")
         assert said.splitlines()[-1].endswith("the cluster is as the file says"), said
         assert await self.apply("--dry-run") == "nothing changes\n"
+        return said
 
     async def as_before(self) -> None:
         """Waits until all serves as it did before, and nothing else is in force."""
@@ -178,3 +180,22 @@ async def test_what_cuts_streams_or_needs_a_restart_is_refused_with_the_reason(c
         assert why in await cluster.apply(), change
     cluster.file.write_text(text)
     assert await cluster.apply() == "nothing changes\n"
+
+
+async def stood_in(cluster: Cluster) -> None:
+    """The only instance of a model is changed, to another folder of it too, while a spare stands in."""
+    await cluster.applied(count=1, spares=1)
+    said = await cluster.applied(model=write_model_folder(cluster.file.parent / "revision"))
+    steps = ("worker-1 starts", "worker-1 ready", "worker-0 drains", "worker-0 starts", "worker-1 drains")
+    assert sorted(steps, key=said.index) == list(steps), said
+    cluster.write_wrong(more=f'{SPEED}\ncanary = {{ prompt = "Say", text = "something that no engine says" }}')
+    said = await cluster.apply()
+    assert "worker-1 does not start" in said
+    assert "worker-0 drains" not in said
+    assert "the cluster is as it was before" in said
+
+
+async def test_a_spare_stands_in_for_the_only_instance_of_a_model(cluster: Cluster) -> None:
+    expected = await expected_outcomes(cluster.rig, **LENGTH)
+    expect_identical(await offer_during(cluster.rig, stood_in(cluster), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
+    await told(cluster.rig, instances_ready=1, running=0, waiting=0, blocks_used=0)

@@ -49,10 +49,11 @@ def test_the_last_ready_instance_of_a_model_is_not_drained_unasked(capsys: pytes
     assert capsys.readouterr().err == ""
 
 
-def test_the_only_instance_here_changes_unasked_where_another_machine_serves_its_model() -> None:
+def test_the_only_instance_here_changes_unasked_where_another_machine_or_a_spare_serves_its_model() -> None:
     row = ComparedProcess("w", "worker", ProcessChange.CHANGED, model="m", serves="m", instances=["w"])
     assert "only instance of m" in unsafe([row])
     assert unsafe([row], away={"m"}) == ""
+    assert unsafe([row], spared={"w"}) == ""
 
 
 def test_a_number_is_what_it_says_and_a_change_counts_those_that_are_meant() -> None:

@@ -7,13 +7,15 @@
     millrace apply                            # replaces what an earlier Millrace has started
 
 New processes start first. Instances that change are replaced one after the other: each drains as by `millrace drain`,
-its requests move away with their KV, and it starts anew. An ingress that changes is replaced by another one on the same
+its requests move away with their KV, and it starts anew. Where their group has a free spare (`spares`) and there is a
+device, that one starts before them and ends after them. An ingress that changes is replaced by another one on the same
 port, and ends with its last stream. Other services start anew one by one. Ports, addresses and folders that the file
 does not name stay as they are.
 
-A model's first changed instance works for five seconds beside the unchanged ones before the next is changed. If
-a new process does not start, crashes, or takes far longer for a token, everything goes back to what ran before. If the
-command is interrupted, run it again: it goes on from what it finds, with the same file or with another one.
+A model's first new instance, the spare if there is one, works for five seconds beside the unchanged ones before the
+next drains. If a new process does not start, crashes, or takes far longer for a token, everything goes back to what ran
+before. If the command is interrupted, run it again: it goes on from what it finds, with the same file or with another
+one.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from millrace.cluster.reading import read_cluster
 from millrace.cluster.settings import with_cluster_settings
 from millrace.cluster.spec import ClusterSpec
 from millrace.cluster.toml_text import cluster_toml
+from millrace.cluster.workers import workers_of
 from millrace.contracts.channels import Role
 from millrace.contracts.coordinator import UNDER_WAY, OrderRefusal, OrderRefused
 from millrace.contracts.message import Body
@@ -163,8 +166,9 @@ async def apply(folder: Path, arguments: argparse.Namespace) -> int:
             print(f"other machines stay as they are ({', '.join(others)}); `millrace apply` there changes theirs")
         here = {instance for row in rows for instance in row.instances}
         ready = [row for row in view.instances(time.time_ns()) if row.state == "ready"]
-        away = {row.model for row in ready if row.instance not in here}
-        if not arguments.force and (why := unsafe(rows, away)):
+        work.away = away = {row.model for row in ready if row.instance not in here}
+        spared = {row.name for row in rows if any(alike(row.name, wanted).values())}
+        if not arguments.force and (why := unsafe(rows, away, spared)):
             raise CliError(f"{why}; --force does it all the same")
         if arguments.dry_run:
             return 0
@@ -220,8 +224,20 @@ def _way(row: ComparedProcess, what: str) -> str:
     return f"{what} with its last stream" if row.role == Role.INGRESS else what
 
 
-def unsafe(rows: Iterable[ComparedProcess], away: Container[str] = ()) -> str:
-    """Reason why requests would be cut; empty where none would be. ``away``: models that other machines serve too."""
+def alike(worker: str, spec: ClusterSpec) -> dict[str, bool]:
+    """Workers of the same group, itself among them, and whether each is spare."""
+    slots = workers_of(spec)
+    own = [(slot.model.name, slot.group) for slot in slots if slot.name == worker]
+    return {slot.name: slot.spare for slot in slots if (slot.model.name, slot.group) in own}
+
+
+def unsafe(rows: Iterable[ComparedProcess], away: Container[str] = (), spared: Container[str] = ()) -> str:
+    """Reason why requests would be cut; empty where none would be.
+
+    Args:
+        away: Models that other machines serve too.
+        spared: Workers that a spare may stand in for.
+    """
     workers = [row for row in rows if row.role == Role.WORKER]
     for row in workers:
         if row.change in (CHANGED, REMOVED) and len(row.instances) > 1:
@@ -233,7 +249,7 @@ def unsafe(rows: Iterable[ComparedProcess], away: Container[str] = ()) -> str:
         stay = [row for row in workers if row.model == model]
         if not stay:
             return f"no instance of {model} would be left: its requests have nowhere to go"
-        if len(stay) == 1 and stay[0].serves == model and stay[0].change is CHANGED:
+        if len(stay) == 1 and stay[0].serves == model and stay[0].change is CHANGED and stay[0].name not in spared:
             return f"{stay[0].name} is the only instance of {model}: its requests have nowhere to go; add one first"
     return ""
 
@@ -243,7 +259,11 @@ class Unfit(Exception):
 
 
 class _Work:
-    """The steps from what runs to the specification in force."""
+    """The steps from what runs to the specification in force.
+
+    Attributes:
+        away: Models that other machines serve too.
+    """
 
     def __init__(
         self, bus: Client, to: ConnectionSettings, view: ClusterView, *, folder: Path, arguments: argparse.Namespace
@@ -251,6 +271,9 @@ class _Work:
         self._bus, self._subjects, self._host = bus, Subjects(to.cluster), to.host
         self._view, self._folder, self._within_s, self._force = view, folder, arguments.within, arguments.force
         self._reason, self._sender = arguments.reason, arguments.sender
+        self.away: Container[str] = ()
+        self._spec: ClusterSpec  # taken last
+        self._spares: list[ComparedProcess] = []  # that stand in for changed instances
         self._began = time.monotonic()
         self._restarts: dict[str, float] = {}  # of each worker that was started, when it was ready
 
@@ -264,6 +287,7 @@ class _Work:
         Raises:
             CliError: the supervisor refuses it.
         """
+        self._spec = spec
         with open_private(self._folder / "run" / "wanted.toml", "wb") as file:
             file.write(cluster_toml(spec).encode())
         return await self._update(UpdateCluster(wanted=True, take=not dry, reason="" if dry else self._reason))
@@ -285,15 +309,14 @@ class _Work:
                 await self._services([row.name])
         ingresses = [row.name for row in _services(rows, REMOVED) if row.role == Role.INGRESS]
         await self._services(ingresses, gone=True)
-        late = await self._start(_workers(rows, ADDED))
-        tried: set[str] = set()
-        for row in _workers(rows, CHANGED):
-            await self._stop(row, back=True)
-            await self._start([row])
-            if row.model not in tried and not (back or self._force):
-                await self._try(row)
-            tried.add(row.model)
-        for row in _workers(rows, REMOVED):
+        late = await self._start(added := _workers(rows, ADDED))
+        added = [row for row in added if row not in late]
+        spares = {row.name for row in self._spares}
+        changed = [row for row in _workers(rows, CHANGED) if row.name not in spares]
+        for model in dict.fromkeys(row.model for row in changed):
+            await self._replace([row for row in changed if row.model == model], added, back=back)
+        await self._end_spares()
+        for row in _workers(await self._compared(), REMOVED):
             await self._stop(row, back=False)
         if await self._start(late):
             raise Unfit(f"{late[0].name} has no device")
@@ -301,6 +324,49 @@ class _Work:
         await self._services([row.name for row in _services(rows, REMOVED) if row.role != Role.INGRESS], gone=True)
         rows = await self._update(UpdateCluster())
         await self._until_ready([row.name for row in rows if row.change is SAME], ENGINE_START_S)
+
+    async def _replace(self, rows: Sequence[ComparedProcess], added: Iterable[ComparedProcess], *, back: bool) -> None:
+        """A model's changed instances, one after the other. The first new one works for a while before the next drains:
+        an added one, else a spare, else a changed one.
+        """
+        group = alike(rows[0].name, self._spec)
+        new = [row for row in added if row.name in group][:1]
+        if not new and not back:
+            new = await self._stand_in(rows[0], [name for name, spare in group.items() if spare])
+        tried = back or self._force
+        for row in (*new, *rows):
+            if row in rows:
+                await self._stop(row, back=True)
+                await self._start([row])
+            if not tried:
+                await self._try(row)
+                tried = True
+        await self._end_spares()
+
+    async def _stand_in(self, changed: ComparedProcess, names: Iterable[str]) -> list[ComparedProcess]:
+        """Starts the first free spare of these; none where there is none, or no device.
+
+        Raises:
+            Unfit: the changed one has requests that have nowhere to go then.
+        """
+        rows = {row.name: row for row in await self._compared()}
+        drained = [row.instance for row in self._view.instances(time.time_ns()) if row.state == "drained"]
+        taken = [*drained, *(row.name for row in rows.values() if row.change in (SAME, CHANGED))]
+        for name in [name for name in names if name not in taken][:1]:
+            if name in rows:  # a command that was interrupted has left it
+                await self._stop(rows[name], back=False)
+            self._spares = [ComparedProcess(name, Role.WORKER, ADDED, model=changed.model, instances=[name])]
+            if not await self._start(self._spares) and self._serves(name):
+                return self._spares
+            self._spares = []
+        if not self._force and (why := unsafe(rows.values(), self.away)):
+            raise Unfit(f"no spare starts, and {why}")
+        return []
+
+    async def _end_spares(self) -> None:
+        """Not as by an operator: they are free again."""
+        while self._spares:
+            await self._stop(self._spares.pop(), back=False)
 
     async def _services(self, names: list[str], *, gone: bool = False) -> None:
         if not names:
@@ -327,7 +393,6 @@ class _Work:
             else:
                 raise Unfit(f"{row.name} is not started: {answer}")
         await self._until_ready(names, ENGINE_START_S)
-        await self._until_served([name for row in rows if row.name in names for name in row.instances])
         return late
 
     def _serves(self, instance: str) -> bool:
@@ -345,7 +410,7 @@ class _Work:
 
     async def _gone(self, row: ComparedProcess) -> None:
         until = time.monotonic() + self._within_s + GONE_GRACE_S
-        while any(each.name == row.name and each.state for each in await self._compared()):
+        while any(each.name == row.name and each.state and each.change is not SAME for each in await self._compared()):
             if time.monotonic() > until:
                 raise CliError(f"{row.name} is still there; run `millrace apply` again to go on")
             await asyncio.sleep(LOOK_S)
@@ -355,13 +420,18 @@ class _Work:
         waits = set(names)
         while waits:
             await asyncio.sleep(LOOK_S)
-            for row in [row for row in await self._compared() if row.name in waits]:
+            rows = [row for row in await self._compared() if row.name in waits]
+            for row in rows:
                 if row.failures >= START_FAILURES_MAX:
                     raise Unfit(f"{row.name} does not start ({row.detail}): {self._last_said(row.name)}")
-                if row.state == "ready" and row.change is SAME:
+                if row.state != "ready" or row.change is CHANGED:
+                    continue
+                if self._restarts.get(row.name) == inf:
+                    self._restarts[row.name] = row.restarts
+                if row.name not in self._restarts or all(map(self._serves, row.instances)):
                     waits.discard(row.name)
-                    if self._restarts.get(row.name) == inf:
-                        self._restarts[row.name] = row.restarts
+            there = {row.name for row in rows if row.state not in ("", "retiring")}
+            waits -= self._restarts.keys() - there  # stopped by somebody else
             if not waits:
                 self.say(f"{_listed(names)} ready")
             elif time.monotonic() > until:
@@ -401,13 +471,6 @@ class _Work:
         log = self._folder / "logs" / f"{name}.log"
         lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
         return lines[-1] if lines else "it said nothing"
-
-    async def _until_served(self, instances: Sequence[str]) -> None:
-        until = time.monotonic() + SERVICE_START_S
-        while not all(self._serves(name) for name in instances):
-            if time.monotonic() > until:
-                raise Unfit(f"{', '.join(instances)} does not serve")
-            await asyncio.sleep(LOOK_S)
 
     async def _update(self, body: UpdateCluster) -> list[ComparedProcess]:
         answer = await self._asked("update", body)

@@ -40,7 +40,8 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             models, are numbered on.
         count: Instances at the start; 0 where all are spare.
         names: Names of the instances, in place of ``name`` and ``count``.
-        spares: Instances beyond those, started by provisioning or `millrace scale` only.
+        spares: Instances beyond those, which provisioning and `millrace scale` start, and `millrace apply` while others
+            change.
         engine: ``vllm`` or ``modelled``.
         device: ``cpu``, or a kind of GPU such as ``h100``.
         tensor_parallel: GPUs per instance.
