@@ -70,6 +70,10 @@ class Cluster:
         assert await self.apply("--dry-run") == "nothing changes\n"
         return said
 
+    async def only_one_and_a_spare(self) -> None:
+        if self.spec["count"] != 1:
+            await self.applied(count=1, spares=1)
+
     async def as_before(self) -> None:
         """Waits until all serves as it did before, and nothing else is in force."""
         shown = await asyncio.to_thread(self.rig.cli, "cluster", "show")
@@ -111,16 +115,9 @@ async def applying(cluster: Cluster, until_said: bytes) -> AsyncIterator[tuple[P
         command = start_program(
             "millrace.cli", ["apply", str(cluster.file)], output=out, environment=environment, own_session=True
         )
-        await until(lambda: until_said in said.read_bytes(), look_s=0.05)
+        taken = cluster.rig.folder / "run" / "cluster.toml"
+        await until(lambda: until_said in said.read_bytes() + taken.read_bytes(), look_s=0.05)
         yield command, said
-
-
-async def broken_off(cluster: Cluster) -> None:
-    """The command is killed while an instance drains; it goes on where it was."""
-    cluster.write(sequences=10)
-    async with applying(cluster, b"worker-0 drains") as (command, _):
-        command.send_signal(signal.SIGKILL)
-    await cluster.applied(sequences=10)
 
 
 async def goes_back(cluster: Cluster) -> None:
@@ -149,22 +146,11 @@ async def slows_down(cluster: Cluster) -> None:
     assert "the cluster is as it was before" in said
 
 
-async def test_a_version_that_crashes_or_is_slow_once_it_serves_goes_back_and_cuts_no_stream(cluster: Cluster) -> None:
+async def test_a_version_that_crashes_is_slow_or_does_not_start_goes_back_and_cuts_no_stream(cluster: Cluster) -> None:
     expected = await expected_outcomes(cluster.rig, **LENGTH)
-    for bad in (crashes, slows_down):
+    for bad in (crashes, slows_down, goes_back):
         expect_identical(await offer_during(cluster.rig, bad(cluster), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
         await cluster.as_before()
-
-
-async def test_a_command_that_is_killed_and_a_version_that_does_not_start_cut_no_stream(cluster: Cluster) -> None:
-    expected = await expected_outcomes(cluster.rig, **LENGTH)
-
-    async def both() -> None:
-        await broken_off(cluster)
-        await goes_back(cluster)
-
-    expect_identical(await offer_during(cluster.rig, both(), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
-    await cluster.as_before()
 
 
 async def test_what_cuts_streams_or_needs_a_restart_is_refused_with_the_reason(cluster: Cluster) -> None:
@@ -184,7 +170,7 @@ async def test_what_cuts_streams_or_needs_a_restart_is_refused_with_the_reason(c
 
 async def stood_in(cluster: Cluster) -> None:
     """The only instance of a model is changed, to another folder of it too, while a spare stands in."""
-    await cluster.applied(count=1, spares=1)
+    await cluster.only_one_and_a_spare()
     said = await cluster.applied(model=write_model_folder(cluster.file.parent / "revision"))
     steps = ("worker-1 starts", "worker-1 ready", "worker-0 drains", "worker-0 starts", "worker-1 drains")
     assert sorted(steps, key=said.index) == list(steps), said
@@ -198,4 +184,47 @@ async def stood_in(cluster: Cluster) -> None:
 async def test_a_spare_stands_in_for_the_only_instance_of_a_model(cluster: Cluster) -> None:
     expected = await expected_outcomes(cluster.rig, **LENGTH)
     expect_identical(await offer_during(cluster.rig, stood_in(cluster), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
+    await told(cluster.rig, instances_ready=1, running=0, waiting=0, blocks_used=0)
+
+
+async def broken_off(cluster: Cluster, said: str, killed: str, *, on: bool) -> None:
+    """The command is killed once it has said so, or the supervisor, or both; something starts the supervisor again."""
+    other = {"forecast": "round_robin"}.get(str(cluster.spec["policy"]), "forecast")
+    change = {"sequences": int(str(cluster.spec["sequences"])) + 1, "policy": other}
+    cluster.write(**change)
+    async with applying(cluster, said.format(**change).encode()) as (command, out):
+        if "command" in killed:
+            command.send_signal(signal.SIGKILL)
+        if "supervisor" in killed:
+            assert cluster.rig.process is not None
+            cluster.rig.process.kill()
+            await asyncio.to_thread(cluster.rig.process.wait)
+            await asyncio.to_thread(cluster.rig.start)
+        if "command" not in killed:
+            assert await asyncio.to_thread(command.wait, 120) == 0, out.read_text()
+            cluster.spec |= change
+    if "command" in killed:
+        await cluster.applied(**(change if on else {}))
+    assert await cluster.apply("--dry-run") == "nothing changes\n"
+    await told(cluster.rig, instances_ready=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "killed", "on"),
+    [
+        ("\nmax_num_seqs = {sequences}", "command and supervisor", True),  # in the file in force
+        ("s  ingress-", "command", False),
+        ("worker-1 starts", "command and supervisor", False),
+        ("worker-1 ready", "supervisor", True),
+        ("worker-0 drains", "command", True),
+        ("worker-0 starts", "command and supervisor", True),
+    ],
+)
+async def test_what_is_broken_off_at_any_point_goes_on_or_back(
+    cluster: Cluster, said: str, killed: str, on: bool
+) -> None:
+    await cluster.only_one_and_a_spare()
+    expected = await expected_outcomes(cluster.rig, **LENGTH)
+    work = broken_off(cluster, said, killed, on=on)
+    expect_identical(await offer_during(cluster.rig, work, rate=RATE, prompts=PROMPTS, **LENGTH), expected)
     await told(cluster.rig, instances_ready=1, running=0, waiting=0, blocks_used=0)
