@@ -18,6 +18,7 @@ from millrace.cluster.toml_text import cluster_toml
 from millrace.cluster.workers import WorkerSlot, workers_of
 from millrace.contracts.catalog import Role
 from millrace.contracts.kv import CopierKind
+from millrace.files import replace_file
 from millrace.policies.objectives import configured_objectives, objectives_text
 from millrace.policies.step_bounds import StepObjectives
 from millrace.supervision.cascade_fields import judge_fields
@@ -199,8 +200,7 @@ class Layout:
             folder.mkdir(parents=True, exist_ok=True)
         self.run_dir.chmod(0o700)
         for path, content in self._files.items():
-            path.touch(mode=0o600)
-            path.write_bytes(content)
+            replace_file(path, content, private=True)
         return self.run_dir / "supervisor.json"
 
     def cluster_file(self, supervisor_pid: int, started_ns: int) -> bytes:

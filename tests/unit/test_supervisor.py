@@ -338,6 +338,10 @@ def test_every_process_gets_the_password_of_its_own_role_only_in_a_file_for_its_
     layout = layout_of(cluster(MODELLED, "count = 2"), tmp_path)
     layout.plan()
     layout.write()
+    with (tmp_path / "run" / "layout.json").open("rb") as held:
+        layout.write()
+        assert held.read(), "whoever is killed while it writes leaves half a file"
+        assert os.fstat(held.fileno()).st_nlink == 0
     for role in (Role.INGRESS, Role.TAGGER, Role.COORDINATOR, Role.WORKER, Role.MIGRATOR):
         text = (tmp_path / "run" / f"{role}-0.json").read_text()
         assert {other for other in Role if layout.passwords[other] in text} == {role}
