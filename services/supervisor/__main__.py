@@ -240,7 +240,9 @@ class Cluster:
             self._telemetry.log(self._config.name, Log(level="error", event="order_not_written", fields=fields))
 
     async def _until_ready(self, display: Display, running: asyncio.Task[str]) -> int:
-        """Draws until the API answers, then says where it is; stops the cluster where that takes too long."""
+        """Draws until the API answers, then says where it is; stops the cluster where that takes too long, unless
+        processes of an earlier supervisor live: they serve.
+        """
         deadline = time.monotonic() + self._config.ready_limit_s
         while not running.done():
             display.update()
@@ -249,7 +251,7 @@ class Cluster:
                 self._say_ready(display)
                 return 0
             broken = self._broken()
-            if broken or time.monotonic() > deadline:
+            if not self._living and (broken or time.monotonic() > deadline):
                 display.say(self._failure_text(broken))
                 self._stop()
                 return 1

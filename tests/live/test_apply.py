@@ -128,6 +128,22 @@ async def goes_back(cluster: Cluster) -> None:
     assert "the cluster is as it was before" in said
 
 
+async def left_broken(cluster: Cluster) -> None:
+    """The command and the supervisor are killed once it starts such an engine; what lives goes on, and is put right."""
+    cluster.write_wrong(more=f'{SPEED}\ncanary = {{ prompt = "Say", text = "something that no engine says" }}')
+    async with applying(cluster, b"worker-0 starts") as (command, _):
+        command.send_signal(signal.SIGKILL)
+        assert cluster.rig.process is not None
+        cluster.rig.process.kill()
+        await asyncio.to_thread(cluster.rig.process.wait)
+    log = cluster.rig.folder / "logs" / "supervisor.log"
+    began = log.stat().st_size
+    up = asyncio.create_task(asyncio.to_thread(cluster.rig.start))
+    await until(lambda: log.read_bytes()[began:].count(b"child=worker-0 exit=") > 3, look_s=0.05)
+    await cluster.applied()
+    await up
+
+
 async def crashes(cluster: Cluster) -> None:
     """The first changed instance dies once it serves."""
     cluster.write_wrong()
@@ -148,7 +164,7 @@ async def slows_down(cluster: Cluster) -> None:
 
 async def test_a_version_that_crashes_is_slow_or_does_not_start_goes_back_and_cuts_no_stream(cluster: Cluster) -> None:
     expected = await expected_outcomes(cluster.rig, **LENGTH)
-    for bad in (crashes, slows_down, goes_back):
+    for bad in (crashes, slows_down, goes_back, left_broken):
         expect_identical(await offer_during(cluster.rig, bad(cluster), rate=RATE, prompts=PROMPTS, **LENGTH), expected)
         await cluster.as_before()
 
