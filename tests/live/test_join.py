@@ -74,7 +74,7 @@ async def test_a_machine_that_joins_is_cut_off_and_leaves_costs_no_stream(tmp_pa
     with UpRig(tmp_path / "c", model_path=model, engine="modelled", instances=2, extra=extra) as rig:
         token = rig.folder / "run" / TOKEN
         assert token.stat().st_mode & 0o777 == 0o600
-        assert "millrace join nats://THIS_MACHINE" in rig.output()
+        assert f"millrace join nats://{HERE}:" in rig.output()
         words = [rig.cluster_file()["nats_url"], "--token", f"@{token}", "--dir", str(tmp_path / "there")]
         words += ["--model", str(model), "--served-name", "m", "--engine", "modelled", "--instances", "2"]
         words += ["--processes", "2", "--instances-max", "3", *extra[2:]]
