@@ -51,6 +51,7 @@ ELSEWHERE = {
     r"pip-audit .*": "needs a service of advisories: a user's CI",
     r"nats sub .*": "needs NATS' command line; tests/live/test_nats_permissions.py: what its user may hear",
     r"/srv/millrace-.*": "tests/live/test_supervisor_death.py",
+    r"millrace service .*": "tests/live/test_systemd.py",
     r"\./task kubernetes:prepare .*": "tests/unit/test_kubernetes_manifests.py, tests/live/test_kubernetes_pods.py",
     r"millrace apply .*": "tests/live/test_apply.py, tests/live/test_join.py (--set)",
     r"millrace certs .*|millrace up .*nats.tls=certs": "tests/live/test_bus_tls.py, tests/live/test_join.py (--host)",
