@@ -453,7 +453,7 @@ def test_every_kind_of_refusal_has_a_status():
 
 
 def test_the_document_names_what_is_taken_and_the_models_and_not_what_is_refused():
-    schemas = openapi_document("1", ["m"])["components"]["schemas"]
+    schemas = openapi_document("1", ["m"], [], [])["components"]["schemas"]
     properties = schemas["ChatRequest"]["properties"]
     assert "logit_bias" in properties
     assert "audio" not in properties

@@ -114,10 +114,10 @@ class ModelRegistry:
         records = (member.record for member in self.members_now())
         return next((record.task for record in records if record and record.model == name), "")
 
-    def names(self) -> tuple[list[str], list[str], list[str]]:
+    def names(self) -> tuple[tuple[str, ...], ...]:
         """Names that are served now: of models in their configured order, of adapters and of cascades."""
         adapters = [name for name, (model, _) in self.adapters.items() if model in self._models]
-        return list(self._models), adapters, [name for name in self._cascades() if self.members(name)]
+        return tuple(self._models), tuple(adapters), tuple(name for name in self._cascades() if self.members(name))
 
     def limit(self, model: ServedModel) -> int:
         """Its length bound now, tokens: the instances may have been started with less than the model can."""

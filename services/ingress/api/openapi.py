@@ -47,14 +47,12 @@ _LIST = {"type": "array", "items": _OBJECT}
 
 
 @lru_cache(maxsize=1)
-def openapi_body(version: str, *served: tuple[str, ...]) -> bytes:
-    """The document as JSON. ``served``: names of models, adapters and cascades."""
+def openapi_body(version: str, served: tuple[tuple[str, ...], ...]) -> bytes:
+    """The document as JSON."""
     return msgspec.json.encode(openapi_document(version, *served))
 
 
-def openapi_document(
-    version: str, models: Sequence[str], adapters: Sequence[str] = (), cascades: Sequence[str] = ()
-) -> dict[str, Any]:
+def openapi_document(version: str, models: Sequence[str], adapters: Sequence[str], cascades: Sequence[str]) -> Any:
     """The document of an ingress that serves these."""
     posts = _posts()
     kinds = dict.fromkeys(kind for _, _, kind, _ in posts.values())
