@@ -156,11 +156,9 @@ def joining(nats: NatsSpec, directory: Path) -> str:
     if nats.host == "127.0.0.1":
         return ""
     host = "THIS_MACHINE" if nats.host in ("0.0.0.0", "::") else nats.host
-    words = f"nats://{host}:{nats.port} --token @{shown(directory)}/run/{TOKEN}"
-    if nats.tls:
-        return f"  join     millrace join {words} --set nats.tls={nats.tls}\n"
     plain = "WARNING: NATS speaks no TLS: passwords and prompts pass as they are (nats.tls).\n"
-    return f"  join     millrace join {words}\n{plain}"
+    further = f" --set nats.tls={nats.tls}\n" if nats.tls else f"\n{plain}"
+    return f"  join     millrace join nats://{host}:{nats.port} --token @{shown(directory)}/run/{TOKEN}{further}"
 
 
 def open_api_warning(host: str, *, keys: bool) -> str:

@@ -225,9 +225,8 @@ within: {objectives}, {objectives.source}"""
     for name in (*_COLUMNS, "within"):
         table.add_column(name.replace("_", " "), justify="right")
     before = found[0].within.before
-    table.add_row(
-        "unchanged", *(recordings.digits(found[0].figures[name].before) for name in _COLUMNS), f"{before:.1%}"
-    )
+    now = found[0].figures
+    table.add_row("unchanged", *(recordings.digits(now[name].before) for name in _COLUMNS), f"{before:.1%}")
     for each in found:
         within = each.within
         points = f"{within.after:.1%}\n[{100 * within.low:+.1f}, {100 * within.high:+.1f}]"

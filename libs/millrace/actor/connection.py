@@ -75,7 +75,7 @@ class Connection:
         self._closing = False
         self._reopening: asyncio.Task[None] | None = None
         self._errors_logged: set[str] = set()
-        self._last_error = ""
+        self._last_error = "no answer"
 
     async def connect(self) -> None:
         """Connects.
@@ -99,8 +99,7 @@ class Connection:
             await asyncio.gather(connecting, return_exceptions=True)
             if refused.done():
                 raise BusRefused(f"{self._servers()} refused user {self._user!r}: {refused.result()}")
-            why = f": {self._last_error}" if self._last_error else ""
-            raise BusUnavailable(f"no NATS server at {self._servers()} within {CONNECT_S:.0f} s{why}")
+            raise BusUnavailable(f"no NATS server at {self._servers()} within {CONNECT_S:.0f} s: {self._last_error}")
         try:
             connecting.result()
         except (OSError, NatsError) as error:

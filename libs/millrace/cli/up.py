@@ -96,8 +96,7 @@ def _detach(words: list[str], directory: Path) -> int:
     try:
         while time.time() - began < DETACHED_WAIT_S:
             if process.poll() is not None:
-                why = _since(log, before) or "in the foreground, without -d, it says why"
-                raise CliError(f"it did not start:\n{why}")
+                raise CliError(f"it did not start:\n{_since(log, before) or 'in the foreground it says why'}")
             if banner.is_file() and banner.stat().st_mtime >= began:
                 print(_note(_since(log, before)), end="")
                 print(f"{banner.read_text()}It runs in the background; `{stop}` stops it.")

@@ -45,13 +45,10 @@ class KvRankMixin(_Worker):
     distributed_init_method: str
 
     def init_device(self) -> None:
-        """Prepares the device. vLLM leaves the file in which ranks meet: each holds it open, and once they have met it
-        is removed. Torch reads on from it, and finds it by what is open.
-        """
+        """Prepares the device. vLLM leaves the file in which ranks meet: torch now finds it open, so it is removed."""
         elsewhere, _, path = self.distributed_init_method.partition("file://")
         if not elsewhere:
-            met = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-            self.distributed_init_method = f"file:///proc/self/fd/{met}"
+            self.distributed_init_method = f"file:///proc/self/fd/{os.open(path, os.O_CREAT | os.O_RDWR, 0o600)}"
         super().init_device()
         if not elsewhere:
             Path(path).unlink(missing_ok=True)
