@@ -47,7 +47,11 @@ class SystemdMachine:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._group = Path(*groups()[:1], f"millrace{os.getpid()}")
-        self._words = [self._group, folder, *(f"{name}={value}" for name, value in environment.items())]
+        self._words: list[str | Path] = [
+            self._group,
+            folder,
+            *(f"{name}={value}" for name, value in environment.items()),
+        ]
 
     def __enter__(self) -> SystemdMachine:
         self._group.mkdir()
@@ -69,15 +73,15 @@ class SystemdMachine:
 
     def run(self, *words: str | Path, folder: Path = Path("/"), check: bool = True) -> str:
         """Runs a program inside; returns what it says."""
-        first = psutil.Process(self._process.pid).children() or [self._process]
-        enter = ["nsenter", "-a", "-r", "-t", str(first[0].pid), "env", "-C", folder]
+        pids = [each.pid for each in psutil.Process(self._process.pid).children()] or [self._process.pid]
+        enter: list[str | Path] = ["nsenter", "-a", "-r", "-t", str(pids[0]), "env", "-C", folder]
         done = subprocess.run([*enter, *words], capture_output=True, text=True, timeout=200, check=False)
         assert not check or done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return str(done.stdout)
 
 
 def groups() -> list[str]:
-    """Where this machine's control groups of version 2 are."""
+    """Folders of this machine's control groups of version 2."""
     return [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup2 " in line]
 
 
@@ -113,7 +117,7 @@ def main(group: Path, folder: Path, environment: list[str]) -> None:
     os.chroot(root)
     os.chdir("/")
     inherited = {"PATH": os.environ["PATH"], "container": "other", "SYSTEMD_UNIT_PATH": "/etc/systemd/system"}
-    os.execve(PROGRAM, [PROGRAM, "--unit=multi-user.target"], inherited)
+    os.execve(PROGRAM, [str(PROGRAM), "--unit=multi-user.target"], inherited)
 
 
 if __name__ == "__main__":
