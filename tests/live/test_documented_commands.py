@@ -63,7 +63,7 @@ ELSEWHERE = {
     r"millrace profile models/.*": "real engines: tests/engine/test_profile_vllm.py",
     r"millrace selftest.*": "needs a GPU; with modelled engines: tests/live/test_selftest.py",
     r"millrace scale .* --shape .*": "needs a GPU; tests/unit/test_scaling_by_order.py",
-    r"millrace sim .*considerate\.py.*": "tests/sim/test_policy_files.py",
+    r"millrace sim .*considerate\.py.*": "tests/sim/test_scenarios.py",
     r"millrace what-if --(advise|(rate x2|set .*round_robin) .*)": "tests/sim/test_what_if_replays.py",
     r"millrace tap 'migrat.*'": "test_a_tap_tells_the_whole_story_of_a_move",
     r".*--sweep .*|.*--seeds .*": "minutes: tests/unit/test_cli_sim.py, tests/sim",
@@ -115,11 +115,7 @@ def words_of(command: str) -> list[str]:
 
 
 class Busy:
-    """A request that streams all the time, so that there is one to look at and to move.
-
-    Attributes:
-        count: Requests that have begun; the newest one is running.
-    """
+    """A request that streams all the time, so that there is one to look at and to move; ``count`` have begun."""
 
     def __init__(self, rig: UpRig) -> None:
         self.rig = rig

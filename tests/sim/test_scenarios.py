@@ -1,16 +1,21 @@
-"""Scenarios from files, whole: the same seed the same run, runs of steps change nothing, faults lose nothing."""
+"""Scenarios from files, whole: the same seed the same run, faults lose nothing, policies from files."""
 
 import functools
 import io
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from millrace.actor.settings import with_settings
+from millrace.enginemodel.coefficients import load_step_time
 from millrace.enginemodel.step_time_models import LinearStepTime
 from rich.console import Console
 
 from simulator.scenarios.plots import draw_run, draw_sweep
-from simulator.scenarios.reading import scenario_of
+from simulator.scenarios.reading import read_scenario, scenario_of
 from simulator.scenarios.running import ScenarioOutcome, run_scenario
 from simulator.scenarios.saving import save
 from simulator.scenarios.statistics import Summary, summarise
@@ -197,3 +202,39 @@ def test_the_table_says_how_many_requests_of_the_warm_up_are_left_out() -> None:
     printed = io.StringIO()
     Console(width=120, file=printed).print(run_tables(outcome, summarise(outcome)))
     assert "120, 30 more of the warm-up left out of all figures" in printed.getvalue()
+
+
+# Policies from files: the example, and one that raises.
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SETTINGS = ("workload.count=120", "workload.warm_up=0", f"dispatch.policy={EXAMPLES / 'policy' / 'considerate.py'}")
+
+
+def test_requests_are_served_on_predictions_and_mostly_by_instances_that_are_twice_as_fast() -> None:
+    spec = read_scenario(EXAMPLES / "scenarios" / "mixed.toml", SETTINGS)
+    outcome = run_scenario(spec, step_times=load_step_time)
+    assert outcome.outcomes == {"completed": 120}
+    assert outcome.fallbacks == 0
+    assert min(record.predicted_e2e_ns for record in outcome.finished) > 0
+    fast = sum(record.instance.startswith("fast") for record in outcome.finished)
+    assert fast > 2 * (len(outcome.finished) - fast)
+
+
+RAISES = """
+def decide(view, parameters, state, now_ns, rng):
+    if now_ns % 2 >= 0:
+        raise RuntimeError("no idea")
+"""
+
+
+def test_a_policy_that_raises_ends_the_run_with_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "clueless.py"
+    file.write_text(RAISES)
+    scenario = str(EXAMPLES / "scenarios" / "mixed.toml")
+    words = ["--set", "workload.count=5", "--set", "workload.warm_up=0", "--set", f"dispatch.policy={file}"]
+    command = [sys.executable, "-m", "simulator", "sim", "--scenario", scenario, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"{file}:4" in done.stderr
+    assert re.search("RuntimeError.*no idea", done.stderr)

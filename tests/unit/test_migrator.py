@@ -1,10 +1,12 @@
-"""A migration: its steps, and every way to fail."""
+"""A migration: its steps, every way to fail, how long its source stands still, and what heartbeats tell of it."""
 
 from typing import Any
 
 import msgspec
 import pytest
+from millrace.actor.effects import Log
 from millrace.contracts.broker import MoveReason
+from millrace.contracts.codec import decode, encode
 from millrace.contracts.kv import KvRefusal
 from millrace.contracts.leases import (
     EndLease,
@@ -18,14 +20,17 @@ from millrace.contracts.leases import (
     SequenceFrozen,
     UnreserveKv,
 )
-from millrace.contracts.message import Body, ErrorReply
+from millrace.contracts.local import KeyChanged
+from millrace.contracts.message import Body, ErrorReply, Message
 from millrace.contracts.migration import AllotEpoch, EpochAllotted, MigrationFinished, MigrationMode, MigrationOutcome
+from millrace.contracts.status import InstanceMigrations, ServicePresence
 from millrace.contracts.worker import CancelSequence, Images, SequenceAccepted, SubmitSequence
 from millrace.kvcache.chain import extend_chain, unpack_hashes
 
+from services.migrator.actor import TOLD_MAX
 from services.migrator.config import MigratorLimits
 from services.migrator.outgoing import MIGRATIONS_MAX
-from tests.unit.migrator_rig import BLOCK_TOKENS, MS, Rig, endpoint, record
+from tests.unit.migrator_rig import BLOCK_TOKENS, MS, START_NS, Rig, endpoint, record
 
 HANDSHAKE = (LeaseKv, AllotEpoch, PrepareMigration, PullKv, FreezeSequence, SubmitSequence, EndLease)
 ANSWERS = (KvLeased, EpochAllotted, MigrationPrepared, KvPulled, SequenceFrozen, SequenceAccepted)
@@ -46,6 +51,7 @@ def test_a_sequence_moves_with_all_its_tokens_in_a_higher_epoch() -> None:
     rig = decoding()
     body = rig.migrate(target="b")
     assert (body.outcome, body.refusal, body.epoch, body.target) == (MigrationOutcome.MOVED, None, 4, "b")
+    assert 0 < body.cost.frozen_ns < min(1 * MS, body.cost.duration_ns), "the gap is from the stop to the commit"
     assert where(rig) == ["b"]
     submitted = rig.published(SubmitSequence)[0]
     frozen = rig.published(SequenceFrozen)[0]
@@ -294,13 +300,6 @@ def test_a_freeze_that_takes_too_long_is_given_up() -> None:
     assert where(rig) == ["a"]
 
 
-def test_the_gap_is_from_the_stop_to_the_commit() -> None:
-    rig = decoding()
-    body = rig.migrate(target="b")
-    assert 0 < body.cost.frozen_ns < 1 * MS
-    assert body.cost.frozen_ns < body.cost.duration_ns
-
-
 def test_a_stopping_migrator_lets_every_source_go_on_and_answers_who_waits() -> None:
     rig = Rig("a", "b")
     rig.workers["b"].pull_ns = 500 * MS
@@ -417,3 +416,122 @@ def test_a_target_that_does_not_tell_its_clock_is_told_no_deadline_by_it() -> No
     (submitted,) = rig.published(SubmitSequence)
     assert submitted.handover.until_ns == 0
     assert submitted.handover.read_ms > 0
+
+
+# Time that a source stands still: what its worker allows, whatever the migrator is set to.
+
+
+MODES = [MigrationMode.STOP_AND_COPY, MigrationMode.RECOMPUTE]
+
+
+def slow_target(mode: MigrationMode, *, answer_ms: int, freeze_ms_max: int) -> Rig:
+    """Its worker takes so long for each answer; the source's goes on after ``freeze_ms_max``."""
+    rig = Rig("a", "b", mode=mode)
+    rig.workers["a"].freeze_ms_max = freeze_ms_max
+    rig.workers["b"].slow_ns = answer_ms * MS
+    rig.decode("a")
+    return rig
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_worker_allows_ends_the_wait_for_a_commit_before_it_can_be_taken_for_moved(
+    mode: MigrationMode,
+) -> None:
+    rig = slow_target(mode, answer_ms=500, freeze_ms_max=300)
+    finished = rig.migrate(target="b")
+    assert finished.outcome is MigrationOutcome.ABORTED
+    assert not any(body.moved for body in rig.published(EndLease))
+    assert "r.0" in rig.workers["a"].sequences
+    (freeze,) = rig.published(FreezeSequence)
+    assert freeze.freeze_ms == 300
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_that_is_in_time_moves(mode: MigrationMode) -> None:
+    rig = slow_target(mode, answer_ms=200, freeze_ms_max=300)
+    assert rig.migrate(target="b").outcome is MigrationOutcome.MOVED
+    assert "r.0" not in rig.workers["a"].sequences
+
+
+@pytest.mark.parametrize(
+    ("mode", "answer_ms", "freeze_ms_max", "asked_ms"),
+    [(MigrationMode.LIVE, 100, 150, 150), (MigrationMode.RECOMPUTE, 1, 0, MigratorLimits().copy_freeze_ms)],
+)
+def test_no_mode_asks_for_more_than_is_allowed_and_what_is_set_holds_where_nothing_is_told(
+    mode: MigrationMode, answer_ms: int, freeze_ms_max: int, asked_ms: int
+) -> None:
+    rig = slow_target(mode, answer_ms=answer_ms, freeze_ms_max=freeze_ms_max)
+    rig.migrate(target="b")
+    assert {body.freeze_ms for body in rig.published(FreezeSequence)} == {asked_ms}
+
+
+def registered(rig: Rig, instance: str, freeze_ms_max: int) -> list[Log]:
+    """Return what a's migrator logs where that registration comes."""
+    value = record(instance, kv=endpoint(freeze_ms_max=freeze_ms_max))
+    told = KeyChanged(bucket="instance", key=instance, value=value, revision=2)
+    return [effect for effect in rig.migrators["a"].handle(Message(told), rig.now_ns) if isinstance(effect, Log)]
+
+
+def test_limits_above_what_the_worker_allows_are_told_once_with_both_figures() -> None:
+    rig = Rig("a", "b", limits=MigratorLimits(copy_freeze_ms=5_000))
+    (line,) = registered(rig, "a", 2_000)
+    assert (line.level, line.event) == ("warning", "freezes_shortened")
+    assert line.fields == {"instance": "a", "copy_freeze_ms": 5_000, "freeze_ms": 250, "freeze_ms_max": 2_000}
+    assert registered(rig, "a", 2_000) == []
+    assert registered(rig, "a", 1_000) != [], "another bound is other news"
+    assert registered(rig, "b", 100) == [], "its own migrator says so"
+
+
+@pytest.mark.parametrize("freeze_ms_max", [0, 2_000, 10_000])
+def test_nothing_is_said_where_nothing_is_shortened(freeze_ms_max: int) -> None:
+    assert registered(Rig("a"), "a", freeze_ms_max) == []
+
+
+# What heartbeats tell of migrations under way.
+
+
+def heartbeat(rig: Rig, instance: str) -> ServicePresence:
+    """Its last one."""
+    return [body for name, body in rig.said if name == instance and isinstance(body, ServicePresence)][-1]
+
+
+def slowly_moving(sequences: int, **limits: int) -> Rig:
+    """So many sequences of ``a`` are asked to move to ``b``, whose reads take half a second each."""
+    rig = Rig("a", "b", limits=MigratorLimits(**limits))
+    rig.workers["b"].pull_ns = 500 * MS
+    rig.workers["b"].blocks_free, rig.workers["b"].reservations_max = 10_000, sequences
+    for index in range(sequences):
+        rig.decode("a", f"r.{index}", prompt=400)
+    rig.run(800)
+    for index in range(sequences):
+        rig.order(f"r.{index}")
+    rig.run(250)  # past the second heartbeat
+    return rig
+
+
+def test_the_source_tells_each() -> None:
+    rig = slowly_moving(5)
+    told = heartbeat(rig, "a")
+    assert told.moving == [InstanceMigrations("a", 5)]
+    assert [(each.sequence, each.source, each.target, each.step) for each in told.migrations] == [
+        (f"r.{index}", "a", "b", "preparing") for index in range(5)
+    ]
+    assert {each.began_ns for each in told.migrations} == {START_NS + 800 * MS}
+    assert decode(encode(told)) == told
+
+
+def test_what_was_copied_grows_and_in_the_end_nothing_is_told() -> None:
+    rig = slowly_moving(1, pull_bytes_first=20_000)  # a fifth of it with each pull
+    assert heartbeat(rig, "a").migrations[0].bytes == 0
+    rig.run(1_000)
+    assert heartbeat(rig, "a").migrations[0].bytes > 0
+    rig.run(4_000)
+    assert heartbeat(rig, "a").migrations == []
+    assert heartbeat(rig, "a").moving == []
+
+
+def test_a_crowd_is_told_of_up_to_a_bound_and_counted_whole() -> None:
+    rig = slowly_moving(TOLD_MAX + 8)
+    told = heartbeat(rig, "a")
+    assert len(told.migrations) == min(TOLD_MAX, MIGRATIONS_MAX)
+    assert told.moving[0].leaving == MIGRATIONS_MAX
