@@ -52,16 +52,12 @@ def stayed(engines: Pair, family: Family) -> dict[int, list[int]]:
 @pytest.fixture(scope="module")
 def plain(engines: Pair, family: Family, folder: Path) -> list[list[int]]:
     """Tokens that plain vLLM says to ``TEXTS``."""
-    calls = [(prompt_of(length, salt=length), TEXT) for length in TEXTS]
-    fields = [(prompt, _fields(sampling)) for prompt, sampling in calls]
+    prompts = [prompt_of(length, salt=length) for length in TEXTS]
+    fields = {"max_tokens": TEXT.max_tokens, "temperature": TEXT.temperature, "ignore_eos": True}
     # With its prefix cache plain vLLM's engine dies on a CPU of the hybrid family's second prompt.
     engine = moving_families.engine_args(family, folder)
-    answers = reference(folder, fields, enable_prefix_caching=False, **engine)
+    answers = reference(folder, [(prompt, fields) for prompt in prompts], enable_prefix_caching=False, **engine)
     return [tokens for tokens, _, _ in answers]
-
-
-def _fields(sampling: Sampling) -> dict[str, Any]:
-    return {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "ignore_eos": True}
 
 
 def _prompt(at: int) -> list[int]:

@@ -20,7 +20,6 @@ from tests.testbed.up_cluster import UpRig, offer_during
 
 LENGTH = {"max_tokens": 60, "ignore_eos": True}
 WORKER = {"max_num_seqs": 16, "kv_blocks": 2048, "modelled": {"speed": 0.1}}
-SERVERS = ("nats-0", "nats-1", "nats-2")
 
 
 def certs(*words: str) -> tuple[int, str]:

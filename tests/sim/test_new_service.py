@@ -9,7 +9,7 @@ from millrace.enginemodel.coefficients import load_step_time
 from millrace.sim.runtime_sim import SECOND
 
 from services.ingress.calls.messages import Call, CallKind
-from simulator.cluster import BUS, SimulatedCluster
+from simulator.cluster import BUS
 from simulator.scenarios.cluster import ScenarioCluster
 from simulator.scenarios.reading import scenario_of
 from simulator.services import SimService
@@ -19,11 +19,6 @@ from tests.census import ACCEPTS, CensusConfig, build
 
 #: Has the rights that it needs: to hear decisions, and to say that it is there.
 ROLE = Role.SUPERVISOR
-
-
-def with_census(cluster: SimulatedCluster, role: Role = ROLE) -> None:
-    cluster.services[role] = SimService(ACCEPTS, build)
-    cluster.add(role, CensusConfig(bus=BUS))
 
 
 def submitted(cluster: ScenarioCluster | SoakCluster, count: int) -> None:
@@ -45,7 +40,8 @@ def scenario_cluster() -> ScenarioCluster:
 @pytest.mark.parametrize("cluster_of", [scenario_cluster, lambda: SoakCluster(1, SoakShape(ingresses=1))])
 def test_a_new_service_runs_beside_the_others(cluster_of: Any) -> None:
     cluster = cluster_of()
-    with_census(cluster)
+    cluster.services[ROLE] = SimService(ACCEPTS, build)
+    cluster.add(ROLE, CensusConfig(bus=BUS))
     cluster.simulation.run_for(3 * SECOND)
     submitted(cluster, 6)
     cluster.simulation.run_for(5 * SECOND)

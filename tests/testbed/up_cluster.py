@@ -53,13 +53,7 @@ def free_port() -> int:
 
 
 class UpRig:
-    """One cluster.
-
-    Attributes:
-        folder: Its ``--dir``.
-        url: Base of its API.
-        model: Served name.
-    """
+    """One cluster: its ``--dir``, the base of its API, and the name of its model."""
 
     def __init__(
         self, folder: Path, *, model_path: Path, engine: str, instances: int, extra: Iterable[str] = ()
@@ -69,13 +63,7 @@ class UpRig:
 
     @classmethod
     def of_words(cls, folder: Path, words: Iterable[str], model: str) -> UpRig:
-        """A cluster by any words of `millrace up`.
-
-        Args:
-            folder: Its ``--dir``.
-            words: What describes the cluster, such as ``--cluster FILE``.
-            model: Served name that ``stream`` asks for unless it is given another one.
-        """
+        """A cluster by any words of `millrace up`, such as ``--cluster FILE``; streams ask for ``model``."""
         rig = cls.__new__(cls)
         rig._prepare(folder, model, words)
         return rig
@@ -182,7 +170,7 @@ class UpRig:
 
     async def until(self, holds: Callable[[Totals], bool], limit_s: float = 120.0) -> None:
         """Waits until the totals are such, as `status` shows them: one listener, no process per look."""
-        await self.until_seen(lambda view: holds(_totals(view)), limit_s)
+        await self.until_seen(lambda view: holds(view.totals(view.instances(time.time_ns()))), limit_s)
 
     async def until_said(self, holds: Callable[[str], bool], limit_s: float = 60.0) -> None:
         """Waits until `millrace status` prints such a text."""
@@ -251,10 +239,6 @@ class UpRig:
             text = (await http.get(f"{self.url}/metrics")).text
         lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines if label in line)
-
-
-def _totals(view: ClusterView) -> Totals:
-    return view.totals(view.instances(time.time_ns()))
 
 
 def _all_heard(view: ClusterView, began: float) -> bool:

@@ -5,7 +5,7 @@ import re
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from millrace.cli.message_lines import DecodedMessage, message_line, message_object, read_message
 from millrace.cli.migrate import REFUSALS, is_of, told
@@ -85,18 +85,15 @@ def test_bytes_that_are_no_message_are_said_to_be_malformed(payload: bytes) -> N
     assert "malformed: " in line(payload)
 
 
+ESCAPES = msgpack.packb({"type": "Evil/1", "text": "\x1b[2J\r\nforged line"})
+
+
 @given(st.binary(max_size=300), st.dictionaries(st.text(max_size=20), st.text(max_size=60), max_size=4))
+@example(ESCAPES, {"Mr-Sender": "\x1b]0;owned\x07"})
 def test_no_message_breaks_a_line_or_the_terminal(payload: bytes, headers: dict[str, str]) -> None:
     shown = line(payload, headers=headers, width=120)
     assert len(shown) <= 120
     assert shown.isprintable()
-
-
-def test_escape_sequences_of_a_stranger_do_not_reach_the_terminal() -> None:
-    payload = msgpack.packb({"type": "Evil/1", "text": "\x1b[2J\r\nforged line"})
-    shown = line(payload, headers={"Mr-Sender": "\x1b]0;owned\x07"})
-    assert shown.isprintable()
-    assert "forged line" in shown
 
 
 @pytest.mark.parametrize(("width", "cut"), [(70, True), (200, False)])

@@ -9,7 +9,6 @@ from millrace.actor.engine import (
     KvBlocksRead,
     KvDenied,
     KvLeaseTaken,
-    SequenceStopped,
     UnreserveInEngine,
 )
 from millrace.contracts.kv import KvRefusal
@@ -90,26 +89,6 @@ def test_an_engine_without_an_endpoint_denies_everything() -> None:
     assert ModelledEngine(PARAMETERS, STEP_TIME).moves.endpoint is None
 
 
-def move(a: Side, b: Side, given: EngineSequence, migration: str = "m", *, rounds: int = 1) -> SequenceStopped:
-    """Moves a sequence; returns what it was when it stopped."""
-    name = given.sequence
-    a.lease(name, migration)
-    tokens = given.prompt_token_ids + a.said(name)
-    blocks = -(-(len(tokens) + 40) // 16)
-    room = b.reserve(a, name, migration, tokens, blocks=blocks)
-    position = room.matched_blocks
-    for _ in range(rounds):
-        leased = a.lease(name, migration, position)
-        if leased.blocks:
-            assert isinstance(b.ask(b.pull_of(leased)), KvBlocksRead)
-            position += len(leased.blocks)
-    stopped = a.freeze(name, migration, position)
-    b.bring(given, stopped, a)
-    b.world.until(lambda: b.has(name))
-    a.end(migration, moved=True)
-    return stopped
-
-
 @pytest.mark.parametrize(
     ("reads", "times"),
     [
@@ -144,6 +123,16 @@ def prepared(a: Side, b: Side) -> tuple[EngineSequence, KvLeaseTaken]:
     return given, leased
 
 
+def ended_there(a: Side, b: Side, given: EngineSequence, leased: KvLeaseTaken, *, read_ms: int = 2_000) -> list[int]:
+    """What a sequence says at both, that moves without the blocks that were leased and ends at ``b``."""
+    stopped = a.freeze("s", "m", len(leased.blocks))
+    b.bring(given, stopped, a, read_ms=read_ms)
+    b.world.until(lambda: b.has("s"))
+    a.end("m", moved=True)
+    b.world.until(lambda: b.finished("s"))
+    return [*stopped.output_token_ids, *b.said("s")]
+
+
 @pytest.mark.parametrize(
     ("faults", "reason"),
     [
@@ -158,26 +147,19 @@ def test_a_read_that_goes_wrong_is_denied_and_its_blocks_are_computed(faults: An
     world.network.faults = KvFaults(**faults)
     given, leased = prepared(a, b)
     assert b.ask(b.pull_of(leased, within_ms=15)).reason is reason
-    stopped = a.freeze("s", "m", len(leased.blocks))
-    b.bring(given, stopped, a, read_ms=15)
-    world.until(lambda: b.has("s"))
-    a.end("m", moved=True)
-    world.until(lambda: b.finished("s"))
-    assert stopped.output_token_ids + b.said("s") == alone(given)
+    assert ended_there(a, b, given, leased, read_ms=15) == alone(given)
     assert not b.model.moves.arrivals.poisoned
     assert (free(a), free(b)) == (64, 64)
 
 
 def test_a_torn_read_that_nobody_compares_gives_other_tokens_and_is_told_to_checkers() -> None:
     world, a, b = pair()
-    given = a.add("s", prompt(70))
-    told(a, "s", 5)
     world.network.faults = KvFaults(torn=1.0)
     a.model.moves.leases.verify = False
-    stopped = move(a, b, given)
-    world.until(lambda: b.finished("s"))
+    given, leased = prepared(a, b)
+    assert isinstance(b.ask(b.pull_of(leased)), KvBlocksRead)
+    assert ended_there(a, b, given, leased) != alone(given)
     assert b.model.moves.arrivals.poisoned == ["s"]
-    assert stopped.output_token_ids + b.said("s") != alone(given)
 
 
 @pytest.mark.parametrize("verify", [True, False])

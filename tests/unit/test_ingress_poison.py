@@ -50,14 +50,9 @@ def accept_all(bench: Bench) -> None:
             bench.accept(request)
 
 
-def bench_of(instances: int) -> Bench:
-    config = ContinuationConfig(fruitless_max=20)
-    return Bench(IngressConfig(tagging=NO_TAG, dispatch=PLAIN, continuation=config), instances=instances)
-
-
 @pytest.mark.parametrize("how", ["dead", "restarted", "returned"])
 def test_a_request_that_was_there_when_two_engines_died_is_refused(how: str):
-    bench = bench_of(2)
+    bench = Bench(IngressConfig(tagging=NO_TAG, dispatch=PLAIN, continuation=ContinuationConfig(fruitless_max=20)))
     bench.run_call("bad")
     for _ in range(2):
         assert not bench.made(FailCall)

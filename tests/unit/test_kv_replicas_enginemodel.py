@@ -40,22 +40,16 @@ def replicated(blocks_total: int, **changes: Any) -> tuple[World, Side, Side, An
     return world, a, b, leased
 
 
-@pytest.mark.parametrize("caching", [True, False])
-def test_a_prompt_that_lacks_blocks_takes_the_replicas(caching: bool):
-    world, _, b, _ = replicated(12, prefix_caching=caching)
-    b.add("x", prompt(100, seed=9), max_tokens=20)
+@pytest.mark.parametrize(("blocks", "max_tokens", "caching"), [(12, 20, True), (12, 20, False), (16, 100, True)])
+def test_a_prompt_and_one_that_grows_take_the_replicas_before_anybody_is_preempted(
+    blocks: int, max_tokens: int, caching: bool
+):
+    world, _, b, _ = replicated(blocks, prefix_caching=caching)
+    b.add("x", prompt(100, seed=9), max_tokens=max_tokens)
     world.until(lambda: b.finished("x"))
     assert not b.model.scheduler.replicas
     assert not b.model.scheduler.preemptions
-    assert free(b) == 12
-
-
-def test_a_sequence_that_grows_takes_the_replicas_before_anybody_is_preempted():
-    world, _, b, _ = replicated(16)
-    b.add("x", prompt(100, seed=9), max_tokens=100)
-    world.until(lambda: b.finished("x"))
-    assert not b.model.scheduler.replicas
-    assert not b.model.scheduler.preemptions
+    assert free(b) == blocks
 
 
 def test_a_reservation_takes_the_replicas_and_another_replica_does_not():

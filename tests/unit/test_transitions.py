@@ -9,7 +9,9 @@ import pytest
 from millrace.actor.transitions import Transition, TransitionRefused, TransitionTable
 
 from services.ingress import lifecycle
-from services.ingress.lifecycle import SequenceEvent, SequencePhase
+from services.ingress.cascade.lifecycle import CascadeEvent
+from services.ingress.cascade.reactions import CASCADE_TRANSITIONS
+from services.ingress.lifecycle import SequenceEvent
 from services.ingress.transitions import TRANSITIONS
 
 
@@ -49,9 +51,10 @@ def test_a_table_that_cannot_be_meant_is_refused(guards, said):
         TransitionTable(*rows)
 
 
-def test_every_event_of_a_sequence_is_used_and_nothing_leaves_ended():
-    assert {row.event for row in TRANSITIONS} == set(get_args(SequenceEvent))
-    assert all(row.state is not SequencePhase.ENDED for row in TRANSITIONS)
+@pytest.mark.parametrize(("rows", "events"), [(TRANSITIONS, SequenceEvent), (CASCADE_TRANSITIONS, CascadeEvent)])
+def test_every_event_of_a_table_is_used_and_nothing_leaves_ended(rows, events):
+    assert {row.event for row in rows} == set(get_args(events))
+    assert all(row.state.name != "ENDED" for row in rows)
 
 
 def test_nothing_else_sets_a_sequence_s_state():

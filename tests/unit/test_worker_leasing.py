@@ -463,6 +463,7 @@ def test_a_lease_is_lost_with_its_sequence_however_that_ends(begun: Any, ends: A
     made = begun()
     effects = ends(made)
     assert only(effects, EndLeaseInEngine) == [EndLeaseInEngine(migration="m1", moved=False)]
+    assert ends is not cancelled or only(effects, CancelInEngine) == [CancelInEngine(sequences=["r1.0"])]
     assert made.actor.figures.leases_lost == 1
     assert made.actor.snapshot()["leases"] == {}
     assert refusal(made.say(freeze(), reply_to="s")) is KvRefusal.LEASE_LOST
@@ -475,11 +476,6 @@ def test_a_freeze_under_way_is_refused_when_its_sequence_ends(ends: Any) -> None
     made.say(freeze(), reply_to="s")
     assert refusal(ends(made)) is KvRefusal.LEASE_LOST
     assert made.say(stopped(1, 2, 3)) == []
-
-
-def test_a_frozen_sequence_that_is_cancelled_leaves_the_engine() -> None:
-    effects = cancelled(frozen())
-    assert only(effects, CancelInEngine) == [CancelInEngine(sequences=["r1.0"])]
 
 
 def test_a_frozen_sequence_is_not_handed_back_since_its_blocks_may_be_read() -> None:

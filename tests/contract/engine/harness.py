@@ -160,12 +160,10 @@ class Harness:
 
     def until_idle(self) -> EngineSnapshot:
         """Waits for a snapshot of the empty engine."""
-        self.until(lambda: bool(self.snapshots()) and _empty(self.snapshots()[-1]), "the engine to be empty")
+        self.until(
+            lambda: any(not s.running and not s.waiting for s in self.snapshots()[-1:]), "the engine to be empty"
+        )
         return self.snapshots()[-1]
-
-
-def _empty(snapshot: EngineSnapshot) -> bool:
-    return not snapshot.running and not snapshot.waiting
 
 
 class LiveHarness(Harness):
@@ -354,11 +352,7 @@ def vllm(model: Path, name: str) -> Engine:
 
 
 class Pair:
-    """Two engines that can read each other's KV.
-
-    Attributes:
-        compares: Whether checksums are told and compared.
-    """
+    """Two engines that can read each other's KV; ``compares``: whether checksums are told and compared."""
 
     def __init__(self, source: Harness, target: Harness, *, compares: bool = True) -> None:
         self.source = source

@@ -189,10 +189,7 @@ def test_a_prompt_under_way_is_not_leased_yet(pair: Pair) -> None:
 
 
 def _asked_at_once(engine: Harness, migration: str) -> tuple[str, Any]:
-    """Add a sequence and ask for its lease, again where its prompt was computed before the question came.
-
-    An engine of its own process goes on between the two.
-    """
+    """Adds a sequence and asks for its lease; again where an engine of its own process has computed its prompt."""
     for _ in range(20):
         name = engine.add(prompt(150), max_tokens=MAX_MODEL_LEN - 150, ignore_eos=True)
         answer = lease(engine, name, migration)
@@ -218,13 +215,13 @@ def test_a_lease_is_lost_when_its_sequence_is_preempted(pair: Pair) -> None:
     name = decoding(engine, 90, tokens=1)  # the newest: the first to go
     assert isinstance(lease(engine, name, "lease-5"), KvLeaseTaken)
     engine.until(
-        lambda: any(o.preemptions for o in engine.results[name].outputs) or _all_over(engine, others), "memory"
+        lambda: (
+            any(o.preemptions for o in engine.results[name].outputs)
+            or all(engine.results[each].over for each in others)
+        ),
+        "memory",
     )
     denied(lease(engine, name, "lease-5"), KvRefusal.LEASE_LOST)
-
-
-def _all_over(engine: Harness, names: list[str]) -> bool:
-    return all(engine.results[name].over for name in names)
 
 
 def test_a_frozen_sequence_stands_still_with_every_token_told(pair: Pair) -> None:
@@ -361,21 +358,13 @@ def test_a_pull_without_or_beyond_its_reservation_is_denied(pair: Pair) -> None:
     denied(pull(pair.target, leased, from_block=3), KvRefusal.INVALID)
 
 
-def test_a_read_that_ends_after_its_deadline_is_void(pair: Pair) -> None:
+def test_a_read_that_ends_late_or_finds_other_bytes_than_were_leased_is_void(pair: Pair) -> None:
     name = decoding(pair.source, 3 * BLOCK_SIZE)
     leased = lease(pair.source, name, "pull-4")
     reserve(pair.source, pair.target, name, "pull-4")
     denied(pull(pair.target, leased, within_ns=-1_000_000), KvRefusal.LEASE_LOST)
-    assert isinstance(pull(pair.target, leased), KvBlocksRead)
-
-
-def test_other_bytes_than_were_leased_are_noticed(pair: Pair) -> None:
-    if not pair.compares:
-        pytest.skip("live modelled engines cannot look into each other")
-    name = decoding(pair.source, 3 * BLOCK_SIZE)
-    leased = lease(pair.source, name, "pull-5")
-    reserve(pair.source, pair.target, name, "pull-5")
-    denied(pull(pair.target, leased, checksums=spoilt(leased.checksums)), KvRefusal.COPY_FAILED)
+    if pair.compares:
+        denied(pull(pair.target, leased, checksums=spoilt(leased.checksums)), KvRefusal.COPY_FAILED)
     assert isinstance(pull(pair.target, leased), KvBlocksRead)
 
 
@@ -503,17 +492,16 @@ def test_last_blocks_that_come_too_late_are_computed_again(pair: Pair, ended: di
     assert pair.target.results[name].outputs[0].cached_tokens < 70
 
 
-def test_a_round_that_was_never_pulled_is_computed_again(pair: Pair) -> None:
+@pytest.mark.parametrize("reserved", [True, False])
+def test_a_round_that_was_never_pulled_or_has_lost_its_room_is_computed_again(pair: Pair, reserved: bool) -> None:
     name = decoding(pair.source)
     move = Move(pair.source, pair.target, name).prepare()
-    move.next_block = 2
-    assert move.stop().commit().tokens() == unmoved(pair.source, pair.source.given[name])
-
-
-def test_without_its_reservation_everything_is_computed_again(pair: Pair) -> None:
-    name = decoding(pair.source)
-    move = Move(pair.source, pair.target, name).prepare().round().stop()
-    pair.target.move(UnreserveInEngine(migration=move.migration))
+    if reserved:
+        move.next_block = 2
+        move.stop()
+    else:
+        move.round().stop()
+        pair.target.move(UnreserveInEngine(migration=move.migration))
     assert move.commit().tokens() == unmoved(pair.source, pair.source.given[name])
 
 
