@@ -124,7 +124,7 @@ def prepared(a: Side, b: Side) -> tuple[EngineSequence, KvLeaseTaken]:
 
 
 def ended_there(a: Side, b: Side, given: EngineSequence, leased: KvLeaseTaken, *, read_ms: int = 2_000) -> list[int]:
-    """What a sequence says at both, that moves without the blocks that were leased and ends at ``b``."""
+    """Tokens that a sequence says at both, that moves without the blocks that were leased and ends at ``b``."""
     stopped = a.freeze("s", "m", len(leased.blocks))
     b.bring(given, stopped, a, read_ms=read_ms)
     b.world.until(lambda: b.has("s"))

@@ -1,4 +1,4 @@
-"""What is told of a sequence's rest: the choice of an estimate, and how a worker learns lengths and tells it."""
+"""A sequence's rest: the choice of an estimate, and how a worker learns lengths and tells it."""
 
 from typing import Any
 

@@ -201,7 +201,7 @@ class ResponseLog:
             self.leave()
 
     async def _next(self) -> tuple[ResponseEvents, int, int]:
-        """What came, as a chunk; how many bytes of events it covers, and the number behind them."""
+        """Everything that came, as a chunk; how many bytes of events it covers, and the number behind them."""
         events, last, size, count = self._events, self._ended, len(self._events), self._count
         tokens = self.stream.tokens[: self._tokens]
         if size + len(self.head.input) > BYTES_MAX:

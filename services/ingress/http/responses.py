@@ -407,7 +407,7 @@ class Responses:
 
 
 async def _answered(ask: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What the store answers, asked again where it does not.
+    """Answer of the store, asked again where it gives none.
 
     Raises:
         StoreAway: it does not for STORE_S.
