@@ -102,7 +102,7 @@ def table(document: dict[str, Any]) -> str:
     Raises:
         LookupError: something of vLLM's is unknown here.
     """
-    ours = openapi_document("", [])["paths"]
+    ours = openapi_document("", [], [], [])["paths"]
     rows = ["| of vLLM | here |", "|---|---|"]
     for path, methods in document["paths"].items():
         missing = [method.upper() for method in methods if method not in ours.get(path, ())]
