@@ -55,7 +55,7 @@ async def test_a_load_is_replayed_and_what_that_says_is_forgotten_when_the_clust
     await rig.until_seen(says("waits for 200 requests"))
     load(rig, SECONDS)
     hurrying = asyncio.create_task(hurry(rig))
-    await rig.until_seen(says("better in"), limit_s=300)
+    await rig.until_seen(says("better in"), limit_s=500)
     hurrying.cancel()
     better = "policies.dispatch.name=forecast was better in the last window; the next one decides"
     nothing = "none of 3 other settings is better in all that counts"
