@@ -189,4 +189,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # as forked ones end: an interpreter with vLLM in it takes seconds to take itself down
