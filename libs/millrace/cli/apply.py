@@ -225,7 +225,7 @@ def _way(row: ComparedProcess, what: str) -> str:
 
 
 def alike(worker: str, spec: ClusterSpec) -> dict[str, bool]:
-    """Workers of the same group, itself among them, and whether each is spare."""
+    """Names of the workers in one's group, its own among them, each with whether it is a spare."""
     slots = workers_of(spec)
     own = [(slot.model.name, slot.group) for slot in slots if slot.name == worker]
     return {slot.name: slot.spare for slot in slots if (slot.model.name, slot.group) in own}

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if unit and former:
         raise CliError(f"not all is replaced; to go back, write {unit} anew by {former} and `upgrade` there")
-    if not former:
+    if not Path(former).is_file():  # there is none, or it was removed
         raise CliError("not all is replaced; run it again to go on")
     print(f"everything goes back to {former}", flush=True)
     if not replaced(former, folder, [*words, "--force"], takes=True):  # what ran before is not tried
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def former_program(folder: Path) -> str:
-    """Interpreter of what an upgrade that was interrupted has not replaced yet; empty where there is none."""
+    """Python of the environment that an interrupted upgrade came from; empty where no service runs by it any more."""
     services = (each.spec for each in survivors(folder) if each.spec["role"] not in ("nats", Role.WORKER))
     return next((spec["command"][0] for spec in services if spec["command"][0] != sys.executable), "")
 
@@ -82,7 +82,12 @@ def kept_by(supervisor: psutil.Process) -> str:
 
 
 def replaced(python: str, folder: Path, words: list[str], *, takes: bool) -> bool:
-    """Makes every process an environment's; returns whether it worked. ``takes``: its supervisor takes over first."""
+    """Replaces every process by that environment's; returns whether it worked.
+
+    Args:
+        python: The environment's interpreter.
+        takes: Whether its supervisor has to take over first.
+    """
     millrace, where = [python, "-m", "millrace.cli"], ["--dir", str(folder)]
     if takes:
         print(f"the supervisor of {python} takes over", flush=True)
